@@ -1,0 +1,144 @@
+"""The tree keeps its promises: one view of it, fresh generated code, layers that stay apart."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+VIEW = ROOT / "src" / "baton"
+PROTO = ROOT / "proto"
+
+
+def links() -> list[Path]:
+    found = [path for path in VIEW.iterdir() if path.is_symlink()]
+    assert found
+    return found
+
+
+def imported_by(module: str) -> set[str]:
+    """Every module that a fresh interpreter has loaded once it has imported `module`."""
+    script = f"import sys; import {module}; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    return set(run.stdout.split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {module.split(".")[0] for module in modules}
+
+
+def test_each_link_points_at_the_folder_of_its_name() -> None:
+    assert all(link.resolve() == ROOT / link.name for link in links())
+
+
+def test_each_link_is_relative_so_that_a_clone_elsewhere_works() -> None:
+    assert all(os.readlink(link) == f"../../{link.name}" for link in links())
+
+
+def test_every_folder_of_product_code_is_in_the_view() -> None:
+    linked = {link.name for link in links()}
+    not_product = {"bench", "docs", "examples", "helm", "src", "tests"}
+    folders = {
+        path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")
+    }
+    assert {name for name in folders - not_product if any((ROOT / name).glob("*.py"))} == linked
+
+
+def test_no_top_level_folder_is_itself_importable() -> None:
+    """An __init__.py in platform/ would shadow the stdlib module whenever cwd is the root."""
+    assert not [link.name for link in links() if (link / "__init__.py").exists()]
+    assert platform.__file__.startswith(sysconfig.get_paths()["stdlib"])
+
+
+def test_from_the_root_the_standard_platform_module_is_still_itself() -> None:
+    script = "import platform, uuid; print(platform.__file__)"
+
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert run.stdout.startswith(sysconfig.get_paths()["stdlib"])
+
+
+def test_every_folder_below_a_link_is_a_package() -> None:
+    """Else it would be a namespace package, which tools and wheels treat differently."""
+    folders = {
+        path.parent
+        for link in links()
+        for path in (ROOT / link.name).rglob("*.py")
+        if path.parent != ROOT / link.name
+    }
+    assert folders
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_the_committed_protobuf_code_is_what_make_proto_generates(tmp_path: Path) -> None:
+    sources = sorted(PROTO.glob("*.proto"))
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", "src"]
+    command += [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
+    command += [f"--mypy_out=readable_stubs,quiet:{tmp_path}", f"--mypy_grpc_out=quiet:{tmp_path}"]
+    command += [f"src/baton/proto/{source.name}" for source in sources]
+    plugins = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": plugins}, check=True)
+
+    generated = {path.name: path for path in (tmp_path / "baton" / "proto").iterdir()}
+    committed = {path.name: path for path in PROTO.glob("*_pb2*.py*")}
+    assert len(sources) == 3
+    assert set(generated) == set(committed)
+    stale = [
+        name for name, path in generated.items() if path.read_text() != committed[name].read_text()
+    ]
+    assert not stale, "run `make proto`"
+
+
+@pytest.mark.parametrize("target", ["python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out"])
+def test_the_makefile_generates_what_the_test_above_compares(target: str) -> None:
+    assert f"--{target}=" in (ROOT / "Makefile").read_text()
+
+
+def test_the_engine_runs_with_torch_safetensors_and_tokenizers_alone() -> None:
+    modules = imported_by("baton.engine.assemble")
+
+    unwanted = {"ray", "grpc", "msgspec", "transformers", "starlette", "xxhash"}
+    assert packages(modules) & unwanted == set()
+    assert "google.protobuf" not in modules
+    assert ours(modules) <= {"core", "kernels", "engine"}
+
+
+def test_a_gateway_needs_neither_torch_nor_ray() -> None:
+    modules = imported_by("baton.platform.gateway.assemble")
+
+    assert packages(modules) & {"torch", "ray", "transformers", "triton"} == set()
+
+
+def test_the_client_sees_only_proto() -> None:
+    modules = imported_by("baton.client.client")
+
+    assert ours(modules) == {"client", "proto"}
+    assert packages(modules) & {"torch", "ray", "numpy", "msgspec", "starlette"} == set()
+
+
+def test_the_command_line_does_not_wait_for_torch_or_ray() -> None:
+    modules = imported_by("baton.platform.cli.main")
+
+    assert packages(modules) & {"torch", "ray", "transformers", "huggingface_hub"} == set()
+
+
+def ours(modules: set[str]) -> set[str]:
+    """The top-level folders that `modules` come from."""
+    return {module.split(".")[1] for module in modules if module.startswith("baton.")}
