@@ -1,0 +1,121 @@
+"""Everything Baton raises on purpose.
+
+    BatonError
+    ├── InvalidRequest        the caller's mistake; names the field and the remedy   400
+    │   ├── ModelNotFound     no such model is served here                           404
+    │   ├── RequestTooLarge   the body is larger than this server reads              413
+    │   └── ContextExceeded   prompt and output do not fit the model's context       400
+    ├── Unauthenticated       no API key, or not one of ours                         401
+    ├── Overloaded            refused before any work was done; try again later      429
+    ├── Unavailable           no replica could finish this; safe to try again        503
+    ├── DeadlineExceeded      the caller's own time limit passed                     504
+    ├── Cancelled             the caller went away or took the request back          499
+    ├── InvalidConfig         a setting that cannot work; names its path
+    ├── CheckpointError       the model folder is missing, broken or unsupported
+    ├── EngineFailed          the engine's thread died; the replica must be replaced
+    └── TransferError         a handoff that did not happen
+        ├── LayoutMismatch    the two sides do not store KV alike
+        ├── StaleEpoch        a message for, or from, an earlier incarnation
+        ├── CorruptPiece      bytes that do not match their checksum
+        ├── TransferCut       the peer cannot be reached; the transfer may be opened again
+        ├── UnknownTransfer   the peer holds nothing for it
+        └── TransferAborted   one side gave up: cancel, expiry, crash or pressure
+
+The numbers are HTTP; each edge translates in exactly one place
+(`platform/gateway/http_errors.py`, `platform/gateway/grpc_errors.py`).
+"""
+
+from __future__ import annotations
+
+
+class BatonError(Exception):
+    """The root of the tree drawn above."""
+
+
+class InvalidRequest(BatonError):
+    """The caller's mistake.
+
+    `field` is the path of the offending field, as the caller wrote it (`messages[0].content`), or
+    None when the request as a whole is at fault.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class ModelNotFound(InvalidRequest):
+    """No model of that name is served here."""
+
+
+class RequestTooLarge(InvalidRequest):
+    """The body is larger than this server is willing to read."""
+
+
+class ContextExceeded(InvalidRequest):
+    """Prompt and output together are longer than the model's context."""
+
+
+class Unauthenticated(BatonError):
+    """No API key, or not one of ours."""
+
+
+class Overloaded(BatonError):
+    """Refused at once, before any work was done."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(BatonError):
+    """No replica could finish the request. Repeating it is safe."""
+
+
+class DeadlineExceeded(BatonError):
+    """The time the caller allowed has passed."""
+
+
+class Cancelled(BatonError):
+    """The caller went away or took the request back."""
+
+
+class InvalidConfig(BatonError):
+    """A setting that cannot work."""
+
+
+class CheckpointError(BatonError):
+    """The model folder is missing, broken or of an architecture Baton does not know."""
+
+
+class EngineFailed(BatonError):
+    """The engine's thread died. Its pool is not to be trusted: the replica must be replaced."""
+
+
+class TransferError(BatonError):
+    """A handoff that did not happen. The request can still be answered by computing again."""
+
+
+class LayoutMismatch(TransferError):
+    """The two sides store KV differently; see `baton.kv_transfer.layout`."""
+
+
+class StaleEpoch(TransferError):
+    """A message for, or from, an earlier incarnation of a process."""
+
+
+class CorruptPiece(TransferError):
+    """Bytes that do not match the checksum their sender computed."""
+
+
+class TransferCut(TransferError):
+    """The stream broke or its peer cannot be reached. The transfer may be opened again."""
+
+
+class UnknownTransfer(TransferError):
+    """The peer holds nothing for this transfer: never offered, or settled long ago."""
+
+
+class TransferAborted(TransferError):
+    """One side gave the handoff up: cancel, expiry, crash or memory pressure."""

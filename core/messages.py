@@ -1,0 +1,257 @@
+"""What the gateway, prefill and decode processes say to each other.
+
+Every message is frozen: once sent, it belongs to the receiver. `baton.proto.wire` writes them as
+protobuf.
+
+    gateway                decode D                prefill P
+      | -- GenerateRequest -> | -- PrefillRequest ---> |
+      |                       | <- PrefillGranted ---- |   D reserves blocks, asks for the KV
+      |                       | <- PrefillDone ------- |   the first token is known
+      | <- TokenUpdate ------ |
+      | <- TokenUpdate ------ |                          the last has a finish reason and a Receipt
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
+from baton.core.kv_layout import KvLayout
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """An end-of-sequence token or one of the request's stop tokens; it is the last output token."""
+    LENGTH = "length"
+    """The request's max_tokens, or the model's context, is used up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn. Every field has its value here; the gateway fills in defaults.
+
+    Transforms apply in this order: repetition, presence and frequency penalties, minimum length,
+    temperature, top-k, top-p, min-p. Temperature 0 takes the most probable token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Over tokens of prompt and output (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Over output tokens, as OpenAI defines it."""
+    frequency_penalty: float = 0.0
+    """Over output tokens, as OpenAI defines it."""
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    """None: no logprobs. 0: of the sampled token. n: of the n most probable tokens as well."""
+    seed: int = 0
+    """64 bits. With `choice` and the position it names the random numbers of a token."""
+    choice: int = 0
+    """Which of a request's parallel completions this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+    """Natural log of the model's probability, before temperature and filters."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, logprob) of the most probable tokens, best first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAddress:
+    """Where a replica's gRPC server listens, and which incarnation of it is meant."""
+
+    replica_id: ReplicaId
+    epoch: Epoch
+    address: str
+    """host:port"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """Gateway -> D: continue `prompt + output`.
+
+    `(request_id, attempt)` makes it idempotent; a higher attempt fences a lower one. `output` holds
+    what earlier attempts have already given the client: it is never sampled again, and `sampling`
+    (its max_tokens, penalties and positions) counts it as output.
+    """
+
+    request_id: RequestId
+    attempt: int
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    salt: bytes = b""
+    """Keeps the KV blocks of one tenant from being shared with another."""
+    prefill: tuple[ReplicaAddress, ...] = ()
+    """Prefill replicas to ask, best first. Empty: computed by D itself."""
+    time_left_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRequest:
+    """D -> P: compute the KV of `prompt + output` and sample one token."""
+
+    request_id: RequestId
+    transfer_id: TransferId
+    receiver_epoch: Epoch
+    layout: KvLayout
+    """The receiver's; P refuses if its own differs."""
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    salt: bytes = b""
+    time_left_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillGranted:
+    """P -> D: the prompt's turn has come; reserve blocks and open the transfer.
+
+    P keeps its references until D has sealed the transfer or either side aborts it.
+    """
+
+    transfer_id: TransferId
+    sender_epoch: Epoch
+    num_tokens: int
+    num_cached: int
+    """Tokens that P need not compute."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_cached < self.num_tokens:
+            raise ValueError(f"{self.transfer_id}: {self.num_cached} cached of {self.num_tokens}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillDone:
+    """P -> D: the first token. Final once D has recorded it, whatever becomes of the KV."""
+
+    transfer_id: TransferId
+    token: int
+    logprob: TokenLogprob | None
+    finish_reason: FinishReason | None
+    queue_ms: float
+    prefill_ms: float
+    num_computed: int
+    """Prompt tokens that P computed, including those computed again after a preemption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a request used. Times are milliseconds; tokens are counted, never estimated.
+
+    On the wire from D it covers one attempt; the gateway adds attempts up.
+    """
+
+    decode_replica: str = ""
+    prefill_replica: str = ""
+    """Empty when the prompt was computed by the decode replica."""
+    placement: str = ""
+    """Why the request ran where it ran, in words."""
+    attempts: int = 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens taken from a prefix cache, on whichever replica answered for the prompt."""
+    computed_tokens: int = 0
+    """Tokens run through the model, prompt and output, on all replicas, over all attempts."""
+    output_tokens: int = 0
+    kv_bytes: int = 0
+    """Bytes of KV that travelled."""
+    transport: str = ""
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    transfer_ms: float = 0.0
+    """From the opening of the transfer until its seal."""
+    decode_ms: float = 0.0
+    """From the first token to the last."""
+    notes: tuple[str, ...] = ()
+    """What did not go as planned: a refused or lost prefill, a corrupt piece, another attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenUpdate:
+    """D -> gateway: what happened to one request since the last update.
+
+    Exactly one update of an attempt is last: the one with a finish reason or an error.
+    """
+
+    request_id: RequestId
+    attempt: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """As many as tokens when asked for, else none."""
+    finish_reason: FinishReason | None = None
+    receipt: Receipt | None = None
+    error: Exception | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """D -> gateway: how full a replica is, and how much more this gateway may send."""
+
+    max_open: int = 0
+    """Requests this gateway may have open on the replica."""
+    num_running: int = 0
+    num_waiting: int = 0
+    num_queued_tokens: int = 0
+    """Tokens known but not yet computed."""
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Free or merely cached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInfo:
+    """What a replica registers about itself. But for its readiness, constant for an incarnation."""
+
+    replica_id: ReplicaId
+    epoch: Epoch
+    role: Role
+    address: str
+    layout: KvLayout
+    num_blocks: int
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    max_open: int
+    """Requests the replica takes at once, from all gateways together."""
+    max_queued_tokens: int
+    """Prefill only: more queued tokens than these are refused."""
+    is_ready: bool = True
+
+    @property
+    def endpoint(self) -> ReplicaAddress:
+        return ReplicaAddress(replica_id=self.replica_id, epoch=self.epoch, address=self.address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The registry's view at one moment. A hint: liveness is the stream itself.
+
+    A new incarnation of the registry starts empty; its first snapshots remove nothing from a
+    gateway's view until the replicas had time to register again.
+    """
+
+    incarnation: Epoch
+    version: int
+    age_s: float
+    """Seconds since this incarnation began."""
+    replicas: tuple[ReplicaInfo, ...]

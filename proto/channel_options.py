@@ -1,0 +1,35 @@
+"""How every gRPC connection between our own processes is set up.
+
+A peer that neither answers nor closes (stopped, partitioned) is noticed within about 5 s: a ping
+every second, 4 s to answer it. Servers must allow pings that often, or they answer with GOAWAY.
+Message sizes are unlimited because pieces of KV, not gRPC, bound them.
+"""
+
+from __future__ import annotations
+
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 4000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.ping_timeout_ms", 4000),  # its default, a minute, overrules the keepalive's
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_KEEPALIVE,
+    # Channels to one address share a connection by default; a slow stream could starve another.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # in truth the time a connection may take
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_KEEPALIVE,
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Two servers on one port would share its connections: never what a replica means.
+    ("grpc.so_reuseport", 0),
+)

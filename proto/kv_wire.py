@@ -1,0 +1,29 @@
+"""How a `KvLayout` is written as protobuf (proto/kv.proto); prefill requests carry it too."""
+
+from __future__ import annotations
+
+from baton.core.kv_layout import KvLayout
+from baton.proto import kv_pb2 as pb
+
+
+def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
+    return pb.KvLayout(
+        model_fingerprint=layout.model_fingerprint,
+        dtype=layout.dtype,
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        block_size=layout.block_size,
+    )
+
+
+def layout_from_proto(message: pb.KvLayout) -> KvLayout:
+    """Raises ValueError for a dtype that this version does not know."""
+    return KvLayout(
+        model_fingerprint=message.model_fingerprint,
+        dtype=message.dtype,
+        num_layers=message.num_layers,
+        num_kv_heads=message.num_kv_heads,
+        head_dim=message.head_dim,
+        block_size=message.block_size,
+    )

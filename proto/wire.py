@@ -1,0 +1,316 @@
+"""How the messages of `core/messages.py` are written as protobuf (proto/replica.proto).
+
+`to_proto` and `from_proto` pairs, one per message, in the order of the module they mirror.
+"""
+
+from __future__ import annotations
+
+from baton.core.errors import (
+    BatonError,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
+from baton.core.messages import (
+    Capacity,
+    FinishReason,
+    GenerateRequest,
+    PrefillDone,
+    PrefillGranted,
+    PrefillRequest,
+    Receipt,
+    ReplicaAddress,
+    SamplingParams,
+    TokenLogprob,
+    TokenUpdate,
+)
+from baton.proto import replica_pb2 as pb
+from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+
+_FINISH_TO_PROTO = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
+
+_ERROR_TYPES: dict[pb.ErrorCode.ValueType, type[BatonError]] = {
+    pb.ERROR_CODE_INVALID_REQUEST: InvalidRequest,
+    pb.ERROR_CODE_OVERLOADED: Overloaded,
+    pb.ERROR_CODE_UNAVAILABLE: Unavailable,
+    pb.ERROR_CODE_DEADLINE_EXCEEDED: DeadlineExceeded,
+    pb.ERROR_CODE_CANCELLED: Cancelled,
+}
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        num_logprobs=params.num_logprobs,
+        seed=params.seed,
+        choice=params.choice,
+    )
+
+
+def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        seed=message.seed,
+        choice=message.choice,
+    )
+
+
+def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=logprob.token,
+        logprob=logprob.logprob,
+        top=[pb.TopToken(token=token, logprob=value) for token, value in logprob.top],
+    )
+
+
+def logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
+    top = tuple((entry.token, entry.logprob) for entry in message.top)
+    return TokenLogprob(message.token, message.logprob, top)
+
+
+def address_to_proto(address: ReplicaAddress) -> pb.ReplicaAddress:
+    return pb.ReplicaAddress(
+        replica_id=address.replica_id, epoch=address.epoch, address=address.address
+    )
+
+
+def address_from_proto(message: pb.ReplicaAddress) -> ReplicaAddress:
+    return ReplicaAddress(
+        replica_id=ReplicaId(message.replica_id),
+        epoch=Epoch(message.epoch),
+        address=message.address,
+    )
+
+
+def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        prompt=request.prompt,
+        output=request.output,
+        sampling=sampling_to_proto(request.sampling),
+        salt=request.salt,
+        prefill=[address_to_proto(address) for address in request.prefill],
+        time_left_ms=request.time_left_ms,
+    )
+
+
+def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId(message.request_id),
+        attempt=message.attempt,
+        prompt=tuple(message.prompt),
+        output=tuple(message.output),
+        sampling=sampling_from_proto(message.sampling),
+        salt=message.salt,
+        prefill=tuple(address_from_proto(address) for address in message.prefill),
+        time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
+    )
+
+
+def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.PrefillRequest:
+    return pb.PrefillRequest(
+        request_id=request.request_id,
+        transfer_id=request.transfer_id,
+        receiver_epoch=request.receiver_epoch,
+        sender_epoch=sender_epoch,
+        layout=layout_to_proto(request.layout),
+        prompt=request.prompt,
+        output=request.output,
+        sampling=sampling_to_proto(request.sampling),
+        salt=request.salt,
+        time_left_ms=request.time_left_ms,
+    )
+
+
+def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
+    return PrefillRequest(
+        request_id=RequestId(message.request_id),
+        transfer_id=TransferId(message.transfer_id),
+        receiver_epoch=Epoch(message.receiver_epoch),
+        layout=layout_from_proto(message.layout),
+        prompt=tuple(message.prompt),
+        output=tuple(message.output),
+        sampling=sampling_from_proto(message.sampling),
+        salt=message.salt,
+        time_left_ms=message.time_left_ms,
+    )
+
+
+def granted_to_proto(granted: PrefillGranted) -> pb.PrefillGranted:
+    return pb.PrefillGranted(
+        transfer_id=granted.transfer_id,
+        sender_epoch=granted.sender_epoch,
+        num_tokens=granted.num_tokens,
+        num_cached=granted.num_cached,
+    )
+
+
+def granted_from_proto(message: pb.PrefillGranted) -> PrefillGranted:
+    return PrefillGranted(
+        transfer_id=TransferId(message.transfer_id),
+        sender_epoch=Epoch(message.sender_epoch),
+        num_tokens=message.num_tokens,
+        num_cached=message.num_cached,
+    )
+
+
+def done_to_proto(done: PrefillDone) -> pb.PrefillDone:
+    return pb.PrefillDone(
+        transfer_id=done.transfer_id,
+        token=done.token,
+        logprob=None if done.logprob is None else logprob_to_proto(done.logprob),
+        finish_reason=_FINISH_TO_PROTO[done.finish_reason],
+        queue_ms=done.queue_ms,
+        prefill_ms=done.prefill_ms,
+        num_computed=done.num_computed,
+    )
+
+
+def done_from_proto(message: pb.PrefillDone) -> PrefillDone:
+    return PrefillDone(
+        transfer_id=TransferId(message.transfer_id),
+        token=message.token,
+        logprob=logprob_from_proto(message.logprob) if message.HasField("logprob") else None,
+        finish_reason=_FINISH_FROM_PROTO.get(message.finish_reason),
+        queue_ms=message.queue_ms,
+        prefill_ms=message.prefill_ms,
+        num_computed=message.num_computed,
+    )
+
+
+def receipt_to_proto(receipt: Receipt) -> pb.Receipt:
+    return pb.Receipt(
+        decode_replica=receipt.decode_replica,
+        prefill_replica=receipt.prefill_replica,
+        placement=receipt.placement,
+        attempts=receipt.attempts,
+        prompt_tokens=receipt.prompt_tokens,
+        cached_tokens=receipt.cached_tokens,
+        computed_tokens=receipt.computed_tokens,
+        output_tokens=receipt.output_tokens,
+        kv_bytes=receipt.kv_bytes,
+        transport=receipt.transport,
+        queue_ms=receipt.queue_ms,
+        prefill_ms=receipt.prefill_ms,
+        transfer_ms=receipt.transfer_ms,
+        decode_ms=receipt.decode_ms,
+        notes=receipt.notes,
+    )
+
+
+def receipt_from_proto(message: pb.Receipt) -> Receipt:
+    return Receipt(
+        decode_replica=message.decode_replica,
+        prefill_replica=message.prefill_replica,
+        placement=message.placement,
+        attempts=message.attempts,
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        computed_tokens=message.computed_tokens,
+        output_tokens=message.output_tokens,
+        kv_bytes=message.kv_bytes,
+        transport=message.transport,
+        queue_ms=message.queue_ms,
+        prefill_ms=message.prefill_ms,
+        transfer_ms=message.transfer_ms,
+        decode_ms=message.decode_ms,
+        notes=tuple(message.notes),
+    )
+
+
+def error_to_proto(error: Exception) -> pb.Error:
+    """What is not one of ours becomes UNAVAILABLE: the request may be tried elsewhere."""
+    for code, error_type in _ERROR_TYPES.items():
+        if isinstance(error, error_type):
+            message = pb.Error(code=code, message=str(error))
+            if isinstance(error, InvalidRequest):
+                message.field = error.field or ""
+            elif isinstance(error, Overloaded):
+                message.retry_after_s = error.retry_after_s
+            return message
+    text = f"{type(error).__name__}: {error}"
+    return pb.Error(code=pb.ERROR_CODE_UNAVAILABLE, message=text)
+
+
+def error_from_proto(message: pb.Error) -> BatonError:
+    if message.code == pb.ERROR_CODE_INVALID_REQUEST:
+        return InvalidRequest(message.message, field=message.field or None)
+    if message.code == pb.ERROR_CODE_OVERLOADED:
+        return Overloaded(message.message, retry_after_s=message.retry_after_s)
+    return _ERROR_TYPES.get(message.code, Unavailable)(message.message)
+
+
+def update_to_proto(update: TokenUpdate) -> pb.TokenUpdate:
+    return pb.TokenUpdate(
+        request_id=update.request_id,
+        attempt=update.attempt,
+        tokens=update.tokens,
+        logprobs=[logprob_to_proto(logprob) for logprob in update.logprobs],
+        finish_reason=_FINISH_TO_PROTO[update.finish_reason],
+        receipt=None if update.receipt is None else receipt_to_proto(update.receipt),
+        error=None if update.error is None else error_to_proto(update.error),
+    )
+
+
+def update_from_proto(message: pb.TokenUpdate) -> TokenUpdate:
+    return TokenUpdate(
+        request_id=RequestId(message.request_id),
+        attempt=message.attempt,
+        tokens=tuple(message.tokens),
+        logprobs=tuple(logprob_from_proto(logprob) for logprob in message.logprobs),
+        finish_reason=_FINISH_FROM_PROTO.get(message.finish_reason),
+        receipt=receipt_from_proto(message.receipt) if message.HasField("receipt") else None,
+        error=error_from_proto(message.error) if message.HasField("error") else None,
+    )
+
+
+def capacity_to_proto(capacity: Capacity) -> pb.Capacity:
+    return pb.Capacity(
+        max_open=capacity.max_open,
+        num_running=capacity.num_running,
+        num_waiting=capacity.num_waiting,
+        num_queued_tokens=capacity.num_queued_tokens,
+        num_blocks=capacity.num_blocks,
+        num_free_blocks=capacity.num_free_blocks,
+    )
+
+
+def capacity_from_proto(message: pb.Capacity) -> Capacity:
+    return Capacity(
+        max_open=message.max_open,
+        num_running=message.num_running,
+        num_waiting=message.num_waiting,
+        num_queued_tokens=message.num_queued_tokens,
+        num_blocks=message.num_blocks,
+        num_free_blocks=message.num_free_blocks,
+    )
