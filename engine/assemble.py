@@ -1,0 +1,55 @@
+"""An engine from a model folder: weights, cache and scheduler, sized for the device they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
+from baton.engine.checkpoint.load import load_model
+from baton.engine.config import CacheConfig, EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.kv_cache import KvCache, num_blocks_in
+from baton.engine.runner import ModelRunner
+
+CPU_CACHE_BYTES = 1 << 30
+
+
+def assemble_engine(
+    folder: Path,
+    config: EngineConfig,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Engine:
+    """Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load_model(folder, dtype=dtype, device=device, progress=progress)
+    layout = loaded.info.layout(config.cache.block_size)
+    cache = KvCache(layout, cache_blocks(config.cache, layout, device), device)
+    return Engine(ModelRunner(loaded, cache), config)
+
+
+def cache_blocks(config: CacheConfig, layout: KvLayout, device: str) -> int:
+    """How many blocks the pool gets. Raises InvalidConfig if not one block fits."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.memory_gib is not None:
+        memory_bytes = int(config.memory_gib * (1 << 30))
+    elif device == "cpu":
+        memory_bytes = CPU_CACHE_BYTES
+    else:
+        free_bytes, _ = torch.cuda.mem_get_info(torch.device(device))
+        memory_bytes = int(free_bytes * config.memory_fraction)
+    num_blocks = num_blocks_in(memory_bytes, layout)
+    if num_blocks < 1:
+        raise InvalidConfig(
+            f"{memory_bytes} bytes of cache do not hold one block of {layout.block_bytes} bytes; "
+            "raise cache.memory_gib"
+        )
+    return num_blocks

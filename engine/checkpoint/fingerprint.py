@@ -1,0 +1,51 @@
+"""A name for a model: equal only for equal architecture, weights and serving dtype.
+
+It guards the KV cache: blocks are shared and handed over only between replicas whose fingerprints
+are equal. It covers the parsed configuration and, of every tensor, name, dtype, shape and bytes;
+paths, times and the cut into files do not matter. Of a tensor larger than WHOLE_BYTES only
+NUM_SAMPLES evenly spread pieces are read, so that naming a large model takes seconds: training
+of any kind changes every piece, but an edit of a few single weights by hand may go unseen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from hashlib import blake2b
+
+from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.config import ModelConfig
+from baton.engine.checkpoint.tensor_files import TensorEntry
+
+WHOLE_BYTES = 1 << 16
+SAMPLE_BYTES = 1 << 12
+NUM_SAMPLES = WHOLE_BYTES // SAMPLE_BYTES
+DIGEST_BYTES = 32
+
+
+def fingerprint(config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: str) -> bytes:
+    """32 bytes. Raises CheckpointError if a file cannot be read."""
+    architecture = {**asdict(config), "dtype": dtype}
+    del architecture["eos_token_ids"]  # decides when to stop, not what is computed
+    digest = blake2b(json.dumps(architecture, sort_keys=True).encode(), digest_size=DIGEST_BYTES)
+    for name, entry in sorted(entries.items()):
+        digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
+        for piece in _pieces(entry):
+            digest.update(piece)
+    return digest.digest()
+
+
+def _pieces(entry: TensorEntry) -> Iterator[bytes]:
+    try:
+        with entry.path.open("rb") as file:
+            if entry.num_bytes <= WHOLE_BYTES:
+                file.seek(entry.start)
+                yield file.read(entry.num_bytes)
+                return
+            last = entry.num_bytes - SAMPLE_BYTES
+            for i in range(NUM_SAMPLES):
+                file.seek(entry.start + last * i // (NUM_SAMPLES - 1))
+                yield file.read(SAMPLE_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{entry.path} cannot be read: {error}") from error

@@ -1,0 +1,64 @@
+"""What an operator may set about one engine. Frozen; a wrong value raises ValueError naming it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+def _check_positive(**fields: float | None) -> None:
+    for name, value in fields.items():
+        if value is not None and not value > 0:  # not `<= 0`: NaN is neither
+            raise ValueError(f"{name} must be greater than 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How much KV an engine keeps, and in which pieces."""
+
+    block_size: int = 16
+    """Tokens per block. Prefill and decode must agree, or blocks cannot be handed over."""
+    num_blocks: int | None = None
+    """Blocks in the pool. None: as many as fit into the memory below."""
+    memory_gib: float | None = None
+    """Memory of the pool. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
+    memory_fraction: float = 0.85
+    """Share of the GPU memory left after the weights that becomes blocks."""
+    prefix_caching: bool = True
+    """Let prompts that begin alike share the blocks they have in common."""
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            block_size=self.block_size, num_blocks=self.num_blocks, memory_gib=self.memory_gib
+        )
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction must be in (0, 1], not {self.memory_fraction}")
+        if self.num_blocks is not None and self.memory_gib is not None:
+            raise ValueError("num_blocks and memory_gib both size the pool: set one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How much runs in one step."""
+
+    max_batch_tokens: int = 2048
+    """Tokens of one forward pass, all requests together."""
+    max_running: int = 64
+    """Requests of one forward pass."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together. None: what the model and the pool allow."""
+    prefill_chunk: int | None = None
+    """Tokens of one request in one forward pass, at most. None: up to `max_batch_tokens`."""
+
+    def __post_init__(self) -> None:
+        _check_positive(
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+            max_model_len=self.max_model_len,
+            prefill_chunk=self.prefill_chunk,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -1,0 +1,270 @@
+"""One model on one group of devices: requests in, tokens out, one step at a time.
+
+    schedule -> forward -> on_computed -> sample -> finish
+
+The hooks are where the services join in; they run on the engine's thread, inside a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import InvalidRequest, Unavailable
+from baton.core.kv_pool import Holder
+from baton.core.messages import FinishReason
+from baton.engine.batch import Chunk
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.request import Phase, Request, finish_reason
+from baton.engine.runner import Runner
+from baton.engine.sampler import SampledToken, SamplingRow, sample
+from baton.engine.scheduler import ScheduledChunk, Scheduler
+from baton.engine.step_report import EngineStats, RequestOutput, StepReport
+
+
+def _nothing_to_reclaim() -> bool:
+    return False
+
+
+def _ignore(request: Request) -> None:
+    """The hook of an engine on its own."""
+
+
+class Engine:
+    """Not thread-safe: see `baton.engine.engine_thread`.
+
+    The hooks are plain attributes and may be set later. They may abort a request.
+
+    reclaim       called before a request is preempted: release blocks and return True, or False
+    on_scheduled  called with a request that is about to run for the first time
+    on_computed   called with every request of a step once its KV is written, before its blocks
+                  can be freed
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        clock: Clock = monotonic,
+        reclaim: Callable[[], bool] = _nothing_to_reclaim,
+        on_computed: Callable[[Request], None] = _ignore,
+    ) -> None:
+        block_size = runner.cache.layout.block_size
+        if block_size != config.cache.block_size:
+            raise ValueError(f"cache of {block_size=}, configured is {config.cache.block_size}")
+        self.runner = runner
+        self.info = runner.info
+        self.clock = clock
+        self.reclaim = reclaim
+        self.on_scheduled: Callable[[Request], None] = _ignore
+        self.on_computed = on_computed
+        self.stats = EngineStats()
+        self.pool = BlockPool(runner.cache, prefix_caching=config.cache.prefix_caching)
+        self.max_model_len = min(
+            self.info.max_model_len,
+            self.pool.num_blocks * block_size,
+            config.scheduler.max_model_len or self.info.max_model_len,
+        )
+        self._scheduler = Scheduler(self.pool, config.scheduler, reclaim=lambda: self.reclaim())
+        self._request_by_id: dict[str, Request] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._request_by_id)
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def is_starving(self) -> bool:
+        """Requests adopted now would keep one that waits from ever getting its blocks."""
+        return self._scheduler.is_starving
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens known but not yet computed."""
+        return sum(request.num_pending for request in self._request_by_id.values())
+
+    @property
+    def request_ids(self) -> frozenset[str]:
+        """Of the unfinished requests, for the auditor."""
+        return frozenset(self._request_by_id)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest if it can never run."""
+        self._check(request)
+        self._enter(request)
+
+    def adopt(self, request: Request, lease: Holder) -> None:
+        """Take in a request whose known tokens, all but the last, are computed in `lease`'s blocks.
+
+        The blocks become the request's. Raises InvalidRequest as `add` does, ValueError if the
+        lease is too short; it then keeps its blocks.
+        """
+        self._check(request)
+        num_computed = len(request.tokens) - 1
+        num_needed = self.pool.layout.num_blocks_for(num_computed)
+        if not 0 < num_needed <= len(self.pool.table(lease)):
+            raise ValueError(f"{lease} has no blocks for {num_computed} computed tokens")
+        self.pool.hand_over(lease, request.holder)
+        request.num_computed = num_computed
+        self.pool.commit(request.holder, request.tokens, num_computed, request.salt)
+        self._enter(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """Drop a request and free its blocks at once; None if there is no such request."""
+        request = self._request_by_id.pop(request_id, None)
+        if request is not None:
+            self._scheduler.finish(request)
+            self.stats.num_aborted += 1
+        return request
+
+    def step(self) -> StepReport:
+        """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
+        started_at, num_preempted = self.clock(), self._scheduler.num_preempted
+        chunks, first_scheduled = self._schedule(started_at)
+        scheduled_at = self.clock()
+        logits = self._forward(chunks) if chunks else None
+        forwarded_at = self.clock()
+        outputs = self._sample(chunks, logits) if logits is not None else ()
+        report = StepReport(
+            outputs=outputs,
+            first_scheduled=first_scheduled,
+            num_tokens=sum(chunk.num_tokens for chunk in chunks),
+            num_requests=len(chunks),
+            num_preempted=self._scheduler.num_preempted - num_preempted,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_blocks_in_use=self.pool.num_in_use,
+            schedule_ms=(scheduled_at - started_at) * 1e3,
+            forward_ms=(forwarded_at - scheduled_at) * 1e3,
+            sample_ms=(self.clock() - forwarded_at) * 1e3,
+        )
+        self.stats.add(report)
+        return report
+
+    def _schedule(self, now: float) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
+        """The chunks to run, and those of their requests that never ran before."""
+        chunks = self._scheduler.step()
+        first = tuple(chunk.request for chunk in chunks if chunk.request.scheduled_at is None)
+        for request in first:
+            request.scheduled_at = now
+            self.on_scheduled(request)
+        return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING], first
+
+    def _forward(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
+        """Run `chunks` and count their tokens as computed; logits [S, V] of those that end."""
+        logits = self.runner.forward([self._input(chunk) for chunk in chunks])
+        for chunk in chunks:
+            request = chunk.request
+            request.num_computed += chunk.num_tokens
+            request.num_run += chunk.num_tokens
+            self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
+            self.on_computed(request)
+        return logits
+
+    def _input(self, chunk: ScheduledChunk) -> Chunk:
+        request, start = chunk.request, chunk.request.num_computed
+        end = start + chunk.num_tokens
+        return Chunk(
+            tokens=request.tokens[start:end],
+            start=start,
+            blocks=self.pool.table(request.holder)[: self.pool.layout.num_blocks_for(end)],
+            wants_logits=end == len(request.tokens),
+        )
+
+    def _sample(
+        self, chunks: Sequence[ScheduledChunk], logits: Tensor
+    ) -> tuple[RequestOutput, ...]:
+        """Draw a token for each row of `logits` and finish the requests that end with it."""
+        requests = [chunk.request for chunk in chunks if not chunk.request.num_pending]
+        if not requests:
+            return ()
+        rows = [SamplingRow(r.sampling, r.prompt, r.output) for r in requests]
+        # NaN wins in both, so these two numbers a row tell of all of it.
+        are_finite = (logits.amax(dim=1).isfinite() & logits.amin(dim=1).isfinite()).tolist()
+        sampled = sample(logits, rows, self.info.eos_token_ids)
+        now = self.clock()
+        return tuple(
+            self._extend(request, token, now) if is_finite else self._fail(request)
+            for request, token, is_finite in zip(requests, sampled, are_finite, strict=True)
+            if request.phase is Phase.RUNNING  # a hook may have aborted it meanwhile
+        )
+
+    def _fail(self, request: Request) -> RequestOutput:
+        """A token drawn from NaN or infinity would be silently wrong, as is the KV behind it."""
+        self.pool.forget(request.holder)
+        del self._request_by_id[request.request_id]
+        self._scheduler.finish(request)
+        error = Unavailable(
+            f"the model's logits are not finite after {len(request.tokens)} tokens; "
+            f"{self.info.dtype} may be too narrow for this model"
+        )
+        return RequestOutput(request, (), (), True, None, request.num_run, error)
+
+    def _extend(self, request: Request, sampled: SampledToken, now: float) -> RequestOutput:
+        request.append(sampled.token)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        reason = self.finish_reason(request)
+        is_finished = reason is not None or request.has_reached_own_limit
+        if is_finished:
+            del self._request_by_id[request.request_id]
+            self._scheduler.finish(request)
+        return RequestOutput(
+            request=request,
+            tokens=(sampled.token,),
+            logprobs=(sampled.logprob,) if sampled.logprob is not None else (),
+            is_finished=is_finished,
+            finish_reason=reason,
+            num_run=request.num_run,
+        )
+
+    def finish_reason(self, request: Request) -> FinishReason | None:
+        """Why `request` is over with the output it has now, by this engine's limits; or None."""
+        return finish_reason(
+            request.output,
+            len(request.tokens),
+            request.sampling,
+            eos_token_ids=self.info.eos_token_ids,
+            max_model_len=self.max_model_len,
+        )
+
+    def _enter(self, request: Request) -> None:
+        request.arrived_at = self.clock()
+        self._request_by_id[request.request_id] = request
+        self._scheduler.add(request)
+
+    def _check(self, request: Request) -> None:
+        name = request.request_id
+        if name in self._request_by_id:
+            raise InvalidRequest(f"{name} is being computed already", field="request_id")
+        if not request.prompt:
+            raise InvalidRequest(
+                f"{name} has an empty prompt; give at least 1 token", field="prompt"
+            )
+        if len(request.tokens) >= self.max_model_len:
+            raise InvalidRequest(
+                f"{name} has {len(request.tokens)} tokens, which leaves none to generate of the "
+                f"{self.max_model_len} served here; shorten the prompt",
+                field="prompt",
+            )
+        if not 0 <= min(request.tokens) <= max(request.tokens) < self.info.vocab_size:
+            raise InvalidRequest(
+                f"{name} has token ids outside 0..{self.info.vocab_size - 1}", field="prompt"
+            )
+        if self.finish_reason(request) is not None or request.has_reached_own_limit:
+            raise InvalidRequest(
+                f"{name} has nothing left to generate after {len(request.output)} output tokens; "
+                "raise max_tokens",
+                field="max_tokens",
+            )

@@ -1,0 +1,182 @@
+"""The thread that owns an engine and its pool, and the door to it.
+
+    other threads -- call, post --> mailbox --+
+                                              v
+                 +--> run the mailbox, in order --> step --> on_step --+
+                 +-----------------------------------------------------+
+
+Without work, or with work that only a command can get going, it sleeps until a command comes. An
+exception in a step, in `on_step` or in a posted command is the end: the pool is not to be trusted
+any more, every call fails from then on, and the replica must be replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from baton.core.errors import EngineFailed
+from baton.engine.engine import Engine
+from baton.engine.step_report import StepReport
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    run: Callable[[], None]
+    refuse: Callable[[EngineFailed], None]
+    """Called instead of `run` if the thread has ended."""
+
+
+class EngineThread:
+    """A `baton.core.owner_thread.OwnerThread`. `on_step` and `on_failure` run on the thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_step: Callable[[StepReport], None],
+        *,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.failure: BaseException | None = None
+        self.last_progress = engine.clock()
+        """When, on the engine's clock, a step last ran anything, or idleness ended."""
+        self._on_step = on_step
+        self._on_failure = on_failure
+        self._mailbox: deque[_Command] = deque()
+        self._changed = threading.Condition()
+        self._loop_to_tell: asyncio.AbstractEventLoop | None = None
+        self._is_idle = False
+        self._is_stopping = False
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin; inside a running event loop, which `tell` then means."""
+        with suppress(RuntimeError):  # a thread without asyncio may own an engine, too
+            self._loop_to_tell = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Run the commands handed in so far, then end; unfinished requests are dropped.
+
+        May be repeated. Raises EngineFailed if a step takes longer than `timeout_s`.
+        """
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread.ident is None:
+            self._end()
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise EngineFailed(f"the engine did not stop within {timeout_s:g} s")
+
+    def call(self, function: Callable[[], T]) -> Awaitable[T]:
+        """See `OwnerThread.call`; needs a running asyncio loop, and resolves on it."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # cancelling who awaits must not cancel the command
+        awaitable = asyncio.wrap_future(future)
+
+        def run() -> None:
+            try:
+                result = function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._hand_in(_Command(run, future.set_exception))
+        return awaitable
+
+    def post(self, function: Callable[[], None]) -> None:
+        """See `OwnerThread.post`. Dropped once the thread has ended: its pool is gone as well."""
+        self._hand_in(_Command(function, lambda refusal: None))
+
+    def tell(self, function: Callable[[], None]) -> None:
+        """Run `function` on the event loop that started this thread: how hooks report.
+
+        Dropped once the loop is closed: the process is going away.
+        """
+        if self._loop_to_tell is None:
+            raise RuntimeError("the engine was started outside of an event loop")
+        with suppress(RuntimeError):
+            self._loop_to_tell.call_soon_threadsafe(function)
+
+    def check_health(self, *, limit_s: float) -> None:
+        """Raise EngineFailed if the thread has ended or no step has advanced for `limit_s`."""
+        if not self.is_progressing(self.engine.clock(), limit_s):
+            refusal = EngineFailed(f"the engine has died, or not advanced for {limit_s:g} s")
+            raise refusal from self.failure
+
+    def is_progressing(self, now: float, limit_s: float) -> bool:
+        """Whether steps advance, `now` being on the engine's clock. Idle counts as progressing."""
+        if self._has_ended:
+            return False
+        return self._is_idle or now - self.last_progress <= limit_s
+
+    def _hand_in(self, command: _Command) -> None:
+        with self._changed:
+            if not self._has_ended:
+                self._mailbox.append(command)
+                self._changed.notify()
+                return
+        command.refuse(self._refusal())
+
+    def _refusal(self) -> EngineFailed:
+        refusal = EngineFailed(f"the engine has {'failed' if self.failure else 'stopped'}")
+        refusal.__cause__ = self.failure
+        return refusal
+
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self.failure = error
+        self._end()
+        if self.failure is not None and self._on_failure is not None:
+            self._on_failure(self.failure)
+
+    def _loop(self) -> None:
+        needs_command = True
+        while True:
+            with self._changed:
+                if needs_command:
+                    self._sleep()
+                num_commands, is_stopping = len(self._mailbox), self._is_stopping
+            for _ in range(num_commands):  # later ones wait, or they could keep steps from running
+                self._mailbox.popleft().run()
+            if is_stopping:
+                return
+            needs_command = self._step()
+
+    def _sleep(self) -> None:
+        self._is_idle = not self.engine.has_work
+        self._changed.wait_for(lambda: self._mailbox or self._is_stopping)
+        if self._is_idle:
+            self.last_progress = self.engine.clock()
+        self._is_idle = False
+
+    def _step(self) -> bool:
+        """Run a step if there is work. Whether only a command can bring more of it."""
+        if not self.engine.has_work:
+            return True
+        report = self.engine.step()
+        if not report.is_stalled:
+            self.last_progress = self.engine.clock()
+        self._on_step(report)
+        return report.is_stalled
+
+    def _end(self) -> None:
+        with self._changed:
+            self._has_ended = True
+        while self._mailbox:
+            self._mailbox.popleft().refuse(self._refusal())

@@ -1,0 +1,1 @@
+"""The named parts that models are composed of."""

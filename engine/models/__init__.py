@@ -1,0 +1,1 @@
+"""One short file a family, on one shared skeleton."""

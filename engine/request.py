@@ -1,0 +1,108 @@
+"""A request as one engine sees it: tokens known, and how many of them are computed.
+
+    known tokens = prompt + output        computed: their KV is in the cache
+    |<-------- num_computed -------->|<-- num_pending -->|
+
+While prefilling many tokens are pending, while decoding exactly one: the token sampled last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import FinishReason, SamplingParams
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """Mutable; owned by the engine's thread from `Engine.add` or `Engine.adopt` until it finished.
+
+    `output` is what earlier attempts have sampled already. `max_new_tokens` limits the tokens
+    sampled here, on top of the limits in `sampling`.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        output: Sequence[int] = (),
+        sampling: SamplingParams,
+        salt: bytes = b"",
+        max_new_tokens: int | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.holder = Holder(HolderKind.REQUEST, request_id)
+        self.prompt = list(prompt)
+        self.output = list(output)
+        self.tokens = self.prompt + self.output
+        """All known tokens; `append` keeps it and `output` in step."""
+        self.given_output = len(self.output)
+        """Tokens of `output` that were not sampled here."""
+        self.sampling = sampling
+        self.salt = salt
+        self.max_new_tokens = max_new_tokens
+
+        self.phase = Phase.WAITING
+        self.num_computed = 0
+        self.num_cached = 0
+        """Tokens found in the prefix cache when the request was first admitted."""
+        self.num_run = 0
+        """Tokens run through the model, those computed again after a preemption included."""
+        self.num_preemptions = 0
+        self.num_overtaken = 0
+        """Requests admitted before it, out of turn, since it came to the head of the queue."""
+        self.arrival = 0
+        """Position in the order in which this engine's requests arrived."""
+
+        self.arrived_at: float | None = None
+        """This stamp and the next are seconds on the engine's clock."""
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.phase}, {self.num_computed}/{len(self.tokens)})"
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not yet computed: 1 while decoding, more while prefilling."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_sampled(self) -> int:
+        """Output tokens sampled here."""
+        return len(self.output) - self.given_output
+
+    @property
+    def has_reached_own_limit(self) -> bool:
+        """Whether `max_new_tokens` is used up: done here, though perhaps not for the client."""
+        return self.max_new_tokens is not None and self.num_sampled >= self.max_new_tokens
+
+    def append(self, token: int) -> None:
+        self.output.append(token)
+        self.tokens.append(token)
+
+
+def finish_reason(
+    output: Sequence[int],
+    num_tokens: int,
+    sampling: SamplingParams,
+    *,
+    eos_token_ids: Collection[int],
+    max_model_len: int,
+) -> FinishReason | None:
+    """Why a request with `num_tokens` known tokens, `output` the last of them, is over; or None."""
+    if output and len(output) >= sampling.min_tokens:
+        is_eos = output[-1] in eos_token_ids and not sampling.ignore_eos
+        if is_eos or output[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+    if len(output) >= sampling.max_tokens or num_tokens >= max_model_len:
+        return FinishReason.LENGTH
+    return None

@@ -1,0 +1,42 @@
+"""RMS norm, alone or with the residual add that precedes it.
+
+    s = x + residual                                  [T, D]
+    y = s / sqrt(mean(s^2, over D) + eps) * weight    [T, D]
+
+Arithmetic is float32; s and y are stored in the dtype of x.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise over the last dimension of x, which may have any number of others."""
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"shapes do not fit: {x.shape=} {weight.shape=}")
+    if x.dtype is torch.float32:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    return _normalise(x.float(), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as new tensors."""
+    if residual.shape != x.shape or weight.shape != x.shape[-1:]:
+        raise ValueError(f"shapes do not fit: {x.shape=} {residual.shape=} {weight.shape=}")
+    if x.dtype is torch.float32:
+        s = x + residual
+        return functional.rms_norm(s, weight.shape, weight, eps), s
+    return reference(x, residual, weight, eps)
+
+
+def reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The definition: what the tests hold every implementation to, and the last resort."""
+    s = x.float() + residual.float()
+    return _normalise(s, weight, eps).to(x.dtype), s.to(x.dtype)
+
+
+def _normalise(s: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return s * torch.rsqrt(s.square().mean(dim=-1, keepdim=True) + eps) * weight.float()

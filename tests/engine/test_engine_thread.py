@@ -1,0 +1,251 @@
+"""The thread that owns an engine: order, sleep, failure and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from baton.core.clock import ManualClock
+from baton.core.errors import EngineFailed
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import SamplingParams
+from baton.core.owner_thread import OwnerThread
+from baton.engine.config import CacheConfig, EngineConfig
+from baton.engine.echo import EchoRunner, echo_info, echo_output
+from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
+from baton.engine.request import Request
+from baton.engine.step_report import StepReport
+
+
+class Harness:
+    """An engine thread whose steps are handed to the test's own event loop."""
+
+    def __init__(self, *, num_blocks: int = 64, clock: ManualClock | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        self.failures: list[BaseException] = []
+        self.failed = asyncio.Event()
+        config = EngineConfig(cache=CacheConfig(block_size=4))
+        runner = EchoRunner(echo_info(), num_blocks=num_blocks, block_size=4)
+        self.engine = Engine(runner, config, clock=clock or ManualClock())
+
+        def fail(error: BaseException) -> None:
+            self.failures.append(error)
+            loop.call_soon_threadsafe(self.failed.set)
+
+        def report(step: StepReport) -> None:
+            loop.call_soon_threadsafe(self.reports.put_nowait, step)
+
+        self.thread = EngineThread(self.engine, report, on_failure=fail)
+
+    async def __aenter__(self) -> Harness:
+        self.thread.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.thread.stop, 30)
+
+    async def finished(self, request: Request) -> None:
+        while True:
+            report = await self.reports.get()
+            if any(o.request is request and o.is_finished for o in report.outputs):
+                return
+
+
+def make_request(name: str = "r", *, max_tokens: int = 8) -> Request:
+    return Request(name, range(11), sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens))
+
+
+def fail_with(error: BaseException) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+def wait_for(gate: threading.Event) -> Callable[[], None]:
+    """A command that keeps the engine's thread busy until the test says otherwise."""
+
+    def function() -> None:
+        gate.wait(30)
+
+    return function
+
+
+async def test_requests_handed_in_from_outside_are_answered() -> None:
+    async with Harness() as harness:
+        owner: OwnerThread = harness.thread
+        request = make_request()
+
+        await owner.call(lambda: harness.engine.add(request))
+        await harness.finished(request)
+
+        assert request.output == echo_output(range(11), 8, 256)
+
+
+async def test_commands_run_in_order_on_the_engines_thread() -> None:
+    async with Harness() as harness:
+        order: list[int] = []
+        names: set[str] = set()
+
+        def command(number: int) -> Callable[[], None]:
+            def function() -> None:
+                order.append(number)
+                names.add(threading.current_thread().name)
+
+            return function
+
+        for number in range(0, 20, 2):
+            harness.thread.post(command(number))
+            last = harness.thread.call(command(number + 1))
+        await last
+
+        assert order == list(range(20))
+        assert names == {"baton-engine"}
+
+
+async def test_commands_run_between_steps_of_a_busy_engine() -> None:
+    async with Harness() as harness:
+        request = make_request(max_tokens=200)
+        await harness.thread.call(lambda: harness.engine.add(request))
+        await harness.reports.get()
+
+        aborted = await harness.thread.call(lambda: harness.engine.abort("r"))
+
+        assert aborted is request
+        assert await harness.thread.call(lambda: harness.engine.pool.num_in_use) == 0
+
+
+async def test_an_exception_in_a_call_concerns_only_its_caller() -> None:
+    async with Harness() as harness:
+        with pytest.raises(KeyError, match="mine"):
+            await harness.thread.call(fail_with(KeyError("mine")))
+
+        assert await harness.thread.call(lambda: 1) == 1
+        assert harness.thread.failure is None
+
+
+async def test_a_command_runs_even_if_nobody_awaits_it_any_more() -> None:
+    async with Harness() as harness:
+        gate, ran = threading.Event(), threading.Event()
+        harness.thread.post(wait_for(gate))
+        task = asyncio.ensure_future(harness.thread.call(ran.set))
+        await asyncio.sleep(0)
+        task.cancel()
+        gate.set()
+
+        await harness.thread.call(lambda: None)
+
+        assert task.cancelled()
+        assert ran.is_set()
+
+
+@pytest.mark.parametrize("culprit", ["step", "on_step", "post"])
+async def test_a_failure_ends_the_engine_and_is_told_to_everyone(culprit: str) -> None:
+    async with Harness() as harness:
+        error = RuntimeError("broken")
+        if culprit == "step":
+            harness.engine.on_computed = lambda request: fail_with(error)()
+        elif culprit == "on_step":
+            harness.thread._on_step = lambda report: fail_with(error)()
+        else:
+            harness.thread.post(fail_with(error))
+        with_others = [harness.thread.call(lambda: harness.engine.add(make_request()))]
+        await harness.failed.wait()
+
+        with pytest.raises(EngineFailed, match="has failed") as refusal:
+            await harness.thread.call(lambda: None)
+        harness.thread.post(lambda: None)
+
+        assert refusal.value.__cause__ is error is harness.thread.failure
+        assert harness.failures == [error]
+        assert not harness.thread.is_progressing(now=0, limit_s=1e9)
+        await asyncio.gather(*with_others, return_exceptions=True)
+
+
+async def test_commands_behind_a_failure_are_refused_not_forgotten() -> None:
+    async with Harness() as harness:
+        gate = threading.Event()
+        harness.thread.post(wait_for(gate))
+        harness.thread.post(fail_with(RuntimeError("broken")))
+        behind = harness.thread.call(lambda: 1)
+        gate.set()
+
+        with pytest.raises(EngineFailed):
+            await behind
+
+
+async def test_stop_runs_what_was_handed_in_and_refuses_what_comes_later() -> None:
+    harness = Harness()
+    async with harness:
+        before = harness.thread.call(lambda: "done")
+    await asyncio.to_thread(harness.thread.stop, 30)
+
+    assert await before == "done"
+    with pytest.raises(EngineFailed, match="has stopped"):
+        await harness.thread.call(lambda: None)
+    assert harness.failures == []
+
+
+async def test_a_thread_that_never_started_can_be_stopped() -> None:
+    harness = Harness()
+    waiting = harness.thread.call(lambda: None)
+
+    harness.thread.stop(30)
+
+    with pytest.raises(EngineFailed):
+        await waiting
+
+
+async def test_a_thread_that_does_not_stop_in_time_says_so() -> None:
+    async with Harness() as harness:
+        gate = threading.Event()
+        harness.thread.post(wait_for(gate))
+
+        with pytest.raises(EngineFailed, match="did not stop within 0 s"):
+            harness.thread.stop(0)
+        gate.set()
+
+
+async def test_a_stalled_engine_sleeps_and_is_woken_by_the_command_that_frees_blocks() -> None:
+    """A lease holds blocks that the only request needs, and no step can change that."""
+    clock = ManualClock()
+    async with Harness(num_blocks=4, clock=clock) as harness:
+        lease, request = Holder(HolderKind.LEASE, "incoming"), make_request(max_tokens=2)
+        await harness.thread.call(lambda: harness.engine.pool.reserve(lease, range(100, 108), b""))
+        await harness.thread.call(lambda: harness.engine.add(request))
+        assert (await harness.reports.get()).is_stalled
+        clock.advance(100)
+
+        assert harness.reports.empty()
+        assert not harness.thread.is_progressing(clock(), limit_s=10)
+        await harness.thread.call(lambda: harness.engine.pool.release(lease))
+        await harness.finished(request)
+
+
+async def test_idleness_counts_as_progress_and_a_step_that_hangs_does_not() -> None:
+    clock = ManualClock()
+    async with Harness(clock=clock) as harness:
+        await harness.thread.call(lambda: None)
+        while not harness.thread._is_idle:
+            await asyncio.sleep(0)
+        clock.advance(100)
+        assert harness.thread.is_progressing(clock(), limit_s=10)
+
+        gate, entered = threading.Event(), threading.Event()
+
+        def hang(request: Request) -> None:
+            entered.set()
+            gate.wait(30)
+
+        harness.engine.on_computed = hang
+        harness.thread.post(lambda: harness.engine.add(make_request(max_tokens=1)))
+        await asyncio.to_thread(entered.wait, 30)
+        assert harness.thread.is_progressing(clock(), limit_s=10)
+        clock.advance(11)
+        assert not harness.thread.is_progressing(clock(), limit_s=10)
+        gate.set()

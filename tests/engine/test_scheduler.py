@@ -1,0 +1,366 @@
+"""The scheduler as values: no model, no time, and blocks without memory behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import SamplingParams
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import SchedulerConfig
+from baton.engine.request import Phase, Request
+from baton.engine.scheduler import MAX_OVERTAKEN, ScheduledChunk, Scheduler
+
+
+class NoBytes:
+    """Blocks that are only counted."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.layout = KvLayout(
+            model_fingerprint=b"model",
+            dtype="float32",
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=block_size,
+        )
+
+    def view(self, block: int, layer: int) -> memoryview:
+        raise AssertionError("the scheduler reads no KV")
+
+    def write(self, block: int, layer: int, data: memoryview) -> None:
+        raise AssertionError("the scheduler writes no KV")
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    reclaim: Callable[[], bool] = lambda: False,
+    config: SchedulerConfig | None = None,
+) -> Scheduler:
+    pool = BlockPool(NoBytes(num_blocks, block_size))
+    return Scheduler(pool, config or SchedulerConfig(), reclaim=reclaim)
+
+
+def make_request(name: str, *, prompt_len: int = 8, first_token: int | None = None) -> Request:
+    """Prompts of different names have nothing in common unless `first_token` makes them equal."""
+    start = crc32(name.encode()) % 2**20 if first_token is None else first_token
+    prompt = [start * 1000 + index for index in range(prompt_len)]
+    return Request(name, prompt, sampling=SamplingParams(max_tokens=100))
+
+
+def compute(scheduler: Scheduler, chunks: Iterable[ScheduledChunk]) -> None:
+    """What the engine does with chunks: compute them, then sample if nothing is pending."""
+    for chunk in chunks:
+        request = chunk.request
+        request.num_computed += chunk.num_tokens
+        scheduler.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
+        if not request.num_pending:
+            request.append(7)
+
+
+def planned(chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
+    return {chunk.request.request_id: chunk.num_tokens for chunk in chunks}
+
+
+def adopt(scheduler: Scheduler, request: Request) -> None:
+    """What the engine does with a finished handoff of all known tokens but the last."""
+    lease = Holder(HolderKind.LEASE, request.request_id)
+    assert scheduler.pool.reserve(lease, request.tokens[:-1], request.salt) is not None
+    scheduler.pool.hand_over(lease, request.holder)
+    request.num_computed = len(request.tokens) - 1
+    scheduler.add(request)
+
+
+def test_the_youngest_request_is_preempted_when_blocks_run_out() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    old, young = make_request("old", prompt_len=8), make_request("young", prompt_len=8)
+    scheduler.add(old)
+    scheduler.add(young)
+    compute(scheduler, scheduler.step())
+
+    chunks = scheduler.step()
+
+    assert [chunk.request for chunk in chunks] == [old]
+    assert young.phase is Phase.WAITING
+    assert young.num_computed == 0
+    assert young.num_preemptions == scheduler.num_preempted == 1
+    assert scheduler.pool.num_available == 1
+
+
+def test_a_preempted_request_comes_back_first_and_finds_what_is_left_of_its_blocks() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    old, young, third = (make_request(name) for name in ("old", "young", "third"))
+    for request in (old, young, third):
+        scheduler.add(request)
+    compute(scheduler, scheduler.step())
+    compute(scheduler, scheduler.step())
+
+    scheduler.finish(old)
+    chunks = scheduler.step()
+
+    assert chunks[0] == ScheduledChunk(young, 5)  # 4 of its 9 tokens were still in the cache
+    assert young.num_cached == 0  # which says nothing about other prompts
+    assert third.phase is Phase.WAITING
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_batch_tokens=7))
+    scheduler.add(make_request("long", prompt_len=17))
+
+    lengths = []
+    for _ in range(4):
+        chunks = scheduler.step()
+        lengths.append(planned(chunks)["long"])
+        compute(scheduler, chunks)
+
+    assert lengths == [7, 7, 3, 1]
+
+
+def test_one_request_runs_no_more_than_a_prefill_chunk_so_that_others_run_as_well() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_batch_tokens=12, prefill_chunk=8))
+    scheduler.add(make_request("long", prompt_len=20))
+    scheduler.add(make_request("short", prompt_len=3))
+
+    assert planned(scheduler.step()) == {"long": 8, "short": 3}
+
+
+def test_running_requests_come_before_waiting_ones() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_batch_tokens=8))
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, prompt_len=4))
+    compute(scheduler, scheduler.step())
+    scheduler.add(make_request("new", prompt_len=20))
+
+    assert planned(scheduler.step()) == {"a": 1, "b": 1, "new": 6}
+
+
+def test_no_more_than_max_running_requests_run_at_once() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_running=2))
+    requests = [make_request(str(index)) for index in range(3)]
+    for request in requests:
+        scheduler.add(request)
+
+    assert planned(scheduler.step()).keys() == {"0", "1"}
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
+    scheduler.finish(requests[0])
+    assert "2" in planned(scheduler.step())
+
+
+def test_a_cached_prefix_is_not_run_again() -> None:
+    scheduler = make_scheduler()
+    first = make_request("first", prompt_len=10, first_token=1)
+    scheduler.add(first)
+    compute(scheduler, scheduler.step())
+    scheduler.finish(first)
+    again = make_request("again", prompt_len=10, first_token=1)
+    scheduler.add(again)
+
+    assert planned(scheduler.step()) == {"again": 2}
+    assert again.num_cached == 8
+
+
+def test_a_request_too_large_for_now_holds_up_those_behind_it() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    running, large, small = (
+        make_request("running", prompt_len=6),
+        make_request("large", prompt_len=12),
+        make_request("small", prompt_len=1),
+    )
+    scheduler.add(running)
+    compute(scheduler, scheduler.step())
+    scheduler.add(large)
+    scheduler.add(small)
+
+    assert planned(scheduler.step()) == {"running": 1}
+    scheduler.finish(running)
+    assert planned(scheduler.step()) == {"large": 12, "small": 1}
+
+
+def test_an_adopted_request_runs_at_once_on_the_blocks_it_brought() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    scheduler.add(make_request("too large for now", prompt_len=13))
+    adopted = make_request("adopted", prompt_len=6)
+    adopt(scheduler, adopted)
+
+    assert planned(scheduler.step()) == {"adopted": 1}
+    assert adopted.num_computed == 5
+
+
+def test_adopted_requests_that_hold_the_whole_pool_do_not_wait_for_each_other_forever() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    first, second = make_request("first", prompt_len=9), make_request("second", prompt_len=9)
+    adopt(scheduler, first)
+    adopt(scheduler, second)
+
+    assert planned(scheduler.step()) == {"first": 1}
+    assert second.num_preemptions == 1
+    assert second.num_computed == 0
+
+
+def test_leases_are_reclaimed_before_a_request_is_preempted() -> None:
+    lease = Holder(HolderKind.LEASE, "incoming")
+
+    def reclaim() -> bool:
+        had_any = bool(scheduler.pool.table(lease))
+        scheduler.pool.release(lease)
+        return had_any
+
+    scheduler = make_scheduler(num_blocks=4, reclaim=reclaim)
+    request = make_request("running", prompt_len=8)
+    scheduler.add(request)
+    compute(scheduler, scheduler.step())
+    scheduler.pool.reserve(lease, range(8), b"")
+
+    assert planned(scheduler.step()) == {"running": 1}
+    assert request.num_preemptions == 0
+    assert not scheduler.pool.table(lease)
+
+
+def test_a_lease_does_not_keep_the_only_request_waiting() -> None:
+    lease = Holder(HolderKind.LEASE, "incoming")
+
+    def reclaim() -> bool:
+        had_any = bool(scheduler.pool.table(lease))
+        scheduler.pool.release(lease)
+        return had_any
+
+    scheduler = make_scheduler(num_blocks=4, reclaim=reclaim)
+    scheduler.pool.reserve(lease, range(8), b"")
+    scheduler.add(make_request("large", prompt_len=16))
+
+    assert planned(scheduler.step()) == {"large": 16}
+
+
+def test_a_refused_request_is_tried_again_once_it_is_alone() -> None:
+    """The running request ends without a block coming free: its lease has them all."""
+    lease = Holder(HolderKind.LEASE, "outgoing")
+
+    def reclaim() -> bool:
+        had_any = bool(scheduler.pool.table(lease))
+        scheduler.pool.release(lease)
+        return had_any
+
+    scheduler = make_scheduler(num_blocks=4, reclaim=reclaim)
+    running = make_request("running", prompt_len=7)
+    scheduler.add(running)
+    compute(scheduler, scheduler.step())
+    scheduler.pool.share(running.holder, lease, 2)
+    scheduler.add(make_request("large", prompt_len=16))
+    assert planned(scheduler.step()) == {"running": 1}
+
+    scheduler.finish(running)
+
+    assert planned(scheduler.step()) == {"large": 16}
+
+
+def test_a_preempted_request_keeps_its_rank_over_requests_adopted_meanwhile() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    first, second = make_request("first", prompt_len=12), make_request("second", prompt_len=12)
+    scheduler.add(first)
+    scheduler.add(second)
+    compute(scheduler, scheduler.step())
+    compute(scheduler, scheduler.step())
+    assert second.num_preemptions == 1
+    scheduler.finish(first)
+    third = make_request("third", prompt_len=6)
+    adopt(scheduler, third)
+
+    assert planned(scheduler.step()).keys() == {"third", "second"}
+    while not third.num_preemptions:
+        compute(scheduler, scheduler.step())
+    assert second.num_preemptions == 1
+
+
+def test_the_head_of_the_queue_starves_when_too_many_adopted_requests_pass_it() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4)
+    running = make_request("running", prompt_len=4)
+    scheduler.add(running)
+    compute(scheduler, scheduler.step())
+    scheduler.add(make_request("large", prompt_len=12))
+
+    for number in range(MAX_OVERTAKEN):
+        assert not scheduler.is_starving
+        adopted = make_request(f"adopted {number}", prompt_len=4)
+        adopt(scheduler, adopted)
+        assert "large" not in planned(scheduler.step())
+        scheduler.finish(adopted)
+    assert scheduler.is_starving
+
+    scheduler.finish(running)
+    assert planned(scheduler.step()) == {"large": 12}
+    assert not scheduler.is_starving
+
+
+def test_a_request_alone_that_finds_no_block_waits_for_one() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    lease = Holder(HolderKind.LEASE, "incoming")
+    scheduler.add(make_request("alone", prompt_len=8))
+    compute(scheduler, scheduler.step())
+    scheduler.pool.reserve(lease, range(8), b"")
+
+    assert scheduler.step() == scheduler.step() == []
+    scheduler.pool.release(lease)
+    assert "alone" in planned(scheduler.step())
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_finished_request_leaves_its_queue_and_frees_its_blocks(is_running: bool) -> None:
+    scheduler = make_scheduler()
+    request = make_request("gone")
+    scheduler.add(request)
+    if is_running:
+        compute(scheduler, scheduler.step())
+
+    scheduler.finish(request)
+
+    assert request.phase is Phase.FINISHED
+    assert not list(scheduler)
+    assert not scheduler.step()
+    assert scheduler.pool.num_in_use == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt_lens=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    num_blocks=st.integers(8, 16),
+    max_batch_tokens=st.integers(1, 24),
+    max_running=st.integers(1, 6),
+    num_outputs=st.integers(1, 12),
+)
+def test_every_request_is_finished_in_the_end_within_every_limit(
+    prompt_lens: list[int],
+    num_blocks: int,
+    max_batch_tokens: int,
+    max_running: int,
+    num_outputs: int,
+) -> None:
+    config = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_running=max_running)
+    scheduler = make_scheduler(num_blocks=num_blocks, config=config)
+    for index, prompt_len in enumerate(prompt_lens):
+        scheduler.add(make_request(str(index), prompt_len=prompt_len))
+
+    for _ in range(10_000):
+        chunks = scheduler.step()
+        assert sum(chunk.num_tokens for chunk in chunks) <= max_batch_tokens
+        assert len({chunk.request for chunk in chunks}) == len(chunks) <= max_running
+        for chunk in chunks:
+            end = chunk.request.num_computed + chunk.num_tokens
+            assert len(scheduler.pool.table(chunk.request.holder)) * 4 >= end
+        compute(scheduler, chunks)
+        for request in list(scheduler):
+            if request.num_sampled == num_outputs:
+                scheduler.finish(request)
+        if not list(scheduler):
+            break
+
+    assert not list(scheduler)
+    assert scheduler.pool.num_in_use == 0

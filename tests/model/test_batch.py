@@ -1,0 +1,65 @@
+"""Chunks laid end to end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch import Batch, Chunk, make_batch
+
+LAYOUT = KvLayout(
+    model_fingerprint=b"",
+    dtype="float32",
+    num_layers=1,
+    num_kv_heads=1,
+    head_dim=2,
+    block_size=4,
+)
+
+
+def batch_of(*chunks: Chunk) -> Batch:
+    return make_batch(chunks, LAYOUT, "cpu")
+
+
+def test_tokens_lie_end_to_end_at_the_slots_of_their_blocks() -> None:
+    batch = batch_of(
+        Chunk(tokens=[7, 8, 9], start=3, blocks=[5, 2], wants_logits=True),
+        Chunk(tokens=[4], start=8, blocks=[9, 1, 6], wants_logits=True),
+    )
+
+    assert batch.tokens.tolist() == [7, 8, 9, 4]
+    assert batch.positions.tolist() == [3, 4, 5, 8]
+    assert batch.slots.tolist() == [5 * 4 + 3, 2 * 4, 2 * 4 + 1, 6 * 4]
+    assert batch.block_tables.tolist() == [[5, 2, 0], [9, 1, 6]]
+    assert (batch.query_lens, batch.context_lens) == ((3, 1), (6, 9))
+    assert batch.sample_rows.tolist() == [2, 3]
+    assert batch.tokens.dtype is batch.slots.dtype is torch.int64
+
+
+def test_only_wanted_rows_are_sampled() -> None:
+    batch = batch_of(
+        Chunk(tokens=[1, 2], start=0, blocks=[0], wants_logits=False),
+        Chunk(tokens=[3], start=0, blocks=[1], wants_logits=True),
+    )
+
+    assert batch.sample_rows.tolist() == [2]
+
+
+def test_blocks_reserved_ahead_are_not_read() -> None:
+    batch = batch_of(Chunk(tokens=[1], start=0, blocks=[3, 4, 5], wants_logits=False))
+
+    assert batch.block_tables.tolist() == [[3]]
+    assert batch.sample_rows.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(Chunk([1, 2], 3, [0], True), id="too few blocks"),
+        pytest.param(Chunk([], 3, [0], True), id="no tokens"),
+    ],
+)
+def test_chunks_that_cannot_be_computed_are_refused(chunk: Chunk) -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        batch_of(chunk)
