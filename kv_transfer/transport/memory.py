@@ -1,0 +1,87 @@
+"""The transport between replicas of one process and one event loop: no copy, no wire.
+
+Switchboard   address -> Line (a connected P)        given to both ends
+unplug        cuts every stream of that line, as the crash of P would
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.core.errors import TransferCut
+from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.transport.base import SendingSide
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    side: SendingSide
+    unplugged: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Switchboard:
+    """Who can be reached at which address. Reused addresses lead to the newest side."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+
+    def plug(self, address: str, side: SendingSide) -> None:
+        self.unplug(address)
+        self._lines[address] = _Line(side)
+
+    def unplug(self, address: str) -> None:
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.unplugged.set()
+
+    def line(self, address: str) -> _Line:
+        """Raises TransferCut if nobody is there."""
+        try:
+            return self._lines[address]
+        except KeyError:
+            raise TransferCut(f"no replica is plugged in at {address}") from None
+
+
+class MemoryTransport:
+    name = "memory"
+
+    def __init__(self, switchboard: Switchboard) -> None:
+        self._switchboard = switchboard
+
+    async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        line = self._switchboard.line(address)
+        cut = asyncio.ensure_future(line.unplugged.wait())
+        try:
+            async with aclosing(line.side.pieces(request)) as pieces:
+                while (piece := await _next_piece(pieces, cut)) is not None:
+                    yield piece
+        finally:
+            cut.cancel()
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        return await self._switchboard.line(address).side.settle(request)
+
+    async def close(self) -> None:
+        """There is nothing to let go of: lines belong to the switchboard."""
+
+
+async def _next_piece(
+    pieces: AsyncGenerator[KvPiece, None], cut: asyncio.Future[Any]
+) -> KvPiece | None:
+    """The next piece, or None at the end. Raises TransferCut when the line is unplugged first."""
+    arriving: asyncio.Future[Any] = asyncio.ensure_future(anext(pieces, None))
+    try:
+        await asyncio.wait({arriving, cut}, return_when=asyncio.FIRST_COMPLETED)
+        if arriving.done():
+            piece: KvPiece | None = arriving.result()
+            return piece
+        raise TransferCut("the replica was unplugged")
+    finally:
+        if not arriving.done():
+            arriving.cancel()
+            # The generator can be closed only once it rests.
+            await asyncio.gather(arriving, return_exceptions=True)

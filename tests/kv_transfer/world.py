@@ -1,0 +1,168 @@
+"""P and D, each with an engine's thread, joined by any of the transports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import grpc
+import pytest
+from tests.kv_transfer.replicas import (
+    LAYOUT,
+    PROMPT,
+    TRANSFER,
+    DecodeReplica,
+    OneThread,
+    PrefillReplica,
+    settling,
+)
+
+from baton.core.ids import TransferId
+from baton.core.kv_layout import KvLayout
+from baton.kv_transfer.fetch import FetchConfig, Fetcher, TransferReport
+from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.outbox import Outbox
+from baton.kv_transfer.reservation import Reservation
+from baton.kv_transfer.sender import SenderConfig
+from baton.kv_transfer.transport.base import Transport
+from baton.kv_transfer.transport.grpc import KvTransferServicer
+from baton.kv_transfer.transport.memory import Switchboard
+from baton.kv_transfer.transport.registry import TRANSPORTS, TransportParts, create_transport
+from baton.proto.channel_options import SERVER_OPTIONS
+from baton.proto.kv_pb2_grpc import add_KvTransferServicer_to_server
+
+NUM_BLOCKS = LAYOUT.num_blocks_for(len(PROMPT))
+KV_BYTES = NUM_BLOCKS * LAYOUT.block_bytes
+QUICK = FetchConfig(reopen_delay_s=0.001, settle_timeout_s=1.0)
+
+each_transport = pytest.mark.parametrize("name", list(TRANSPORTS))
+
+
+Alter = Callable[[int, KvPiece], KvPiece]
+"""Given how many pieces there were so far, this one included; may raise."""
+
+
+class Altering:
+    """A transport that does something to every piece on its way."""
+
+    def __init__(self, inner: Transport, alter: Alter) -> None:
+        self.name = inner.name
+        self.opened: list[OpenTransfer] = []
+        self._inner = inner
+        self._alter = alter
+        self._num_pieces = 0
+
+    async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        self.opened.append(request)
+        async with aclosing(self._inner.open(address, request)) as pieces:
+            async for piece in pieces:
+                self._num_pieces += 1
+                yield self._alter(self._num_pieces, piece)
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        return await self._inner.settle(address, request)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def unaltered(number: int, piece: KvPiece) -> KvPiece:
+    return piece
+
+
+class World:
+    """P and D, each with an engine's thread, joined by one transport."""
+
+    def __init__(self, name: str, alter: Alter, decode_layout: KvLayout) -> None:
+        self.name = name
+        # Small readings and pieces, so that a prompt is several of each.
+        self.prefill = PrefillReplica(config=SenderConfig(max_blocks_per_read=4))
+        self.decode = DecodeReplica(layout=decode_layout)
+        self.on_p, self.on_d = OneThread(), OneThread()
+        self.outbox = Outbox(
+            self.prefill.sender, self.on_p, max_piece_bytes=2 * LAYOUT.layer_block_bytes
+        )
+        self.switchboard = Switchboard()
+        self.address = "prefill"
+        self._server: grpc.aio.Server | None = None
+        transport = create_transport(name, TransportParts(switchboard=self.switchboard))
+        self.transport = Altering(transport, alter)
+        self.fetcher = Fetcher(
+            self.decode.receiver, self.on_d, self.transport, clock=self.decode.clock, config=QUICK
+        )
+
+    async def start_serving(self) -> None:
+        if self.name == "memory":
+            self.switchboard.plug(self.address, self.outbox)
+            return
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_KvTransferServicer_to_server(KvTransferServicer(self.outbox), self._server)
+        is_first = self.address == "prefill"
+        port = self._server.add_insecure_port("127.0.0.1:0" if is_first else self.address)
+        self.address = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def stop_serving(self) -> None:
+        self.switchboard.unplug(self.address)
+        if self._server is not None:
+            await self._server.stop(grace=None)
+
+    async def grant(self, transfer_id: TransferId = TRANSFER) -> Reservation:
+        """P takes the prompt in, D reserves blocks for it."""
+        sender, receiver = self.prefill.sender.epoch, self.decode.receiver.epoch
+        assert await self.on_p.call(lambda: self.prefill.grant(receiver, transfer_id))
+        reservation = await self.on_d.call(lambda: self.decode.reserve(sender, transfer_id))
+        assert reservation is not None
+        return reservation
+
+    async def fetch(self, reservation: Reservation) -> TransferReport:
+        return await self.fetcher.fetch(reservation, self.address)
+
+    async def compute(
+        self, num_tokens: int | None = None, transfer_id: TransferId = TRANSFER
+    ) -> None:
+        """P computes so many tokens, or the whole prompt, which then leaves its engine."""
+        await self.on_p.call(lambda: self.prefill.compute(transfer_id, num_tokens))
+        if num_tokens is None:
+            await self.on_p.call(lambda: self.prefill.finish(transfer_id))
+
+    async def has_arrived(self, num_bytes: int) -> None:
+        async with asyncio.timeout(10):
+            while self.decode.receiver.counters.num_bytes < num_bytes:
+                await asyncio.sleep(0.001)
+
+    async def ask(self, outcome: Outcome | None = None) -> Outcome:
+        request = settling(self.prefill, self.decode, outcome)
+        return await self.transport.settle(self.address, request)
+
+    async def assert_nothing_is_left(self, *, is_p_told: bool = True) -> None:
+        """Neither side holds anything for any transfer, and no block is lost."""
+        await self.fetcher.close()
+        if not is_p_told:
+            await self.on_p.call(lambda: self.prefill.sender.expire(float("inf")))
+        async with asyncio.timeout(10):
+            while self.prefill.sender.lease_ids:  # a last read may still be under way
+                await asyncio.sleep(0.001)
+        for report in (
+            await self.on_p.call(self.prefill.audit),
+            await self.on_d.call(self.decode.audit),
+        ):
+            assert report.violations == ()
+            assert report.leased == report.quarantined == 0
+
+
+@asynccontextmanager
+async def connected(
+    name: str, *, alter: Alter = unaltered, decode_layout: KvLayout = LAYOUT
+) -> AsyncIterator[World]:
+    it = World(name, alter, decode_layout)
+    await it.start_serving()
+    try:
+        yield it
+    finally:
+        await it.fetcher.close()
+        await it.transport.close()
+        await it.stop_serving()
+        it.on_p.stop()
+        it.on_d.stop()
