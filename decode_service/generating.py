@@ -1,0 +1,100 @@
+"""One request on a decode replica, from its arrival to its last token."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from baton.core.messages import GenerateRequest, PrefillDone, Receipt, ReplicaAddress
+from baton.decode_service.session import GatewaySession
+from baton.engine.request import Request
+from baton.kv_transfer.fetch import TransferReport
+
+
+@dataclass(slots=True, eq=False)
+class Generating:
+    message: GenerateRequest
+    session: GatewaySession
+    arrived_at: float
+    output: list[int] = field(default_factory=list)
+    """Tokens of this attempt, in the order they were given to the session."""
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    request: Request | None = None
+    """Set once it is, or was, in this replica's engine."""
+    prefilled_by: ReplicaAddress | None = None
+    prefill: PrefillDone | None = None
+    num_cached_by_sender: int = 0
+    num_run: int = 0
+    """Tokens this replica's engine ran for it, up to the last of `output`."""
+    transfer: TransferReport | None = None
+    reported_transfer: TransferReport | None = None
+    """The one whose receipt the session was given."""
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    is_over: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def engine_id(self) -> str:
+        """Attempts overlap for a moment when one fences another: each has an id of its own."""
+        return f"{self.message.request_id}#{self.message.attempt}"
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens to be computed before the next one can be given out, the prefix cache aside."""
+        if self.first_token_at is not None:
+            return 1
+        return len(self.message.prompt) + len(self.message.output)
+
+    def make_request(self) -> Request:
+        """The engine's view of it, with every token known by now."""
+        self.request = Request(
+            request_id=self.engine_id,
+            prompt=list(self.message.prompt),
+            output=[*self.message.output, *self.output],
+            sampling=self.message.sampling,
+            salt=self.message.salt,
+        )
+        return self.request
+
+    def receipt(self, replica_id: str) -> Receipt:
+        done, transfer = self.prefill, self.transfer
+        return Receipt(
+            decode_replica=replica_id,
+            prefill_replica=self.prefilled_by.replica_id if self.prefilled_by else "",
+            prompt_tokens=len(self.message.prompt),
+            cached_tokens=self._num_cached(),
+            computed_tokens=self.num_run + (done.num_computed if done else 0),
+            output_tokens=len(self.output),
+            kv_bytes=transfer.num_bytes if transfer else 0,
+            transport=transfer.transport if transfer else "",
+            queue_ms=done.queue_ms if done else self._local_queue_ms(),
+            prefill_ms=done.prefill_ms if done else self._local_prefill_ms(),
+            transfer_ms=transfer.transfer_ms if transfer else 0.0,
+            decode_ms=self._decode_ms(),
+            notes=tuple(self.notes),
+        )
+
+    def _num_cached(self) -> int:
+        if self.prefill is not None:
+            num_cached = self.num_cached_by_sender
+        else:
+            num_cached = self.request.num_cached if self.request else 0
+        return min(num_cached, len(self.message.prompt))
+
+    def _local_queue_ms(self) -> float:
+        if self.request is None or self.request.scheduled_at is None:
+            return 0.0
+        return (self.request.scheduled_at - self.arrived_at) * 1e3
+
+    def _local_prefill_ms(self) -> float:
+        request = self.request
+        if request is None or request.scheduled_at is None or request.first_token_at is None:
+            return 0.0
+        return (request.first_token_at - request.scheduled_at) * 1e3
+
+    def _decode_ms(self) -> float:
+        if self.first_token_at is None or self.last_token_at is None:
+            return 0.0
+        return (self.last_token_at - self.first_token_at) * 1e3

@@ -1,0 +1,82 @@
+"""Calling a prefill replica: `core` messages on one side, gRPC on the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from baton.core.errors import (
+    BatonError,
+    InvalidRequest,
+    LayoutMismatch,
+    Overloaded,
+    StaleEpoch,
+    Unavailable,
+)
+from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
+from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.replica_pb2_grpc import PrefillStub
+from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto
+
+_ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: LayoutMismatch,
+    grpc.StatusCode.NOT_FOUND: StaleEpoch,
+}
+
+
+class PrefillClient(Protocol):
+    def prefill(
+        self, peer: ReplicaAddress, request: PrefillRequest
+    ) -> AsyncGenerator[PrefillGranted | PrefillDone, None]:
+        """Yield the grant, then the first token. Closing the iterator cancels on P.
+
+        Raises Overloaded if refused, LayoutMismatch, StaleEpoch, InvalidRequest, Unavailable if P
+        is gone.
+        """
+
+    async def close(self) -> None: ...
+
+
+class GrpcPrefillClient:
+    def __init__(self) -> None:
+        self._channel_by_address: dict[str, grpc.aio.Channel] = {}
+
+    async def prefill(
+        self, peer: ReplicaAddress, request: PrefillRequest
+    ) -> AsyncGenerator[PrefillGranted | PrefillDone, None]:
+        stub = PrefillStub(self._channel(peer.address))
+        call = stub.Prefill(
+            prefill_to_proto(request, peer.epoch), timeout=request.time_left_ms / 1e3
+        )
+        try:
+            async for event in call:
+                match event.WhichOneof("event"):
+                    case "granted":
+                        yield granted_from_proto(event.granted)
+                    case "done":
+                        yield done_from_proto(event.done)
+                    case _:
+                        continue  # a newer replica's event: nothing we know how to use
+        except grpc.aio.AioRpcError as error:
+            error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
+            text = f"prefill on {peer.replica_id}: {error.details() or error.code().name}"
+            raise error_type(text) from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        for channel in self._channel_by_address.values():
+            await channel.close()
+        self._channel_by_address.clear()
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channel_by_address.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channel_by_address[address] = channel
+        return channel

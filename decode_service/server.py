@@ -1,0 +1,70 @@
+"""The decode role on the wire: `baton.replica.v1.Decode`, one worker behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from baton.core.errors import Unavailable
+from baton.core.ids import Epoch, RequestId
+from baton.decode_service.session import Frame, GatewaySession
+from baton.decode_service.worker import DecodeWorker
+from baton.proto import replica_pb2 as pb
+from baton.proto.replica_pb2_grpc import DecodeServicer
+from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
+
+log = logging.getLogger(__name__)
+
+
+class DecodeGrpc(DecodeServicer):
+    def __init__(self, worker: DecodeWorker) -> None:
+        self._worker = worker
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[pb.GatewayFrame],
+        context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.DecodeFrame],
+    ) -> AsyncIterator[pb.DecodeFrame]:
+        hello = (await anext(request_iterator)).hello
+        if hello.decode_epoch != self._worker.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        try:
+            session = self._worker.open_session(Epoch(hello.gateway_epoch))
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        reader.add_done_callback(lambda _: session.end())
+        try:
+            while (frame := await session.next_frame()) is not None:
+                yield _to_proto(frame)
+        finally:
+            reader.cancel()
+            self._worker.close_session(session)
+            [outcome] = await asyncio.gather(reader, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                log.error("a gateway's stream ended with %r", outcome)
+
+    async def _read(self, session: GatewaySession, frames: AsyncIterator[pb.GatewayFrame]) -> None:
+        async for frame in frames:
+            match frame.WhichOneof("frame"):
+                case "generate":
+                    self._worker.generate(session, generate_from_proto(frame.generate))
+                case "cancel":
+                    cancel = frame.cancel
+                    self._worker.cancel(
+                        RequestId(cancel.request_id), cancel.attempt, cancel.num_delivered
+                    )
+                case _:
+                    continue  # a newer gateway's frame: nothing we know how to do
+
+
+def _to_proto(frame: Frame) -> pb.DecodeFrame:
+    return pb.DecodeFrame(
+        updates=[update_to_proto(update) for update in frame.updates],
+        capacity=capacity_to_proto(frame.capacity),
+    )

@@ -1,0 +1,258 @@
+"""One prefill replica: takes prompts, computes their KV, offers it to a decode replica.
+
+    prefill(request)   refused at once | queued -> granted -> computed -> first token
+    engine thread      on_scheduled: grant    on_computed: publish what is there    on_step: finish
+
+Plain Python on purpose. `platform/deploy.py` turns it into an actor; tests just build one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from baton.core.errors import EngineFailed, InvalidRequest, Overloaded
+from baton.core.ids import Epoch, TransferId
+from baton.core.kv_pool import Census, Holder, HolderKind
+from baton.core.ledger import TokenLedger
+from baton.core.messages import Capacity, PrefillDone, PrefillGranted, PrefillRequest
+from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
+from baton.engine.request import Request
+from baton.engine.step_report import RequestOutput, StepReport
+from baton.kv_transfer.auditor import AuditReport, audit
+from baton.kv_transfer.layout import check_layouts
+from baton.kv_transfer.outbox import Outbox
+from baton.kv_transfer.sender import Sender
+
+Event = PrefillGranted | PrefillDone
+EXPIRY_CHECK_S = 0.25
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """One prompt, from its admission until its transfer is over."""
+
+    message: PrefillRequest
+    request: Request
+    events: asyncio.Queue[Event | Exception | None] = field(default_factory=asyncio.Queue)
+    """None: the transfer is sealed or aborted."""
+    is_computed: bool = False
+
+    @property
+    def num_queued_tokens(self) -> int:
+        return 0 if self.is_computed else len(self.request.tokens)
+
+
+class PrefillWorker:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        epoch: Epoch,
+        max_queued_tokens: int,
+    ) -> None:
+        self.engine = engine
+        self.epoch = epoch
+        self.max_queued_tokens = max_queued_tokens
+        self.ledger = TokenLedger()
+        self.sender = Sender(engine.pool, epoch)
+        self.thread = EngineThread(engine, self._on_step, on_failure=self._on_failure)
+        self.outbox = Outbox(self.sender, self.thread)
+        self._clock = engine.clock
+        self._running_by_id: dict[str, _Running] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._housekeeping: asyncio.Task[None] | None = None
+        self.sender.on_ended = self._on_transfer_ended
+        engine.on_scheduled = self._on_scheduled
+        engine.on_computed = self._on_computed
+
+    async def start(self) -> None:
+        self.thread.start()
+        self._housekeeping = asyncio.create_task(self._expire_leases())
+
+    async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Event, None]:
+        """Yield the grant when its turn comes, then the first token; end when the transfer does.
+
+        Closing the iterator stops the computation and aborts the transfer: a decode replica that
+        dies or loses interest cuts the call, and its blocks are free at once.
+        Raises Overloaded at once when too much is queued, LayoutMismatch, InvalidRequest.
+        """
+        check_layouts(self.engine.pool.layout, message.layout)
+        running = self._admit(message)
+        try:
+            await self.thread.call(lambda: self._begin(running))
+            while (event := await running.events.get()) is not None:
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            self._leave(running)
+
+    async def drain(self) -> None:
+        """Accept nothing more and return when the last request has left."""
+        self.max_queued_tokens = 0
+        await self._idle.wait()
+
+    async def stop(self) -> None:
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
+
+    def check_health(self, *, limit_s: float) -> None:
+        """Raise EngineFailed if the engine's thread died or has not advanced for `limit_s`."""
+        self.thread.check_health(limit_s=limit_s)
+
+    async def audit(self) -> AuditReport:
+        """Judged off the engine's thread: a large pool takes longer than a step."""
+        return await asyncio.to_thread(audit, *await self.thread.call(self._take_census))
+
+    def capacity(self) -> Capacity:
+        return Capacity(
+            max_open=0,
+            num_running=self.engine.num_running,
+            num_waiting=self.engine.num_waiting,
+            num_queued_tokens=self._num_queued_tokens,
+            num_blocks=self.engine.pool.num_blocks,
+            num_free_blocks=self.engine.pool.num_available,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        sent = self.sender.counters
+        return {
+            **self.engine.stats.as_metrics(),
+            **self.ledger.as_metrics(),
+            "transfers_offered_total": sent.num_offered,
+            "transfers_sealed_total": sent.num_sealed,
+            "transfers_aborted_total": sent.num_aborted,
+            "transfers_expired_total": sent.num_expired,
+            "kv_bytes_sent_total": self.outbox.num_bytes_sent,
+        }
+
+    # On the event loop.
+
+    @property
+    def _num_queued_tokens(self) -> int:
+        return sum(running.num_queued_tokens for running in self._running_by_id.values())
+
+    def _admit(self, message: PrefillRequest) -> _Running:
+        num_tokens, num_queued = len(message.prompt) + len(message.output), self._num_queued_tokens
+        if num_queued + num_tokens > self.max_queued_tokens:
+            raise Overloaded(
+                f"{num_queued} tokens queued on this prefill replica; {num_tokens} more would pass "
+                f"its limit of {self.max_queued_tokens}"
+            )
+        if message.transfer_id in self._running_by_id:
+            raise InvalidRequest(f"transfer {message.transfer_id} exists", field="transfer_id")
+        request = Request(
+            request_id=message.transfer_id,
+            prompt=list(message.prompt),
+            output=list(message.output),
+            sampling=message.sampling,
+            salt=message.salt,
+            max_new_tokens=1,
+        )
+        running = _Running(message, request)
+        self._running_by_id[message.transfer_id] = running
+        self._idle.clear()
+        return running
+
+    def _leave(self, running: _Running) -> None:
+        """Whatever is left of it ends; nothing happens to what is over already."""
+        del self._running_by_id[running.message.transfer_id]
+        self.thread.post(lambda: self._abandon(running.message.transfer_id))
+        if not self._running_by_id:
+            self._idle.set()
+
+    def _deliver(self, outputs: tuple[RequestOutput, ...]) -> None:
+        for output in outputs:
+            self.ledger.sample(len(output.tokens))
+            running = self._running_by_id.get(output.request.request_id)
+            if running is None:
+                self.ledger.settle(delivered=0, discarded=len(output.tokens))
+            elif output.error is not None:
+                running.events.put_nowait(output.error)
+            else:
+                self.ledger.settle(delivered=len(output.tokens), discarded=0)
+                running.is_computed = True
+                running.events.put_nowait(_done(running.message.transfer_id, output))
+
+    def _put_event(self, transfer_id: str, event: Event | Exception | None) -> None:
+        running = self._running_by_id.get(transfer_id)
+        if running is not None:
+            running.events.put_nowait(event)
+
+    def _fail_all(self, error: EngineFailed) -> None:
+        for transfer_id in self._running_by_id:
+            self._put_event(transfer_id, error)
+
+    async def _expire_leases(self) -> None:
+        while self.thread.failure is None:
+            await asyncio.sleep(EXPIRY_CHECK_S)
+            await self.thread.call(lambda: self.sender.expire(self._clock()))
+
+    # On the engine's thread.
+
+    def _begin(self, running: _Running) -> None:
+        message = running.message
+        self.engine.add(running.request)
+        self.sender.offer(
+            message.transfer_id,
+            message.receiver_epoch,
+            source=Holder(HolderKind.REQUEST, message.transfer_id),
+            num_tokens=len(message.prompt) + len(message.output),
+            time_left_s=message.time_left_ms / 1e3,
+            now=self._clock(),
+        )
+
+    def _abandon(self, transfer_id: TransferId) -> None:
+        self.engine.abort(transfer_id)
+        self.sender.abort(transfer_id, "the prefill call ended")
+
+    def _on_scheduled(self, request: Request) -> None:
+        granted = PrefillGranted(
+            transfer_id=TransferId(request.request_id),
+            sender_epoch=self.epoch,
+            num_tokens=len(request.tokens),
+            num_cached=request.num_cached,
+        )
+        self.thread.tell(lambda: self._put_event(request.request_id, granted))
+
+    def _on_transfer_ended(self, transfer_id: TransferId) -> None:
+        self.thread.tell(lambda: self._put_event(transfer_id, None))
+
+    def _on_computed(self, request: Request) -> None:
+        self.sender.publish(TransferId(request.request_id), request.num_computed)
+
+    def _on_step(self, report: StepReport) -> None:
+        for output in report.outputs:
+            if output.error is None:
+                self.sender.finish(TransferId(output.request.request_id))
+        if report.outputs:
+            self.thread.tell(lambda: self._deliver(report.outputs))
+
+    def _on_failure(self, failure: BaseException) -> None:
+        error = EngineFailed(f"the engine's thread died: {failure!r}")
+        self.thread.tell(lambda: self._fail_all(error))
+
+    def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
+        """With the requests and the leases that may hold blocks at this moment."""
+        return self.engine.pool.census(), self.engine.request_ids, self.sender.lease_ids
+
+
+def _done(transfer_id: TransferId, output: RequestOutput) -> PrefillDone:
+    request = output.request
+    arrived, scheduled, first = request.arrived_at, request.scheduled_at, request.first_token_at
+    assert arrived is not None and scheduled is not None and first is not None
+    return PrefillDone(
+        transfer_id=transfer_id,
+        token=output.tokens[0],
+        logprob=output.logprobs[0] if output.logprobs else None,
+        finish_reason=output.finish_reason,
+        queue_ms=(scheduled - arrived) * 1e3,
+        prefill_ms=(first - scheduled) * 1e3,
+        num_computed=output.num_run,
+    )

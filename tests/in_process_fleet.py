@@ -1,0 +1,165 @@
+"""Prefill and decode replicas, registry and dispatcher in one process: everything but Ray and HTTP.
+
+The replicas are the real ones, with their gRPC servers on localhost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.core.ids import ReplicaId, new_request_id
+from baton.core.messages import FinishReason, Receipt, Role, SamplingParams, TokenLogprob
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.echo import EchoRunner, echo_info
+from baton.engine.engine import Engine
+from baton.platform.config import DeploymentConfig, override
+from baton.platform.gateway.dispatch import ReplicaDispatcher
+from baton.platform.gateway.generation import Generation
+from baton.platform.registry import Registry
+from baton.platform.replica import Replica, start_replica
+from baton.platform.router.policy import LeastWork
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+VOCAB_SIZE = 256
+
+EngineFactory = Callable[[Role], Engine]
+
+
+def echo_engine(
+    role: Role = Role.DECODE,
+    *,
+    num_blocks: int = 256,
+    block_size: int = 4,
+    prefill_chunk: int | None = None,
+    max_running: int = 64,
+    num_layers: int = 3,
+) -> Engine:
+    info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048, num_layers=num_layers)
+    config = EngineConfig(
+        cache=CacheConfig(block_size=block_size, num_blocks=num_blocks),
+        scheduler=SchedulerConfig(prefill_chunk=prefill_chunk, max_running=max_running),
+    )
+    return Engine(EchoRunner(info, num_blocks=num_blocks, block_size=block_size), config)
+
+
+@dataclass(slots=True)
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    receipt: Receipt = field(default_factory=Receipt)
+
+
+@dataclass(slots=True)
+class Fleet:
+    config: DeploymentConfig
+    make_engine: EngineFactory
+    registry: Registry
+    dispatcher: ReplicaDispatcher
+    replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
+    engines: dict[ReplicaId, Engine] = field(default_factory=dict)
+    num_started: int = 0
+
+    async def add(self, role: Role) -> ReplicaId:
+        self.num_started += 1
+        replica_id = ReplicaId(f"{role}-{self.num_started}")
+        engine = self.make_engine(role)
+        replica = await start_replica(
+            self.config, role, engine, replica_id=replica_id, host="127.0.0.1"
+        )
+        self.replicas[replica_id] = replica
+        self.engines[replica_id] = engine
+        self.registry.heartbeat(replica.info)
+        await self.sync()
+        return replica_id
+
+    async def crash(self, replica_id: ReplicaId) -> None:
+        """Cut all its streams at once and tell nobody: as close to kill -9 as a thread comes."""
+        replica = self.replicas.pop(replica_id)
+        await replica.server.stop(grace_s=0)
+        await replica.stop()
+        self.registry.leave(replica.info.epoch)
+
+    async def sync(self) -> None:
+        """Tell the dispatcher who is there, and wait until it is connected to them."""
+        await self.dispatcher.fleet.apply(self.registry.membership())
+        num_decode = sum(r.info.role is Role.DECODE for r in self.replicas.values())
+        async with asyncio.timeout(10):
+            while len(self.dispatcher.fleet.connected) < num_decode:
+                await asyncio.sleep(0.01)
+
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        on_token: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """One request from start to end. `on_token(n)` may return an awaitable."""
+        generation = Generation(
+            request_id=new_request_id(), prompt=tuple(prompt), sampling=sampling, **options
+        )
+        answer = Answer()
+        running = await self.dispatcher.start(generation)
+        try:
+            async for update in running:
+                answer.tokens += update.tokens
+                answer.logprobs += update.logprobs
+                answer.finish_reason = update.finish_reason
+                if on_token is not None:
+                    pending = on_token(len(answer.tokens))
+                    if pending is not None:
+                        await pending
+        finally:
+            await running.stop(len(answer.tokens))
+        answer.receipt = running.receipt
+        return answer
+
+    async def assert_nothing_is_held(self, timeout_s: float = 2.0) -> None:
+        """Every block of every replica comes back, and the books balance."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                audits = [await replica.worker.audit() for replica in self.replicas.values()]
+                if not any(a.leased or a.live or a.quarantined for a in audits):
+                    break
+                await asyncio.sleep(0.02)
+        assert [a.violations for a in audits] == [()] * len(audits)
+        for replica in self.replicas.values():
+            metrics = replica.worker.metrics()
+            assert metrics["tokens_sampled_total"] == (
+                metrics["tokens_delivered_total"] + metrics["tokens_discarded_total"]
+            )
+
+
+@asynccontextmanager
+async def running_fleet(
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    make_engine: EngineFactory = echo_engine,
+    changes: dict[str, Any] | None = None,
+    local_prefill_tokens: int = 0,
+    max_waiting: int = 100,
+) -> AsyncIterator[Fleet]:
+    registry = Registry()
+    dispatcher = ReplicaDispatcher(
+        LeastWork(local_prefill_tokens=local_prefill_tokens),
+        max_waiting=max_waiting,
+        no_replica_grace_s=5.0,
+    )
+    config = override(DeploymentConfig(), changes or {})
+    fleet = Fleet(config, make_engine, registry, dispatcher)
+    try:
+        for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+            for _ in range(count):
+                await fleet.add(role)
+        yield fleet
+    finally:
+        await dispatcher.fleet.close()
+        for replica in fleet.replicas.values():
+            await replica.stop()

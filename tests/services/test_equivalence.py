@@ -1,0 +1,135 @@
+"""Greedy tokens through the whole data plane equal `transformers.generate`, whatever the way there.
+
+Tiny random float32 checkpoints; 1 prefill and 1 decode replica over gRPC, or one aggregated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.in_process_fleet import running_fleet
+from tests.tiny_checkpoints import (
+    VOCAB_SIZE,
+    make_llama,
+    make_qwen3,
+    transformers_greedy,
+    transformers_logits,
+)
+
+from baton.core.messages import Role, SamplingParams
+from baton.engine.assemble import assemble_engine
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.engine import Engine
+
+NUM_TOKENS = 24
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
+
+
+@pytest.fixture(scope="module", params=[make_llama, make_qwen3], ids=["llama", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make: Callable[[Path], Path] = request.param
+    return make(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    shared = [rng.randrange(2, VOCAB_SIZE) for _ in range(40)]
+    lengths = [1, 2, 5, 15, 16, 17, 31, 33, 48, 64, 3, 90, 7, 21, 50, 80]
+    return [
+        shared[: length // 2] + [rng.randrange(2, VOCAB_SIZE) for _ in range(length - length // 2)]
+        for length in lengths
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
+    return transformers_greedy(folder, prompts, NUM_TOKENS)
+
+
+def engines(
+    folder: Path, *, prefill_chunk: int | None = None, decode_blocks: int = 512
+) -> Callable[[Role], Engine]:
+    def make(role: Role) -> Engine:
+        num_blocks = decode_blocks if role is Role.DECODE else 512
+        config = EngineConfig(
+            cache=CacheConfig(block_size=4, num_blocks=num_blocks),
+            scheduler=SchedulerConfig(prefill_chunk=prefill_chunk),
+        )
+        return assemble_engine(folder, config, device="cpu")
+
+    return make
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1], ids=["aggregated", "1P+1D"])
+@pytest.mark.parametrize("prefill_chunk", [None, 7], ids=["whole", "chunks of 7"])
+async def test_one_at_a_time_cold_and_on_a_prefix_hit(
+    folder: Path,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    num_prefill: int,
+    prefill_chunk: int | None,
+) -> None:
+    make_engine = engines(folder, prefill_chunk=prefill_chunk)
+    async with running_fleet(prefill=num_prefill, make_engine=make_engine) as fleet:
+        cold = [await fleet.ask(prompt, SAMPLING) for prompt in prompts]
+        hits = [await fleet.ask(prompt, SAMPLING) for prompt in prompts]
+
+        assert [answer.tokens for answer in cold] == expected
+        assert [answer.tokens for answer in hits] == expected
+        assert all(
+            a.receipt.cached_tokens >= len(p) - 4 for a, p in zip(hits, prompts, strict=True)
+        )
+        if num_prefill:
+            assert any(answer.receipt.kv_bytes for answer in cold)
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1], ids=["aggregated", "1P+1D"])
+async def test_sixteen_at_once_with_a_pool_so_small_that_preemption_happens(
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], num_prefill: int
+) -> None:
+    make_engine = engines(folder, prefill_chunk=7, decode_blocks=40)
+    async with running_fleet(prefill=num_prefill, make_engine=make_engine) as fleet:
+        answers = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
+
+        assert [answer.tokens for answer in answers] == expected
+        decode = fleet.engines[next(id_ for id_ in fleet.engines if id_.startswith("decode"))]
+        assert decode.stats.num_preempted > 0
+        await fleet.assert_nothing_is_held()
+
+
+async def test_a_seed_draws_the_same_tokens_aggregated_and_disaggregated(
+    folder: Path, prompts: list[list[int]]
+) -> None:
+    sampling = SamplingParams(
+        temperature=1.3, top_p=0.9, top_k=40, presence_penalty=0.5, seed=11, max_tokens=NUM_TOKENS
+    )
+    async with running_fleet(prefill=0, make_engine=engines(folder)) as fleet:
+        here = [(await fleet.ask(prompt, sampling)).tokens for prompt in prompts]
+    async with running_fleet(prefill=1, make_engine=engines(folder, prefill_chunk=7)) as fleet:
+        answers = await asyncio.gather(*(fleet.ask(prompt, sampling) for prompt in prompts))
+
+    assert [answer.tokens for answer in answers] == here
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1], ids=["aggregated", "1P+1D"])
+async def test_logprobs_after_a_handoff_are_those_of_transformers(
+    folder: Path, prompts: list[list[int]], num_prefill: int
+) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, num_logprobs=4)
+    make_engine = engines(folder, prefill_chunk=7)
+    async with running_fleet(prefill=num_prefill, make_engine=make_engine) as fleet:
+        for prompt in prompts:
+            answer = await fleet.ask(prompt, sampling)
+
+            logits = transformers_logits(folder, [*prompt, *answer.tokens])
+            wanted = logits.log_softmax(dim=-1)[len(prompt) - 1 :]
+            assert len(answer.logprobs) == len(answer.tokens) == 8
+            for place, logprob in enumerate(answer.logprobs):
+                for token, value in ((logprob.token, logprob.logprob), *logprob.top):
+                    assert value == pytest.approx(wanted[place, token].item(), abs=1e-4)

@@ -1,0 +1,157 @@
+"""What a receipt says of a request that did not go the usual way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+from tests.in_process_fleet import GREEDY, Fleet, echo_engine, running_fleet
+
+from baton.core.errors import TransferCut
+from baton.core.ids import new_request_id
+from baton.core.messages import Receipt, Role
+from baton.engine.engine import Engine
+from baton.kv_transfer.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.transport.grpc import GrpcTransport
+from baton.platform.gateway.generation import Generation
+
+PROMPT = tuple(range(3, 40))
+LONG = replace(GREEDY, max_tokens=60)
+
+
+async def stopped_after(fleet: Fleet, num_tokens: int) -> tuple[Receipt, int]:
+    """The receipt of a request that was taken back, and how many tokens had come by then."""
+    generation = Generation(
+        request_id=new_request_id(), prompt=PROMPT, sampling=replace(LONG, max_tokens=1500)
+    )
+    running = await fleet.dispatcher.start(generation)
+    num_received = 0
+    async for update in running:
+        num_received += len(update.tokens)
+        if num_received >= num_tokens:
+            break
+    await running.stop(num_received)
+    return running.receipt, num_received
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1])
+@pytest.mark.parametrize("num_tokens", [1, 2, 20])
+async def test_a_request_that_is_taken_back_counts_what_was_computed_so_far(
+    num_prefill: int, num_tokens: int
+) -> None:
+    async with running_fleet(prefill=num_prefill) as fleet:
+        receipt, num_received = await stopped_after(fleet, num_tokens)
+
+        assert receipt.output_tokens == num_received
+        assert receipt.computed_tokens == len(PROMPT) + num_received - 1
+
+
+async def test_the_kv_that_travelled_is_counted_although_a_stop_string_ends_the_request() -> None:
+    async with running_fleet(prefill=1) as fleet:
+        receipt, _ = await stopped_after(fleet, 5)
+
+        layout = fleet.engines[next(iter(fleet.engines))].pool.layout
+        assert receipt.kv_bytes == layout.num_blocks_for(len(PROMPT)) * layout.block_bytes
+        assert receipt.transport == "grpc"
+        assert receipt.transfer_ms > 0
+
+
+async def test_a_prompt_computed_twice_because_its_kv_was_lost_counts_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def cut(self: GrpcTransport, address: str, request: object):  # type: ignore[no-untyped-def]
+        raise TransferCut("the link is down")
+        yield
+
+    monkeypatch.setattr(GrpcTransport, "open", cut)
+    async with running_fleet(prefill=1) as fleet:
+        answer = await fleet.ask(PROMPT, LONG)
+
+        assert answer.receipt.prefill_replica == "prefill-1"
+        assert answer.receipt.kv_bytes == 0
+        assert answer.receipt.computed_tokens == 2 * len(PROMPT) + LONG.max_tokens - 1
+
+
+async def test_an_attempt_that_the_replica_gave_up_is_part_of_the_receipt() -> None:
+    async with running_fleet(
+        prefill=1, decode=1, changes={"prefill.max_queued_tokens": 8}
+    ) as fleet:
+        engine = fleet.engines[next(id_ for id_ in fleet.engines if id_.startswith("decode"))]
+        forward, num_forward = engine.runner.forward, 0
+
+        def spoil_the_first(chunks: object) -> object:
+            nonlocal num_forward
+            num_forward += 1
+            logits = forward(chunks)  # type: ignore[arg-type]
+            return logits * float("nan") if num_forward == 1 else logits
+
+        engine.runner.forward = spoil_the_first  # type: ignore[method-assign, assignment]
+        answer = await fleet.ask(PROMPT)
+
+        refused, gave_up, refused_again = answer.receipt.notes
+        assert "tokens queued" in refused
+        assert "tokens queued" in refused_again
+        assert "not finite" in gave_up
+        assert answer.receipt.attempts == 2
+        assert answer.receipt.computed_tokens == 2 * len(PROMPT) + GREEDY.max_tokens - 1
+
+
+def limited(role: Role, whose: Role, max_model_len: int) -> Engine:
+    engine = echo_engine(role)
+    if role is whose:
+        engine.max_model_len = max_model_len
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("whose", "num_tokens"),
+    [(Role.PREFILL, GREEDY.max_tokens), (Role.DECODE, 1)],
+    ids=["a shorter context on P", "a shorter context on D"],
+)
+async def test_the_decode_replica_alone_says_when_the_context_is_full(
+    whose: Role, num_tokens: int
+) -> None:
+    async with running_fleet(
+        make_engine=lambda role: limited(role, whose, len(PROMPT) + 1)
+    ) as fleet:
+        answer = await fleet.ask(PROMPT)
+
+        assert answer.receipt.prefill_replica == "prefill-1"
+        assert answer.receipt.attempts == 1
+        assert len(answer.tokens) == num_tokens
+        await fleet.assert_nothing_is_held()
+
+
+def slow_engine(role: Role) -> Engine:
+    engine = echo_engine(role, prefill_chunk=4)
+    forward = engine.runner.forward
+
+    def forward_slowly(chunks: object) -> object:
+        time.sleep(0.02 if role is Role.PREFILL else 0)
+        return forward(chunks)  # type: ignore[arg-type]
+
+    engine.runner.forward = forward_slowly  # type: ignore[method-assign, assignment]
+    return engine
+
+
+async def test_a_piece_that_is_corrupt_before_the_first_token_is_named_in_the_notes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = GrpcTransport.open
+
+    async def corrupt(
+        self: GrpcTransport, address: str, request: OpenTransfer
+    ) -> AsyncGenerator[KvPiece, None]:
+        async for piece in honest(self, address, request):
+            yield replace(piece, data=bytes(len(piece.data)))
+
+    monkeypatch.setattr(GrpcTransport, "open", corrupt)
+    async with running_fleet(make_engine=slow_engine) as fleet:
+        answer = await fleet.ask(PROMPT)
+
+        [note] = answer.receipt.notes
+        assert "do not match their checksums" in note
+        assert answer.receipt.prefill_replica == ""
+        await fleet.assert_nothing_is_held()
