@@ -1,0 +1,1 @@
+"""The front door: OpenAI-compatible HTTP and gRPC in, token updates from decode replicas out."""

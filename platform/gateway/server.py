@@ -1,0 +1,59 @@
+"""Both faces on their ports, from start to drain to stop.
+
+start -> ready -> begin_drain (unready; requests are still served) -> stop (the last ones finish)
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.platform.gateway.app import build_app
+from baton.platform.gateway.config import GatewayConfig
+from baton.platform.gateway.gateway import Gateway
+from baton.platform.gateway.generation import Dispatcher
+from baton.platform.gateway.grpc_server import GrpcServer
+from baton.platform.gateway.http_server import HttpServer
+from baton.platform.gateway.served_model import ServedModel
+
+
+class GatewayServer:
+    """Plain Python on purpose: `platform/deploy.py` turns it into a deployment."""
+
+    def __init__(
+        self, *, model: ServedModel, dispatcher: Dispatcher, config: GatewayConfig
+    ) -> None:
+        self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config)
+        app = build_app(self._gateway)
+        self._http = HttpServer(app, host=config.host, port=config.port)
+        self._grpc = GrpcServer(self._gateway)
+
+    @property
+    def http_port(self) -> int:
+        """The bound one, once started."""
+        return self._http.port
+
+    @property
+    def grpc_port(self) -> int:
+        """The bound one, once started."""
+        return self._grpc.port
+
+    async def start(self) -> None:
+        """Raises OSError or RuntimeError if a port cannot be bound; then nothing stays bound."""
+        await self._http.start()
+        try:
+            await self._grpc.start()
+        except BaseException:
+            await self._http.stop(0)
+            raise
+
+    async def begin_drain(self) -> None:
+        """Turn unready, so that balancers look elsewhere. Safe to repeat."""
+        self._gateway.is_draining = True
+        await self._grpc.report_health()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the ports and return when all requests have ended; cancel them after `grace_s`."""
+        await self.begin_drain()
+        await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
+        if self._gateway.traces is not None:
+            await asyncio.to_thread(self._gateway.traces.close)

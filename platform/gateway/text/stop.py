@@ -1,0 +1,87 @@
+"""Finding stop strings in text that arrives in pieces.
+
+    stop "</end>"      piece  "yes</"   -> released "yes", held back "</"
+                       piece  "b>"      -> released "</b>"
+                       piece  "</end>x" -> found; nothing more is released
+
+The strings form one Aho-Corasick automaton: its state is the longest ending of the text that
+could still become a stop string, so its depth is exactly how many characters must be held back. Of
+several matches the one that ends first counts, and of those the longest; pieces make no difference.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    depth: int
+    next: dict[str, _State] = field(default_factory=dict)
+    fallback: _State | None = None
+    """The longest proper ending of this state that is a state as well; None for the root."""
+    match_len: int = 0
+    """Length of the longest stop string that ends here; 0 if none does."""
+
+
+class StopFinder:
+    """Watches the output of one request."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._root = _State(depth=0)
+        for stop in stops:
+            if not stop:
+                raise ValueError("an empty stop string is found everywhere")
+            self._add(stop)
+        self._link()
+        self._state = self._root
+        self._held = ""
+        self.is_found = False
+
+    def feed(self, piece: str) -> str:
+        """The text that can be released; nothing from a stop string on."""
+        if self.is_found:
+            return ""
+        text = self._held + piece
+        for index, char in enumerate(piece, start=len(self._held) + 1):
+            self._state = self._step(self._state, char)
+            if self._state.match_len:
+                self.is_found = True
+                self._held = ""
+                return text[: index - self._state.match_len]
+        num_released = len(text) - self._state.depth
+        self._held = text[num_released:]
+        return text[:num_released]
+
+    def flush(self) -> str:
+        """What was held back, once no text follows."""
+        held, self._held, self._state = self._held, "", self._root
+        return held
+
+    def _step(self, state: _State, char: str) -> _State:
+        while char not in state.next:
+            if state.fallback is None:
+                return state
+            state = state.fallback
+        return state.next[char]
+
+    def _add(self, stop: str) -> None:
+        state = self._root
+        for char in stop:
+            state = state.next.setdefault(char, _State(depth=state.depth + 1))
+        state.match_len = len(stop)
+
+    def _link(self) -> None:
+        """Breadth first, so that shorter states are linked before longer ones need them."""
+        queue = deque(self._root.next.values())
+        for state in queue:
+            state.fallback = self._root
+        while queue:
+            state = queue.popleft()
+            assert state.fallback is not None
+            for char, child in state.next.items():
+                child.fallback = self._step(state.fallback, char)
+                child.match_len = child.match_len or child.fallback.match_len
+                queue.append(child)

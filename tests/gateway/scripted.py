@@ -1,0 +1,271 @@
+"""A dispatcher that follows a script, and a gateway on free ports that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
+from baton.platform.gateway.config import GatewayConfig
+from baton.platform.gateway.generation import Generation
+from baton.platform.gateway.served_model import ServedModel
+from baton.platform.gateway.server import GatewayServer
+from baton.platform.gateway.text.chat_template import ChatTemplate
+from baton.platform.gateway.text.model_files import SamplingDefaults
+from baton.platform.gateway.text.tokenizer import TextTokenizer
+
+MODEL = "org/tiny"
+BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
+    "{% endif %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@cache
+def tokenizer_json() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[BOS, EOS, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    corpus = ["the quick brown fox jumps over the lazy dog " * 5, "Hello world, how are you? " * 5]
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return tokenizer.to_str()
+
+
+@cache
+def text_tokenizer() -> TextTokenizer:
+    return TextTokenizer(tokenizer_json())
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(text_tokenizer().encode(text, add_special_tokens=False))
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return b"".join(map(text_tokenizer().token_bytes, tokens)).decode()
+
+
+def eos_token() -> int:
+    return int(json.loads(tokenizer_json())["model"]["vocab"][EOS])
+
+
+def make_model(
+    *, defaults: SamplingDefaults | None = None, template: str | None = TEMPLATE
+) -> ServedModel:
+    return ServedModel(
+        name=MODEL,
+        tokenizer=text_tokenizer(),
+        chat_template=None if template is None else ChatTemplate(template, {"bos_token": BOS}),
+        sampling=defaults or SamplingDefaults(),
+        vocab_size=json_vocab_size(),
+        context_len=128,
+        created=1_700_000_000,
+    )
+
+
+def json_vocab_size() -> int:
+    return len(json.loads(tokenizer_json())["model"]["vocab"])
+
+
+def write_model_folder(folder: Path, **tokenizer_config: Any) -> None:
+    (folder / "config.json").write_text(
+        json.dumps({"vocab_size": json_vocab_size(), "max_position_embeddings": 128})
+    )
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+
+
+@dataclass(kw_only=True)
+class Script:
+    """How each request goes. The output is `tokens`, or else the prompt over again."""
+
+    tokens: Sequence[int] | None = None
+    ends_with_eos: bool = False
+    num_per_update: int = 1
+    start_error: Exception | None = None
+    error: Exception | None = None
+    """Raised after `num_before` tokens."""
+    num_before: int = 0
+    stalls_after: int | None = None
+    """Tokens after which nothing more comes."""
+    starts: asyncio.Event | None = None
+    """Starting waits for it."""
+    num_cached: int = 0
+
+
+@dataclass
+class ScriptedDispatcher:
+    script: Script = field(default_factory=Script)
+    max_model_len: int = 100
+    ready: bool = True
+    generations: list[Generation] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    """By ended generation: the number of delivered tokens."""
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, generation: Generation) -> ScriptedGeneration:
+        self.generations.append(generation)
+        try:
+            if self.script.starts is not None:
+                await self.script.starts.wait()
+        except asyncio.CancelledError:
+            self.stopped.set()
+            raise
+        if self.script.start_error is not None:
+            raise self.script.start_error
+        return ScriptedGeneration(self, generation)
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    async def leaks(self) -> dict[str, Any]:
+        return {"violations": []}
+
+    async def status(self) -> dict[str, Any]:
+        return {"replicas": ["d0"]}
+
+    async def metrics_text(self) -> str:
+        return "baton_replica_up 1\n"
+
+
+class ScriptedGeneration:
+    def __init__(self, dispatcher: ScriptedDispatcher, generation: Generation) -> None:
+        self._dispatcher = dispatcher
+        self._generation = generation
+        self._is_stopped = False
+
+    @property
+    def receipt(self) -> Receipt:
+        return Receipt(
+            decode_replica="d0",
+            placement="least work",
+            prompt_tokens=len(self._generation.prompt),
+            cached_tokens=self._dispatcher.script.num_cached,
+            decode_ms=2.5,
+            notes=("stopped",) if self._is_stopped else (),
+        )
+
+    async def stop(self, num_delivered: int) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._dispatcher.stops.append(num_delivered)
+            self._dispatcher.stopped.set()
+
+    async def __aiter__(self) -> AsyncIterator[TokenUpdate]:
+        script, sampling = self._dispatcher.script, self._generation.sampling
+        tokens = list(self._generation.prompt if script.tokens is None else script.tokens)
+        if script.ends_with_eos:
+            tokens.append(eos_token())
+        is_stopped = script.ends_with_eos and len(tokens) <= sampling.max_tokens
+        tokens = tokens[: sampling.max_tokens]
+        for start in range(0, len(tokens), script.num_per_update):
+            if script.error is not None and start >= script.num_before:
+                raise script.error
+            if script.stalls_after is not None and start >= script.stalls_after:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            part = tuple(tokens[start : start + script.num_per_update])
+            is_last = start + script.num_per_update >= len(tokens)
+            reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
+            yield TokenUpdate(
+                request_id=self._generation.request_id,
+                attempt=1,
+                tokens=part,
+                logprobs=self._logprobs(part),
+                finish_reason=reason if is_last else None,
+            )
+
+    def _logprobs(self, tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        num = self._generation.sampling.num_logprobs
+        if num is None:
+            return ()
+        top = tuple((10 + rank, -1.0 - rank) for rank in range(num))
+        return tuple(TokenLogprob(token, -0.5, top) for token in tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    server: GatewayServer
+    dispatcher: ScriptedDispatcher
+    http: httpx.AsyncClient
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.http_port}"
+
+    @property
+    def grpc_target(self) -> str:
+        return f"127.0.0.1:{self.server.grpc_port}"
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": MODEL, **body})
+
+    async def chat(self, text: str = "hi", **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": text}]
+        return await self.http.post(
+            "/v1/chat/completions", json={"model": MODEL, "messages": messages, **body}
+        )
+
+
+@asynccontextmanager
+async def serving(
+    script: Script | None = None,
+    *,
+    dispatcher: ScriptedDispatcher | None = None,
+    model: ServedModel | None = None,
+    **config: Any,
+) -> AsyncIterator[Serving]:
+    dispatcher = dispatcher or ScriptedDispatcher(script or Script())
+    server = GatewayServer(
+        model=model or make_model(),
+        dispatcher=dispatcher,
+        config=GatewayConfig(**{"host": "127.0.0.1", "port": 0, "grpc_port": 0, **config}),
+    )
+    await server.start()
+    try:
+        url = f"http://127.0.0.1:{server.http_port}"
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            yield Serving(server=server, dispatcher=dispatcher, http=http)
+    finally:
+        await server.stop(grace_s=0)
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The data of all events but [DONE]."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    data = [line.removeprefix("data: ") for line in lines]
+    return [json.loads(item) for item in data if item != "[DONE]"]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+async def soon(event: asyncio.Event) -> None:
+    """Wait for what must happen; the limit only keeps a failing test from hanging."""
+    async with asyncio.timeout(20):
+        await event.wait()
