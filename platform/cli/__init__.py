@@ -1,0 +1,1 @@
+"""The command line: `baton serve`, `baton chat`, `baton status`."""

@@ -1,0 +1,136 @@
+"""Running a program in a process session of its own, and leaving none of it behind.
+
+Ray starts a dozen processes, and some outlive an abrupt end of their parent. All of them belong to
+the session of the process that started Ray; so that process is a child with its own session, and
+whatever remains of the session at the end is ended with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+PARENT_PID = "BATON_PARENT_PID"
+"""The environment variable that tells a child who started it."""
+PROC = Path("/proc")
+POLL_S = 0.1
+TERM_GRACE_S = 3.0
+
+
+def run_in_session(arguments: Sequence[str], *, stop_grace_s: float, stdin: bytes = b"") -> int:
+    """Run `python arguments...` until it ends or this process is told to; return its exit status.
+
+    `stdin` is for what must not be seen in the list of processes.
+
+    The first SIGINT or SIGTERM asks the child to stop and waits for it; a second one does not wait.
+    A child that died of a signal has the status that shells give it, 128 + the signal's number.
+    """
+    child = subprocess.Popen(
+        [sys.executable, *arguments],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        env={**os.environ, PARENT_PID: str(os.getpid())},
+    )
+    _write(child, stdin)
+    num_signals = 0
+    asked_at = 0.0
+
+    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal num_signals, asked_at
+        num_signals += 1
+        asked_at = asked_at or time.monotonic()
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {signum: signal.signal(signum, ask_to_stop) for signum in handled}
+    try:
+        while child.poll() is None:
+            is_late = num_signals and time.monotonic() - asked_at > stop_grace_s
+            if num_signals > 1 or is_late:
+                break
+            time.sleep(POLL_S)
+    finally:
+        end_session(child.pid)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+    status = child.wait()
+    if num_signals and status in (0, -signal.SIGTERM):
+        return 0
+    return status if status >= 0 else 128 - status
+
+
+def _write(child: subprocess.Popen[bytes], data: bytes) -> None:
+    assert child.stdin is not None
+    with suppress(BrokenPipeError), child.stdin as pipe:  # it may have ended at once
+        pipe.write(data)
+
+
+def end_with_parent() -> None:
+    """Let this process get SIGTERM when its parent dies, however it dies (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if is_orphan():  # the parent died before it could be watched
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def is_orphan() -> bool:
+    """Whether the caller of `run_in_session`, this process's parent, has died."""
+    parent = str(os.getppid())
+    return os.environ.get(PARENT_PID, parent) != parent
+
+
+def end_session(session_id: int) -> None:
+    """End every other process of the session: SIGTERM first, SIGKILL for what stays."""
+    _signal_all(session_id, signal.SIGTERM)
+    deadline = time.monotonic() + TERM_GRACE_S
+    while _members(session_id) and time.monotonic() < deadline:
+        time.sleep(POLL_S / 2)
+    deadline = time.monotonic() + TERM_GRACE_S
+    while _members(session_id) and time.monotonic() < deadline:
+        _signal_all(session_id, signal.SIGKILL)  # repeated: one may have forked meanwhile
+        time.sleep(POLL_S / 2)
+
+
+def _signal_all(session_id: int, signum: int) -> None:
+    for pid in _members(session_id):
+        with suppress(ProcessLookupError, PermissionError):  # it has just ended; it is not ours
+            os.kill(pid, signum)
+
+
+def _members(session_id: int) -> list[int]:
+    """Living processes of the session but this one.
+
+    Where there is no /proc, the process group of its leader.
+    """
+    if not PROC.is_dir():
+        return _leaders_group(session_id)
+    members: list[int] = []
+    for stat in PROC.glob("[0-9]*/stat"):
+        try:
+            # pid (name) state ppid pgrp session ...; the name may contain anything
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue  # it has just ended
+        pid = int(stat.parent.name)
+        if int(session) == session_id and state != "Z" and pid != os.getpid():
+            members.append(pid)
+    return members
+
+
+def _leaders_group(session_id: int) -> list[int]:
+    """A negative number stands for the group of that id, as it does for `os.kill`."""
+    try:
+        os.kill(-session_id, 0)
+    except (ProcessLookupError, PermissionError):
+        return []
+    return [-session_id]

@@ -1,0 +1,115 @@
+"""Where a request runs: one pure function of the request, what is known of the replicas, and time.
+
+    cost of a replica = tokens queued there + tokens of this prompt it does not have cached
+
+The decode replica with the least cost wins; requests it already runs count a little, so that equals
+are filled evenly. If it lacks no more than `local_prefill_tokens` of the prompt, or there is no
+prefill pool, it computes the prompt itself; else the prefill replicas are ranked the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.ids import Epoch
+from baton.core.messages import Capacity, ReplicaAddress, ReplicaInfo
+
+RUNNING_REQUEST_COST = 8
+"""Tokens' worth of a request that decodes on a replica: it slows every step a little."""
+
+MAX_PREFILL_CANDIDATES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    num_tokens: int
+    lost: frozenset[Epoch] = frozenset()
+    """Replicas on which an earlier attempt failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """What the gateway knows of one replica, for one request."""
+
+    info: ReplicaInfo
+    is_connected: bool = True
+    num_open: int = 0
+    """Requests this gateway has there."""
+    num_queued_tokens: int = 0
+    """Tokens waiting to be computed there, as far as this gateway can tell."""
+    num_cached_tokens: int = 0
+    """Leading tokens of this prompt that are probably in its prefix cache."""
+    capacity: Capacity | None = None
+    """Decode only: the replica's own last word."""
+
+    @property
+    def has_room(self) -> bool:
+        max_open = self.info.max_open if self.capacity is None else self.capacity.max_open
+        return self.num_open < max_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a decode replica would take one more request."""
+        return self.is_connected and self.info.is_ready and self.has_room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    decode: tuple[ReplicaView, ...] = ()
+    prefill: tuple[ReplicaView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    decode: ReplicaInfo
+    prefill: tuple[ReplicaAddress, ...] = ()
+    """Best first. Empty: the decode replica computes the prompt itself."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeastWork:
+    """The policy drawn above. Another policy is another object with this `place`."""
+
+    local_prefill_tokens: int = 64
+
+    def place(self, request: PlacementRequest, view: View, now: float) -> Placement | None:
+        """Choose, or return None if no decode replica has room: the request waits its turn.
+
+        `now` is for policies that weigh the age of what they know; this one does not.
+        """
+        open_decode = [replica for replica in view.decode if replica.is_open]
+        decode = _cheapest(open_decode, request)
+        if decode is None:
+            return None
+        num_missing = request.num_tokens - decode.num_cached_tokens
+        ready = [replica for replica in view.prefill if replica.info.is_ready]
+        if not ready:
+            return Placement(decode=decode.info, reason="no prefill replica: computed locally")
+        if num_missing <= self.local_prefill_tokens:
+            reason = f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
+            return Placement(decode=decode.info, reason=reason)
+        ranked = sorted(ready, key=lambda replica: _cost(replica, request))
+        best = ranked[0]
+        return Placement(
+            decode=decode.info,
+            prefill=tuple(r.info.endpoint for r in ranked[:MAX_PREFILL_CANDIDATES]),
+            reason=f"least work: {best.num_queued_tokens} tokens queued and "
+            f"{best.num_cached_tokens} cached on the prefill replica, "
+            f"{decode.num_open} requests open on the decode replica",
+        )
+
+
+def _cheapest(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:
+    return min(replicas, key=lambda replica: _cost(replica, request), default=None)
+
+
+def _cost(replica: ReplicaView, request: PlacementRequest) -> tuple[bool, int]:
+    work = (
+        replica.num_queued_tokens
+        + RUNNING_REQUEST_COST * replica.num_open
+        + request.num_tokens
+        - replica.num_cached_tokens
+    )
+    return replica.info.epoch in request.lost, work

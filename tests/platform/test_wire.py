@@ -1,0 +1,285 @@
+"""Whatever one process says, the other hears: every message survives being written as protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.errors import (
+    BatonError,
+    Cancelled,
+    ContextExceeded,
+    CorruptPiece,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
+from baton.core.kv_layout import ITEM_BYTES, KvLayout
+from baton.core.messages import (
+    Capacity,
+    FinishReason,
+    GenerateRequest,
+    PrefillDone,
+    PrefillGranted,
+    PrefillRequest,
+    Receipt,
+    ReplicaAddress,
+    SamplingParams,
+    TokenLogprob,
+    TokenUpdate,
+)
+from baton.proto import replica_pb2 as pb
+from baton.proto import wire
+from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+# Text that may travel: protobuf strings are UTF-8, which lone surrogates are not.
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+counts = st.integers(0, 2**32 - 1)
+big_counts = st.integers(0, 2**64 - 1)
+doubles = st.floats(allow_nan=False)
+floats = st.floats(allow_nan=False, width=32)  # logprobs are float32 on the wire
+tokens = st.lists(counts, max_size=5).map(tuple)
+finish_reasons = st.none() | st.sampled_from(FinishReason)
+
+samplings = st.builds(
+    SamplingParams,
+    temperature=doubles,
+    top_k=counts,
+    top_p=doubles,
+    min_p=doubles,
+    repetition_penalty=doubles,
+    presence_penalty=doubles,
+    frequency_penalty=doubles,
+    max_tokens=counts,
+    min_tokens=counts,
+    stop_token_ids=tokens,
+    ignore_eos=st.booleans(),
+    num_logprobs=st.none() | counts,
+    seed=big_counts,
+    choice=counts,
+)
+logprobs = st.builds(
+    TokenLogprob, counts, floats, st.lists(st.tuples(counts, floats), max_size=3).map(tuple)
+)
+addresses = st.builds(
+    ReplicaAddress, replica_id=texts.map(ReplicaId), epoch=texts.map(Epoch), address=texts
+)
+layouts = st.builds(
+    KvLayout,
+    model_fingerprint=st.binary(max_size=8),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    num_layers=counts,
+    num_kv_heads=counts,
+    head_dim=counts,
+    block_size=counts,
+)
+generates = st.builds(
+    GenerateRequest,
+    request_id=texts.map(RequestId),
+    attempt=counts,
+    prompt=tokens,
+    output=tokens,
+    sampling=samplings,
+    salt=st.binary(max_size=8),
+    prefill=st.lists(addresses, max_size=2).map(tuple),
+    time_left_ms=st.none() | big_counts,
+)
+prefills = st.builds(
+    PrefillRequest,
+    request_id=texts.map(RequestId),
+    transfer_id=texts.map(TransferId),
+    receiver_epoch=texts.map(Epoch),
+    layout=layouts,
+    prompt=tokens,
+    output=tokens,
+    sampling=samplings,
+    salt=st.binary(max_size=8),
+    time_left_ms=big_counts,
+)
+grants = st.builds(
+    lambda num_cached, num_left, **ids: PrefillGranted(
+        num_tokens=num_cached + num_left, num_cached=num_cached, **ids
+    ),
+    num_cached=st.integers(0, 2**31),
+    num_left=st.integers(1, 2**31 - 1),
+    transfer_id=texts.map(TransferId),
+    sender_epoch=texts.map(Epoch),
+)
+dones = st.builds(
+    PrefillDone,
+    transfer_id=texts.map(TransferId),
+    token=counts,
+    logprob=st.none() | logprobs,
+    finish_reason=finish_reasons,
+    queue_ms=doubles,
+    prefill_ms=doubles,
+    num_computed=counts,
+)
+receipts = st.builds(
+    Receipt,
+    decode_replica=texts,
+    prefill_replica=texts,
+    placement=texts,
+    attempts=counts,
+    prompt_tokens=counts,
+    cached_tokens=counts,
+    computed_tokens=counts,
+    output_tokens=counts,
+    kv_bytes=big_counts,
+    transport=texts,
+    queue_ms=doubles,
+    prefill_ms=doubles,
+    transfer_ms=doubles,
+    decode_ms=doubles,
+    notes=st.lists(texts, max_size=3).map(tuple),
+)
+updates = st.builds(
+    TokenUpdate,
+    request_id=texts.map(RequestId),
+    attempt=counts,
+    tokens=tokens,
+    logprobs=st.lists(logprobs, max_size=3).map(tuple),
+    finish_reason=finish_reasons,
+    receipt=st.none() | receipts,
+)
+capacities = st.builds(
+    Capacity,
+    max_open=counts,
+    num_running=counts,
+    num_waiting=counts,
+    num_queued_tokens=big_counts,
+    num_blocks=big_counts,
+    num_free_blocks=big_counts,
+)
+
+
+def sent(message: M) -> M:
+    """The message as the peer parses it."""
+    return type(message).FromString(message.SerializeToString())
+
+
+def assert_survives(value: T, to_proto: Callable[[T], M], from_proto: Callable[[M], T]) -> None:
+    assert from_proto(sent(to_proto(value))) == value
+
+
+@given(samplings)
+def test_sampling_params(value: SamplingParams) -> None:
+    assert_survives(value, wire.sampling_to_proto, wire.sampling_from_proto)
+
+
+@given(logprobs)
+def test_a_logprob(value: TokenLogprob) -> None:
+    assert_survives(value, wire.logprob_to_proto, wire.logprob_from_proto)
+
+
+@given(addresses)
+def test_the_address_of_a_replica(value: ReplicaAddress) -> None:
+    assert_survives(value, wire.address_to_proto, wire.address_from_proto)
+
+
+@given(layouts)
+def test_a_layout(value: KvLayout) -> None:
+    assert_survives(value, layout_to_proto, layout_from_proto)
+
+
+@given(generates)
+def test_a_request_to_generate(value: GenerateRequest) -> None:
+    assert_survives(value, wire.generate_to_proto, wire.generate_from_proto)
+
+
+@given(prefills, texts.map(Epoch))
+def test_a_request_to_prefill_also_says_whom_it_means(value: PrefillRequest, peer: Epoch) -> None:
+    message = sent(wire.prefill_to_proto(value, peer))
+
+    assert wire.prefill_from_proto(message) == value
+    assert message.sender_epoch == peer
+
+
+@given(grants)
+def test_a_grant(value: PrefillGranted) -> None:
+    assert_survives(value, wire.granted_to_proto, wire.granted_from_proto)
+
+
+@given(dones)
+def test_a_first_token(value: PrefillDone) -> None:
+    assert_survives(value, wire.done_to_proto, wire.done_from_proto)
+
+
+@given(receipts)
+def test_a_receipt(value: Receipt) -> None:
+    assert_survives(value, wire.receipt_to_proto, wire.receipt_from_proto)
+
+
+@given(updates)
+def test_an_update(value: TokenUpdate) -> None:
+    assert_survives(value, wire.update_to_proto, wire.update_from_proto)
+
+
+@given(capacities)
+def test_a_capacity(value: Capacity) -> None:
+    assert_survives(value, wire.capacity_to_proto, wire.capacity_from_proto)
+
+
+@given(st.floats(-1e30, 0))
+def test_a_logprob_arrives_as_the_nearest_float32(logprob: float) -> None:
+    arrived = wire.logprob_from_proto(sent(wire.logprob_to_proto(TokenLogprob(1, logprob))))
+
+    assert arrived.logprob == pytest.approx(logprob, rel=2**-23, abs=1e-44)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("no such field"),
+        Overloaded("full"),
+        Unavailable("gone"),
+        DeadlineExceeded("late"),
+        Cancelled("taken back"),
+    ],
+)
+def test_an_error_arrives_as_what_it_was_and_ends_the_request(error: BatonError) -> None:
+    update = TokenUpdate(request_id=RequestId("r"), attempt=1, error=error)
+
+    arrived = wire.update_from_proto(sent(wire.update_to_proto(update)))
+
+    assert type(arrived.error) is type(error)
+    assert str(arrived.error) == str(error)
+    assert arrived.is_last
+
+
+def test_a_special_mistake_of_the_caller_is_still_the_callers_mistake() -> None:
+    arrived = wire.error_from_proto(sent(wire.error_to_proto(ContextExceeded("too long"))))
+
+    assert type(arrived) is InvalidRequest
+    assert str(arrived) == "too long"
+
+
+@pytest.mark.parametrize("error", [EngineFailed("x"), CorruptPiece("x"), RuntimeError("x")])
+def test_a_fault_on_our_side_may_be_tried_elsewhere(error: Exception) -> None:
+    arrived = wire.error_from_proto(sent(wire.error_to_proto(error)))
+
+    assert type(arrived) is Unavailable
+    assert str(arrived) == f"{type(error).__name__}: x"
+
+
+def test_an_error_of_a_newer_peer_may_be_tried_elsewhere() -> None:
+    message = pb.Error.FromString(b"\x08\x63\x12\x03new")  # code 99
+
+    assert type(wire.error_from_proto(message)) is Unavailable
+
+
+def test_a_finish_reason_of_a_newer_peer_is_none_we_know() -> None:
+    message = pb.TokenUpdate.FromString(b"\x28\x63")  # finish_reason 99
+
+    assert wire.update_from_proto(message).finish_reason is None
