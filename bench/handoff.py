@@ -1,0 +1,195 @@
+"""What a handoff costs: 1 prefill + 1 decode replica against 1 replica that does both.
+
+Two live deployments of the demo model (`baton serve`, float32, one torch thread a replica) answer
+the same prompts, one after the other, taking turns to be first. No prompt is asked twice of the
+same deployment, so none is found in a prefix cache.
+
+    python -m bench.handoff [--prefill-chunk TOKENS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.live_deployment import LiveDeployment
+from bench.report import surroundings, table
+from bench.sse_client import Connection, Streamed
+
+from baton.platform.config import DEMO_MODEL
+from baton.platform.gateway.text.model_files import ModelFiles
+from baton.platform.gateway.text.tokenizer import TextTokenizer
+from baton.platform.model_folder import find_model
+
+PROMPT_LENS = (128, 512, 1536)
+OUTPUT_LEN = 16
+NUM_PROMPTS = 30
+"""Of each length."""
+NUM_WARM_UP = 3
+SOURCE = Path(tokenize.__file__).parent
+"""The standard library: Python, as the demo model knows it."""
+
+ONE_THREAD = {"resources": {"num_threads": 1}}
+TOGETHER = {"dtype": "float32", "prefill": {"replicas": 0}, "decode": ONE_THREAD}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Milliseconds since the request was sent, and the request's receipt."""
+
+    first_ms: float
+    second_ms: float
+    gap_ms: float
+    """Median, from the second token on."""
+    receipt: Mapping[str, Any]
+
+
+def split_config(prefill_chunk: int | None) -> dict[str, Any]:
+    """One prefill and one decode replica. KV is sent after each chunk of a prompt."""
+    prefill = {**ONE_THREAD, "scheduler": {"prefill_chunk": prefill_chunk}}
+    return {"dtype": "float32", "prefill": prefill, "decode": ONE_THREAD}
+
+
+def measure(
+    num_prompts: int, prefill_chunk: int | None
+) -> dict[int, tuple[list[Answer], list[Answer]]]:
+    """By prompt length: the answers of the split deployment, and of the one replica."""
+    configs = (split_config(prefill_chunk), TOGETHER)
+    with ExitStack() as stack:
+        split, together = (stack.enter_context(LiveDeployment(config)) for config in configs)
+        return asyncio.run(_measure((split.wait(), together.wait()), num_prompts))
+
+
+async def _measure(
+    ports: tuple[int, int], num_prompts: int
+) -> dict[int, tuple[list[Answer], list[Answer]]]:
+    tokens = _source_tokens(sum(PROMPT_LENS) * (num_prompts + NUM_WARM_UP))
+    connections = [await Connection.open(port) for port in ports]
+    answers: dict[int, tuple[list[Answer], list[Answer]]] = {n: ([], []) for n in PROMPT_LENS}
+    for turn in range(num_prompts + NUM_WARM_UP):
+        for length in PROMPT_LENS:
+            prompt, tokens = tokens[:length], tokens[length:]
+            for which in ((0, 1), (1, 0))[turn % 2]:
+                answer = _read(await connections[which].complete(_body(prompt)))
+                if turn >= NUM_WARM_UP:
+                    answers[length][which].append(answer)
+    for connection in connections:
+        await connection.close()
+    return answers
+
+
+def _body(prompt: Sequence[int]) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "max_tokens": OUTPUT_LEN,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 0,  # one write a token, even if it has no text of its own
+        "receipt": True,
+    }
+
+
+def _read(streamed: Streamed) -> Answer:
+    if len(streamed.times) != OUTPUT_LEN:
+        raise RuntimeError(f"{OUTPUT_LEN} tokens came in {len(streamed.times)} writes")
+    first, second = streamed.times[:2]
+    return Answer(
+        first_ms=first * 1e3,
+        second_ms=second * 1e3,
+        gap_ms=statistics.median(streamed.gaps[1:]) * 1e3,
+        receipt=streamed.last["baton"],
+    )
+
+
+def _source_tokens(num_tokens: int) -> list[int]:
+    tokenizer = TextTokenizer(ModelFiles.read(find_model(DEMO_MODEL)).tokenizer_json)
+    tokens: list[int] = []
+    for path in sorted(SOURCE.glob("*.py")):
+        if len(tokens) >= num_tokens:
+            return tokens
+        tokens += tokenizer.encode(path.read_text(), add_special_tokens=False)
+    raise RuntimeError(f"the standard library has {len(tokens)} tokens only")
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def report(*, is_quick: bool = False, prefill_chunk: int | None = None) -> str:
+    """`prefill_chunk`: tokens of a prompt in one forward pass of the prefill replica; None: all."""
+    answers = measure(2 if is_quick else NUM_PROMPTS, prefill_chunk)
+    times = table(
+        (
+            "prompt tokens", "first token, 1P+1D, ms", "one replica, ms", "ratio",
+            "second token, 1P+1D, ms", "one replica, ms", "ratio", "further tokens, 1P+1D, ms",
+            "one replica, ms",
+        ),
+        [_times(length, *both) for length, both in answers.items()],
+    )  # fmt: skip
+    transfers = table(
+        (
+            "prompt tokens", "KV, MB", "prefill, ms", "open to seal, ms", "beyond prefill, ms",
+            "MB/s beyond prefill", "share of second token", "local prefill, ms",
+        ),
+        [_transfers(length, *both) for length, both in answers.items()],
+    )  # fmt: skip
+    cached = max(a.receipt["cached_tokens"] for both in answers.values() for a in both[0] + both[1])
+    notes = [note for both in answers.values() for a in both[0] for note in a.receipt["notes"]]
+    count = len(answers[PROMPT_LENS[0]][0])
+    return "\n\n".join(
+        (
+            f"### Medians of {count} prompts each, {OUTPUT_LEN} output tokens, one at a time",
+            times,
+            "From the receipts of 1P+1D, and of the one replica in the last column:",
+            transfers,
+            f"Most tokens found in a prefix cache: {cached}. Mishaps in receipts: {len(notes)}.",
+        )
+    )
+
+
+def _times(
+    length: int, split: Sequence[Answer], together: Sequence[Answer]
+) -> tuple[str | float, ...]:
+    firsts = [_median(a.first_ms for a in answers) for answers in (split, together)]
+    seconds = [_median(a.second_ms for a in answers) for answers in (split, together)]
+    return (
+        str(length),
+        *firsts,
+        firsts[0] / firsts[1],
+        *seconds,
+        seconds[0] / seconds[1],
+        _median(a.gap_ms for a in split),
+        _median(a.gap_ms for a in together),
+    )
+
+
+def _transfers(
+    length: int, split: Sequence[Answer], together: Sequence[Answer]
+) -> tuple[str | float, ...]:
+    """A transfer is opened when the prefill begins; what it takes beyond that is its price."""
+    beyond = [a.receipt["transfer_ms"] - a.receipt["prefill_ms"] for a in split]
+    megabytes = [a.receipt["kv_bytes"] / 1e6 for a in split]
+    return (
+        str(length),
+        _median(megabytes),
+        _median(a.receipt["prefill_ms"] for a in split),
+        _median(a.receipt["transfer_ms"] for a in split),
+        _median(beyond),
+        _median(size / ms * 1e3 for size, ms in zip(megabytes, beyond, strict=True)),
+        _median(ms / a.second_ms for ms, a in zip(beyond, split, strict=True)),
+        _median(a.receipt["prefill_ms"] for a in together),
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.handoff")
+    parser.add_argument("--prefill-chunk", type=int, help="tokens in one forward pass; default all")
+    chunk = parser.parse_args().prefill_chunk
+    print(f"{surroundings()}\n\n{report(prefill_chunk=chunk)}")

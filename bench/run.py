@@ -1,0 +1,46 @@
+"""All measurements, as the Markdown that docs/performance.md is made of.
+
+    python -m bench.run [engine_steps] [gateway] [handoff] [startup] [--quick]
+
+Minutes, not hours. `--quick` takes few samples: to see that everything works, not to quote.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import psutil
+from bench import engine_steps, gateway, handoff, startup
+from bench.report import surroundings
+
+LOOK_AROUND_S = 2.0
+
+SECTIONS: dict[str, tuple[str, Callable[[bool], str]]] = {
+    "engine_steps": ("A step of the engine", lambda quick: engine_steps.report(is_quick=quick)),
+    "gateway": ("Gateway and data plane", lambda quick: gateway.report(is_quick=quick)),
+    "handoff": ("A handoff", lambda quick: handoff.report(is_quick=quick)),
+    "startup": ("Starting, and doing nothing", lambda quick: startup.report(is_quick=quick)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="few samples")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(SECTIONS):
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    print(surroundings(), flush=True)
+    for name in arguments.sections or SECTIONS:
+        title, report = SECTIONS[name]
+        others = psutil.cpu_percent(LOOK_AROUND_S)
+        print(
+            f"\n## {title}\n\n`python -m bench.{name}`; just before it, other work took "
+            f"{others:.0f}% of the cores.\n\n{report(arguments.quick)}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
