@@ -139,12 +139,14 @@ class PrefillGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillDone:
-    """P -> D: the first token. Final once D has recorded it, whatever becomes of the KV."""
+    """P -> D: the first token. Final once D has recorded it, whatever becomes of the KV.
+
+    Whether it is the last is for D to say: P's context may be shorter, or longer.
+    """
 
     transfer_id: TransferId
     token: int
     logprob: TokenLogprob | None
-    finish_reason: FinishReason | None
     queue_ms: float
     prefill_ms: float
     num_computed: int

@@ -251,7 +251,6 @@ def _done(transfer_id: TransferId, output: RequestOutput) -> PrefillDone:
         transfer_id=transfer_id,
         token=output.tokens[0],
         logprob=output.logprobs[0] if output.logprobs else None,
-        finish_reason=output.finish_reason,
         queue_ms=(scheduled - arrived) * 1e3,
         prefill_ms=(first - scheduled) * 1e3,
         num_computed=output.num_run,

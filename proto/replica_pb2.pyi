@@ -568,13 +568,11 @@ class PrefillDone(message.Message):
     TRANSFER_ID_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
     LOGPROB_FIELD_NUMBER: builtins.int
-    FINISH_REASON_FIELD_NUMBER: builtins.int
     QUEUE_MS_FIELD_NUMBER: builtins.int
     PREFILL_MS_FIELD_NUMBER: builtins.int
     NUM_COMPUTED_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     token: builtins.int
-    finish_reason: FinishReason.ValueType
     queue_ms: builtins.float
     prefill_ms: builtins.float
     num_computed: builtins.int
@@ -586,14 +584,13 @@ class PrefillDone(message.Message):
         transfer_id: builtins.str = ...,
         token: builtins.int = ...,
         logprob: TokenLogprob | None = ...,
-        finish_reason: FinishReason.ValueType = ...,
         queue_ms: builtins.float = ...,
         prefill_ms: builtins.float = ...,
         num_computed: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "logprob", b"logprob", "num_computed", b"num_computed", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["logprob", b"logprob", "num_computed", b"num_computed", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

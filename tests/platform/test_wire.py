@@ -121,7 +121,6 @@ dones = st.builds(
     transfer_id=texts.map(TransferId),
     token=counts,
     logprob=st.none() | logprobs,
-    finish_reason=finish_reasons,
     queue_ms=doubles,
     prefill_ms=doubles,
     num_computed=counts,
