@@ -60,7 +60,6 @@ class EngineStats:
 
     num_steps: int = 0
     num_tokens_run: int = 0
-    num_tokens_sampled: int = 0
     num_tokens_cached: int = 0
     """Found in the prefix cache when their request was first admitted."""
     num_preempted: int = 0
@@ -73,7 +72,6 @@ class EngineStats:
     def add(self, report: StepReport) -> None:
         self.num_steps += 1
         self.num_tokens_run += report.num_tokens
-        self.num_tokens_sampled += sum(len(output.tokens) for output in report.outputs)
         self.num_tokens_cached += sum(request.num_cached for request in report.first_scheduled)
         self.num_preempted += report.num_preempted
         self.num_finished += sum(output.is_finished for output in report.outputs)
