@@ -28,7 +28,7 @@ format: $(VENV)/.dev
 
 ## Generate the Python code of proto/*.proto; the output is committed.
 proto: $(VENV)/.dev
-	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src \
 	  --mypy_out=readable_stubs,quiet:src --mypy_grpc_out=quiet:src src/baton/proto/*.proto
 
 ## The measurements of docs/performance.md.

@@ -3,6 +3,7 @@
     BatonError
     ├── InvalidRequest        the caller's mistake; names the field and the remedy   400
     │   ├── ModelNotFound     no such model is served here                           404
+    │   ├── StreamNotFound    no such resumable stream is held by this gateway       404
     │   ├── RequestTooLarge   the body is larger than this server reads              413
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
     ├── Unauthenticated       no API key, or not one of ours                         401
@@ -22,7 +23,7 @@
         └── TransferAborted   one side gave up: cancel, expiry, crash or pressure
 
 The numbers are HTTP; each edge translates in exactly one place
-(`platform/gateway/http_errors.py`, `platform/gateway/grpc_errors.py`).
+(`platform/gateway/http/errors.py`, `platform/gateway/grpc/errors.py`).
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class InvalidRequest(BatonError):
 
 class ModelNotFound(InvalidRequest):
     """No model of that name is served here."""
+
+
+class StreamNotFound(InvalidRequest):
+    """No resumable stream of that id is held by this gateway, or not for this caller."""
 
 
 class RequestTooLarge(InvalidRequest):

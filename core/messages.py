@@ -25,6 +25,30 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become one vector: after the last norm, before the head."""
+
+    MEAN = "mean"
+    """Their mean over all tokens."""
+    LAST = "last"
+    """The last token's."""
+
+
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must be: a sentence of this language, then an end-of-sequence token."""
+
+    kind: GrammarKind
+    source: str
+    """A JSON schema, a regular expression (Rust's dialect) or a grammar in Lark's notation."""
+
+
 class FinishReason(StrEnum):
     STOP = "stop"
     """An end-of-sequence token or one of the request's stop tokens; it is the last output token."""
@@ -36,8 +60,9 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the next token is drawn. Every field has its value here; the gateway fills in defaults.
 
-    Transforms apply in this order: repetition, presence and frequency penalties, minimum length,
-    temperature, top-k, top-p, min-p. Temperature 0 takes the most probable token.
+    Transforms apply in this order: repetition, presence and frequency penalties, bias, what may not
+    be drawn (minimum length, bad words, allowed tokens, grammar), temperature, top-k, typical-p,
+    top-p, min-p. Temperature 0 takes the most probable token that may be drawn.
     """
 
     temperature: float = 1.0
@@ -45,18 +70,29 @@ class SamplingParams:
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    """Keep the tokens of the most typical information that hold this mass (Meister et al. 2023)."""
     repetition_penalty: float = 1.0
     """Over tokens of prompt and output (Keskar et al. 2019)."""
     presence_penalty: float = 0.0
     """Over output tokens, as OpenAI defines it."""
     frequency_penalty: float = 0.0
     """Over output tokens, as OpenAI defines it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Nothing else is drawn; empty allows all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output may not contain."""
+    grammar: Grammar | None = None
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
     """None: no logprobs. 0: of the sampled token. n: of the n most probable tokens as well."""
+    num_prompt_logprobs: int | None = None
+    """The same, of the prompt's tokens but the first."""
     seed: int = 0
     """64 bits. With `choice` and the position it names the random numbers of a token."""
     choice: int = 0
@@ -100,6 +136,10 @@ class GenerateRequest:
     """Keeps the KV blocks of one tenant from being shared with another."""
     prefill: tuple[ReplicaAddress, ...] = ()
     """Prefill replicas to ask, best first. Empty: computed by D itself."""
+    priority: int = 0
+    """Smaller comes first, and is preempted last."""
+    pooling: Pooling | None = None
+    """Set: nothing is generated, the answer is an embedding of the prompt."""
     time_left_ms: int | None = None
 
 
@@ -116,6 +156,7 @@ class PrefillRequest:
     output: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     salt: bytes = b""
+    priority: int = 0
     time_left_ms: int
 
 
@@ -197,6 +238,10 @@ class TokenUpdate:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """As many as tokens when asked for, else none."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """In the first update when asked for: one for each token of the prompt but the first."""
+    embedding: tuple[float, ...] = ()
+    """In the only update of a request with `pooling`, whose finish reason is STOP."""
     finish_reason: FinishReason | None = None
     receipt: Receipt | None = None
     error: Exception | None = None

@@ -22,41 +22,86 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\"\xef\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.baton.v1.SamplingOptions\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x18\n\x10return_token_ids\x18\x07 \x01(\x08\x12\x12\n\ncache_salt\x18\x08 \x01(\tB\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x95\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x17\n\nignore_eos\x18\x0c \x01(\x08H\t\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\rH\n\x88\x01\x01\x12\x11\n\x04seed\x18\x0e \x01(\x04H\x0b\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x07\n\x05_seed\">\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"c\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12!\n\x03top\x18\x04 \x03(\x0b\x32\x14.baton.v1.TopLogprob\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\xfa\x01\n\x07Receipt\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x01 \x01(\t\x12\x17\n\x0fprefill_replica\x18\x02 \x01(\t\x12\x11\n\tplacement\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x10\n\x08queue_ms\x18\x08 \x01(\x01\x12\x12\n\nprefill_ms\x18\t \x01(\x01\x12\x13\n\x0btransfer_ms\x18\n \x01(\x01\x12\x11\n\tdecode_ms\x18\x0b \x01(\x01\x12\r\n\x05notes\x18\x0c \x03(\t\"\xdb\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07receipt\x18\x08 \x01(\x0b\x32\x11.baton.v1.Receipt\"\x13\n\x11ListModelsRequest\";\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model2\x99\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"H\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12$\n\x06tokens\x18\x02 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x42\x08\n\x06prompt\",\n\x07Prompts\x12!\n\x07prompts\x18\x01 \x03(\x0b\x32\x10.baton.v1.Prompt\"\xd4\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x06tokens\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12$\n\x07prompts\x18\t \x01(\x0b\x32\x11.baton.v1.PromptsH\x00\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.baton.v1.SamplingOptions\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x18\n\x10return_token_ids\x18\x07 \x01(\x08\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x0c\n\x04\x65\x63ho\x18\n \x01(\x08\x12\x11\n\tresumable\x18\x0b \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x0c \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensJ\x04\x08\x04\x10\x05\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x8b\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12&\n\ntool_calls\x18\x04 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\x91\x04\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\x08messages\x18\x02 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.baton.v1.SamplingOptions\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x18\n\x10return_token_ids\x18\x05 \x01(\x08\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x11\n\tresumable\x18\x07 \x01(\x08\x12\x1d\n\x05tools\x18\x08 \x03(\x0b\x32\x0e.baton.v1.Tool\x12\'\n\ttool_mode\x18\t \x01(\x0e\x32\x12.baton.v1.ToolModeH\x00\x12\x12\n\x08\x66unction\x18\n \x01(\tH\x00\x12 \n\x13parallel_tool_calls\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12\x35\n\x14\x63hat_template_kwargs\x18\x0c \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\r \x01(\x08H\x02\x88\x01\x01\x12\x1e\n\x11include_reasoning\x18\x0e \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0btool_choiceB\x16\n\x14_parallel_tool_callsB\x15\n\x13_add_special_tokensB\x14\n\x12_include_reasoning\"\x91\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12#\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x11.baton.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"\x9e\x07\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x17\n\nignore_eos\x18\x0c \x01(\x08H\t\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\rH\n\x88\x01\x01\x12\x11\n\x04seed\x18\x0e \x01(\x04H\x0b\x88\x01\x01\x12\x16\n\ttypical_p\x18\x0f \x01(\x01H\x0c\x88\x01\x01\x12<\n\nlogit_bias\x18\x10 \x03(\x0b\x32(.baton.v1.SamplingOptions.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12\x0e\n\x01n\x18\x13 \x01(\rH\r\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x14 \x01(\rH\x0e\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x0f\x88\x01\x01\x12\x15\n\x08priority\x18\x16 \x01(\x05H\x10\x88\x01\x01\x12\x35\n\x11structured_output\x18\x17 \x01(\x0b\x32\x1a.baton.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\x07\n\x05_seedB\x0c\n\n_typical_pB\x04\n\x02_nB\n\n\x08_best_ofB\x12\n\x10_prompt_logprobsB\x0b\n\t_priority\">\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"c\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12!\n\x03top\x18\x04 \x03(\x0b\x32\x14.baton.v1.TopLogprob\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"\xfa\x01\n\x07Receipt\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x01 \x01(\t\x12\x17\n\x0fprefill_replica\x18\x02 \x01(\t\x12\x11\n\tplacement\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x05 \x01(\r\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x10\n\x08queue_ms\x18\x08 \x01(\x01\x12\x12\n\nprefill_ms\x18\t \x01(\x01\x12\x13\n\x0btransfer_ms\x18\n \x01(\x01\x12\x11\n\tdecode_ms\x18\x0b \x01(\x01\x12\r\n\x05notes\x18\x0c \x03(\t\"\xda\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07receipt\x18\x08 \x01(\x0b\x32\x11.baton.v1.Receipt\x12\r\n\x05index\x18\t \x01(\r\x12/\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\r\x12\x11\n\tstream_id\x18\x0c \x01(\t\x12\x10\n\x08sequence\x18\r \x01(\x04\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x99\x03\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\x12+\n\ntool_calls\x18\x06 \x03(\x0b\x32\x17.baton.v1.ToolCallDelta\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\t \x01(\t\x12\x1e\n\x05usage\x18\n \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07receipt\x18\x0b \x01(\x0b\x32\x11.baton.v1.Receipt\x12/\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x18\n\x10prompt_token_ids\x18\r \x03(\r\x12\x11\n\tstream_id\x18\x0e \x01(\t\x12\x10\n\x08sequence\x18\x0f \x01(\x04\"9\n\rResumeRequest\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\"%\n\x10\x45ndStreamRequest\x12\x11\n\tstream_id\x18\x01 \x01(\t\"\x13\n\x11\x45ndStreamResponse\"\x98\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.baton.v1.ChatRequestH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05inputB\x15\n\x13_add_special_tokens\"F\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"/\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xeb\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x06inputs\x18\x02 \x03(\x0b\x32\x10.baton.v1.Prompt\x12\"\n\x07pooling\x18\x03 \x01(\x0e\x32\x11.baton.v1.Pooling\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x42\x0c\n\n_normalizeB\r\n\x0b_dimensions\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"{\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\nembeddings\x18\x03 \x03(\x0b\x32\x13.baton.v1.Embedding\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.baton.v1.Usage\"\x13\n\x11ListModelsRequest\";\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x10\n\x0cPOOLING_LAST\x10\x02\x32\xe8\x04\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x37\n\x04\x43hat\x12\x15.baton.v1.ChatRequest\x1a\x16.baton.v1.ChatResponse0\x01\x12G\n\x0eResumeGenerate\x12\x17.baton.v1.ResumeRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12?\n\nResumeChat\x12\x17.baton.v1.ResumeRequest\x1a\x16.baton.v1.ChatResponse0\x01\x12\x44\n\tEndStream\x12\x1a.baton.v1.EndStreamRequest\x1a\x1b.baton.v1.EndStreamResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponse\x12\x38\n\x05\x45mbed\x12\x16.baton.v1.EmbedRequest\x1a\x17.baton.v1.EmbedResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.proto.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=42
-  _globals['_GENERATEREQUEST']._serialized_end=281
-  _globals['_TOKENIDS']._serialized_start=283
-  _globals['_TOKENIDS']._serialized_end=306
-  _globals['_CHATMESSAGE']._serialized_start=308
-  _globals['_CHATMESSAGE']._serialized_end=352
-  _globals['_CHAT']._serialized_start=354
-  _globals['_CHAT']._serialized_end=401
-  _globals['_SAMPLINGOPTIONS']._serialized_start=404
-  _globals['_SAMPLINGOPTIONS']._serialized_end=937
-  _globals['_TOPLOGPROB']._serialized_start=939
-  _globals['_TOPLOGPROB']._serialized_end=1001
-  _globals['_TOKENLOGPROB']._serialized_start=1003
-  _globals['_TOKENLOGPROB']._serialized_end=1102
-  _globals['_USAGE']._serialized_start=1104
-  _globals['_USAGE']._serialized_end=1180
-  _globals['_RECEIPT']._serialized_start=1183
-  _globals['_RECEIPT']._serialized_end=1433
-  _globals['_GENERATERESPONSE']._serialized_start=1436
-  _globals['_GENERATERESPONSE']._serialized_end=1655
-  _globals['_LISTMODELSREQUEST']._serialized_start=1657
-  _globals['_LISTMODELSREQUEST']._serialized_end=1676
-  _globals['_MODEL']._serialized_start=1678
-  _globals['_MODEL']._serialized_end=1737
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1739
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1792
-  _globals['_INFERENCE']._serialized_start=1795
-  _globals['_INFERENCE']._serialized_end=1948
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_TOOLMODE']._serialized_start=4794
+  _globals['_TOOLMODE']._serialized_end=4895
+  _globals['_POOLING']._serialized_start=4897
+  _globals['_POOLING']._serialized_end=4967
+  _globals['_TOKENIDS']._serialized_start=71
+  _globals['_TOKENIDS']._serialized_end=94
+  _globals['_PROMPT']._serialized_start=96
+  _globals['_PROMPT']._serialized_end=168
+  _globals['_PROMPTS']._serialized_start=170
+  _globals['_PROMPTS']._serialized_end=214
+  _globals['_GENERATEREQUEST']._serialized_start=217
+  _globals['_GENERATEREQUEST']._serialized_end=557
+  _globals['_TOOLCALL']._serialized_start=559
+  _globals['_TOOLCALL']._serialized_end=614
+  _globals['_CHATMESSAGE']._serialized_start=617
+  _globals['_CHATMESSAGE']._serialized_end=756
+  _globals['_TOOL']._serialized_start=758
+  _globals['_TOOL']._serialized_end=835
+  _globals['_CHATREQUEST']._serialized_start=838
+  _globals['_CHATREQUEST']._serialized_end=1367
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1370
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1515
+  _globals['_CHOICES']._serialized_start=1517
+  _globals['_CHOICES']._serialized_end=1543
+  _globals['_SAMPLINGOPTIONS']._serialized_start=1546
+  _globals['_SAMPLINGOPTIONS']._serialized_end=2472
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=2180
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=2228
+  _globals['_TOPLOGPROB']._serialized_start=2474
+  _globals['_TOPLOGPROB']._serialized_end=2536
+  _globals['_TOKENLOGPROB']._serialized_start=2538
+  _globals['_TOKENLOGPROB']._serialized_end=2637
+  _globals['_USAGE']._serialized_start=2639
+  _globals['_USAGE']._serialized_end=2741
+  _globals['_RECEIPT']._serialized_start=2744
+  _globals['_RECEIPT']._serialized_end=2994
+  _globals['_GENERATERESPONSE']._serialized_start=2997
+  _globals['_GENERATERESPONSE']._serialized_end=3343
+  _globals['_TOOLCALLDELTA']._serialized_start=3345
+  _globals['_TOOLCALLDELTA']._serialized_end=3420
+  _globals['_CHATRESPONSE']._serialized_start=3423
+  _globals['_CHATRESPONSE']._serialized_end=3832
+  _globals['_RESUMEREQUEST']._serialized_start=3834
+  _globals['_RESUMEREQUEST']._serialized_end=3891
+  _globals['_ENDSTREAMREQUEST']._serialized_start=3893
+  _globals['_ENDSTREAMREQUEST']._serialized_end=3930
+  _globals['_ENDSTREAMRESPONSE']._serialized_start=3932
+  _globals['_ENDSTREAMRESPONSE']._serialized_end=3951
+  _globals['_TOKENIZEREQUEST']._serialized_start=3954
+  _globals['_TOKENIZEREQUEST']._serialized_end=4106
+  _globals['_TOKENIZERESPONSE']._serialized_start=4108
+  _globals['_TOKENIZERESPONSE']._serialized_end=4178
+  _globals['_DETOKENIZEREQUEST']._serialized_start=4180
+  _globals['_DETOKENIZEREQUEST']._serialized_end=4227
+  _globals['_DETOKENIZERESPONSE']._serialized_start=4229
+  _globals['_DETOKENIZERESPONSE']._serialized_end=4263
+  _globals['_EMBEDREQUEST']._serialized_start=4266
+  _globals['_EMBEDREQUEST']._serialized_end=4501
+  _globals['_EMBEDDING']._serialized_start=4503
+  _globals['_EMBEDDING']._serialized_end=4530
+  _globals['_EMBEDRESPONSE']._serialized_start=4532
+  _globals['_EMBEDRESPONSE']._serialized_end=4655
+  _globals['_LISTMODELSREQUEST']._serialized_start=4657
+  _globals['_LISTMODELSREQUEST']._serialized_end=4676
+  _globals['_MODEL']._serialized_start=4678
+  _globals['_MODEL']._serialized_end=4737
+  _globals['_LISTMODELSRESPONSE']._serialized_start=4739
+  _globals['_LISTMODELSRESPONSE']._serialized_end=4792
+  _globals['_INFERENCE']._serialized_start=4970
+  _globals['_INFERENCE']._serialized_end=5586
 # @@protoc_insertion_point(module_scope)

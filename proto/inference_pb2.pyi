@@ -3,9 +3,10 @@
 isort:skip_file
 Baton's public gRPC face. The same semantics as the OpenAI HTTP API on the other port.
 
-Errors: INVALID_ARGUMENT names the field and the remedy; NOT_FOUND an unknown model;
-RESOURCE_EXHAUSTED means refused before any work was done (metadata `retry-after-ms`);
-UNAVAILABLE is safe to repeat; DEADLINE_EXCEEDED the caller's own limit.
+Errors carry a google.rpc.Status in `grpc-status-details-bin`: INVALID_ARGUMENT with a BadRequest
+that names the field and the remedy; NOT_FOUND an unknown model or stream; RESOURCE_EXHAUSTED, with
+a RetryInfo, means refused before any work was done; UNAVAILABLE is safe to repeat;
+DEADLINE_EXCEEDED the caller's own limit.
 
 Rules: field numbers are never reused; unknown enum values mean UNSPECIFIED; all ids are opaque.
 """
@@ -13,7 +14,9 @@ Rules: field numbers are never reused; unknown enum values mean UNSPECIFIED; all
 from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
+from google.protobuf import struct_pb2 as struct_pb2
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 import builtins as builtins
 import sys
 import typing as typing
@@ -25,53 +28,43 @@ else:
 
 DESCRIPTOR: descriptor.FileDescriptor
 
-@typing.final
-class GenerateRequest(message.Message):
-    DESCRIPTOR: descriptor.Descriptor
+class _ToolMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
 
-    MODEL_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
-    TOKENS_FIELD_NUMBER: builtins.int
-    CHAT_FIELD_NUMBER: builtins.int
-    SAMPLING_FIELD_NUMBER: builtins.int
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    RETURN_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    CACHE_SALT_FIELD_NUMBER: builtins.int
-    model: builtins.str
-    """empty: the only model served"""
-    text: builtins.str
-    request_id: builtins.str
-    """empty: drawn by the gateway"""
-    return_token_ids: builtins.bool
-    cache_salt: builtins.str
-    """prompts under different salts never share cached KV"""
-    @builtins.property
-    def tokens(self) -> TokenIds: ...
-    @builtins.property
-    def chat(self) -> Chat:
-        """rendered with the model's chat template"""
+class _ToolModeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
+    """auto if there are tools"""
+    TOOL_MODE_NONE: _ToolMode.ValueType  # 1
+    TOOL_MODE_AUTO: _ToolMode.ValueType  # 2
+    TOOL_MODE_REQUIRED: _ToolMode.ValueType  # 3
 
-    @builtins.property
-    def sampling(self) -> SamplingOptions: ...
-    def __init__(
-        self,
-        *,
-        model: builtins.str = ...,
-        text: builtins.str = ...,
-        tokens: TokenIds | None = ...,
-        chat: Chat | None = ...,
-        sampling: SamplingOptions | None = ...,
-        request_id: builtins.str = ...,
-        return_token_ids: builtins.bool = ...,
-        cache_salt: builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = typing.Literal["text", "tokens", "chat"]  # noqa: Y015
-    _WhichOneofArgType_prompt: _TypeAlias = typing.Literal["prompt", b"prompt"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper): ...
+
+TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
+"""auto if there are tools"""
+TOOL_MODE_NONE: ToolMode.ValueType  # 1
+TOOL_MODE_AUTO: ToolMode.ValueType  # 2
+TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
+
+class _Pooling:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    """mean"""
+    POOLING_MEAN: _Pooling.ValueType  # 1
+    POOLING_LAST: _Pooling.ValueType  # 2
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper): ...
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+"""mean"""
+POOLING_MEAN: Pooling.ValueType  # 1
+POOLING_LAST: Pooling.ValueType  # 2
 
 @typing.final
 class TokenIds(message.Message):
@@ -92,41 +85,334 @@ class TokenIds(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class Prompt(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    @builtins.property
+    def tokens(self) -> TokenIds: ...
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+        tokens: TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = typing.Literal["text", "tokens"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+@typing.final
+class Prompts(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def prompts(self) -> containers.RepeatedCompositeFieldContainer[Prompt]: ...
+    def __init__(
+        self,
+        *,
+        prompts: abc.Iterable[Prompt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GenerateRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    PROMPTS_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    RETURN_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
+    ECHO_FIELD_NUMBER: builtins.int
+    RESUMABLE_FIELD_NUMBER: builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """empty: the only model served"""
+    text: builtins.str
+    request_id: builtins.str
+    """empty: drawn by the gateway"""
+    return_token_ids: builtins.bool
+    cache_salt: builtins.str
+    """prompts under different salts never share cached KV"""
+    echo: builtins.bool
+    """give the prompt back before the output"""
+    resumable: builtins.bool
+    """keep the stream for a while when the connection breaks"""
+    add_special_tokens: builtins.bool
+    """true; of text prompts"""
+    @builtins.property
+    def tokens(self) -> TokenIds: ...
+    @builtins.property
+    def prompts(self) -> Prompts:
+        """several at once; choice i belongs to prompt i / n"""
+
+    @builtins.property
+    def sampling(self) -> SamplingOptions: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        text: builtins.str = ...,
+        tokens: TokenIds | None = ...,
+        prompts: Prompts | None = ...,
+        sampling: SamplingOptions | None = ...,
+        request_id: builtins.str = ...,
+        return_token_ids: builtins.bool = ...,
+        cache_salt: builtins.str = ...,
+        echo: builtins.bool = ...,
+        resumable: builtins.bool = ...,
+        add_special_tokens: builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "prompt", b"prompt", "prompts", b"prompts", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "echo", b"echo", "model", b"model", "prompt", b"prompt", "prompts", b"prompts", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = typing.Literal["text", "tokens", "prompts"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+@typing.final
+class ToolCall(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    name: builtins.str
+    arguments: builtins.str
+    """JSON, as the model wrote it"""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        arguments: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ChatMessage(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
     role: builtins.str
-    """system, user, assistant"""
+    """system, developer, user, assistant, tool"""
     content: builtins.str
+    name: builtins.str
+    tool_call_id: builtins.str
+    """of a tool"""
+    reasoning: builtins.str
+    """of an assistant"""
+    @builtins.property
+    def tool_calls(self) -> containers.RepeatedCompositeFieldContainer[ToolCall]:
+        """of an assistant"""
+
     def __init__(
         self,
         *,
         role: builtins.str = ...,
         content: builtins.str = ...,
+        name: builtins.str = ...,
+        tool_calls: abc.Iterable[ToolCall] | None = ...,
+        tool_call_id: builtins.str = ...,
+        reasoning: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class Chat(message.Message):
+class Tool(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
-    MESSAGES_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def messages(self) -> containers.RepeatedCompositeFieldContainer[ChatMessage]: ...
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    STRICT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    description: builtins.str
+    parameters: builtins.str
+    """a JSON schema; empty: no parameters"""
+    strict: builtins.bool
     def __init__(
         self,
         *,
-        messages: abc.Iterable[ChatMessage] | None = ...,
+        name: builtins.str = ...,
+        description: builtins.str = ...,
+        parameters: builtins.str = ...,
+        strict: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChatRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    MESSAGES_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    RETURN_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
+    RESUMABLE_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TOOL_MODE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    INCLUDE_REASONING_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    request_id: builtins.str
+    return_token_ids: builtins.bool
+    cache_salt: builtins.str
+    resumable: builtins.bool
+    tool_mode: ToolMode.ValueType
+    function: builtins.str
+    """this one must be called"""
+    parallel_tool_calls: builtins.bool
+    """true"""
+    add_special_tokens: builtins.bool
+    """false: templates write them out"""
+    include_reasoning: builtins.bool
+    """true"""
+    @builtins.property
+    def messages(self) -> containers.RepeatedCompositeFieldContainer[ChatMessage]: ...
+    @builtins.property
+    def sampling(self) -> SamplingOptions: ...
+    @builtins.property
+    def tools(self) -> containers.RepeatedCompositeFieldContainer[Tool]: ...
+    @builtins.property
+    def chat_template_kwargs(self) -> struct_pb2.Struct:
+        """variables for the template's own switches"""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        messages: abc.Iterable[ChatMessage] | None = ...,
+        sampling: SamplingOptions | None = ...,
+        request_id: builtins.str = ...,
+        return_token_ids: builtins.bool = ...,
+        cache_salt: builtins.str = ...,
+        resumable: builtins.bool = ...,
+        tools: abc.Iterable[Tool] | None = ...,
+        tool_mode: ToolMode.ValueType = ...,
+        function: builtins.str = ...,
+        parallel_tool_calls: builtins.bool | None = ...,
+        chat_template_kwargs: struct_pb2.Struct | None = ...,
+        add_special_tokens: builtins.bool | None = ...,
+        include_reasoning: builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__include_reasoning: _TypeAlias = typing.Literal["include_reasoning"]  # noqa: Y015
+    _WhichOneofArgType__include_reasoning: _TypeAlias = typing.Literal["_include_reasoning", b"_include_reasoning"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofReturnType_tool_choice: _TypeAlias = typing.Literal["tool_mode", "function"]  # noqa: Y015
+    _WhichOneofArgType_tool_choice: _TypeAlias = typing.Literal["tool_choice", b"tool_choice"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__include_reasoning) -> _WhichOneofReturnType__include_reasoning | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_tool_choice) -> _WhichOneofReturnType_tool_choice | None: ...
+
+@typing.final
+class StructuredOutput(message.Message):
+    """What the output must be."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: builtins.int
+    JSON_OBJECT_FIELD_NUMBER: builtins.int
+    REGEX_FIELD_NUMBER: builtins.int
+    GRAMMAR_FIELD_NUMBER: builtins.int
+    CHOICE_FIELD_NUMBER: builtins.int
+    json_schema: builtins.str
+    json_object: builtins.bool
+    """any JSON object"""
+    regex: builtins.str
+    grammar: builtins.str
+    """in Lark's notation"""
+    @builtins.property
+    def choice(self) -> Choices:
+        """one of these strings"""
+
+    def __init__(
+        self,
+        *,
+        json_schema: builtins.str = ...,
+        json_object: builtins.bool = ...,
+        regex: builtins.str = ...,
+        grammar: builtins.str = ...,
+        choice: Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["json_schema", "json_object", "regex", "grammar", "choice"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+@typing.final
+class Choices(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def choices(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        choices: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["choices", b"choices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,6 +421,26 @@ class SamplingOptions(message.Message):
     """What is left out takes the model's generation_config, then the default named here."""
 
     DESCRIPTOR: descriptor.Descriptor
+
+    @typing.final
+    class LogitBiasEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TOP_K_FIELD_NUMBER: builtins.int
@@ -150,6 +456,15 @@ class SamplingOptions(message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    TYPICAL_P_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    BAD_WORDS_FIELD_NUMBER: builtins.int
+    N_FIELD_NUMBER: builtins.int
+    BEST_OF_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """1.0; 0 is greedy"""
     top_k: builtins.int
@@ -174,12 +489,38 @@ class SamplingOptions(message.Message):
     """none; 0: of the sampled token; n: n alternatives as well"""
     seed: builtins.int
     """drawn by the gateway"""
+    typical_p: builtins.float
+    """1.0"""
+    n: builtins.int
+    """1; choices for each prompt"""
+    best_of: builtins.int
+    """n; so many are drawn, the n most probable returned"""
+    prompt_logprobs: builtins.int
+    """none; like logprobs, of the prompt's tokens"""
+    priority: builtins.int
+    """0; smaller comes first"""
     @builtins.property
     def stop(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """at most 64 strings"""
 
     @builtins.property
     def stop_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @builtins.property
+    def logit_bias(self) -> containers.ScalarMap[builtins.int, builtins.float]:
+        """added to a token's logit, -100 to 100"""
+
+    @builtins.property
+    def allowed_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """all"""
+
+    @builtins.property
+    def bad_words(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """strings the output may not contain"""
+
+    @builtins.property
+    def structured_output(self) -> StructuredOutput:
+        """none"""
+
     def __init__(
         self,
         *,
@@ -197,11 +538,22 @@ class SamplingOptions(message.Message):
         ignore_eos: builtins.bool | None = ...,
         logprobs: builtins.int | None = ...,
         seed: builtins.int | None = ...,
+        typical_p: builtins.float | None = ...,
+        logit_bias: abc.Mapping[builtins.int, builtins.float] | None = ...,
+        allowed_token_ids: abc.Iterable[builtins.int] | None = ...,
+        bad_words: abc.Iterable[builtins.str] | None = ...,
+        n: builtins.int | None = ...,
+        best_of: builtins.int | None = ...,
+        prompt_logprobs: builtins.int | None = ...,
+        priority: builtins.int | None = ...,
+        structured_output: StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_of: _TypeAlias = typing.Literal["best_of"]  # noqa: Y015
+    _WhichOneofArgType__best_of: _TypeAlias = typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = typing.Literal["ignore_eos"]  # noqa: Y015
@@ -214,8 +566,14 @@ class SamplingOptions(message.Message):
     _WhichOneofArgType__min_p: _TypeAlias = typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
@@ -226,6 +584,10 @@ class SamplingOptions(message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_of) -> _WhichOneofReturnType__best_of | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @typing.overload
@@ -239,7 +601,13 @@ class SamplingOptions(message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @typing.overload
@@ -250,6 +618,8 @@ class SamplingOptions(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 @typing.final
 class TopLogprob(message.Message):
@@ -309,25 +679,28 @@ class Usage(message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     cached_tokens: builtins.int
     output_tokens: builtins.int
+    reasoning_tokens: builtins.int
     def __init__(
         self,
         *,
         prompt_tokens: builtins.int = ...,
         cached_tokens: builtins.int = ...,
         output_tokens: builtins.int = ...,
+        reasoning_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class Receipt(message.Message):
-    """Where the request ran and what it cost; times in milliseconds."""
+    """Where a choice ran and what it cost; times in milliseconds."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -392,12 +765,23 @@ class GenerateResponse(message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    STREAM_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     text: builtins.str
-    """since the last response; never part of a character"""
+    """of this choice since its last response; never part of a character"""
     finish_reason: builtins.str
-    """"stop" or "length" in the last response, else empty"""
+    """"stop" or "length" in a choice's last response, else empty"""
+    index: builtins.int
+    """of the choice"""
+    stream_id: builtins.str
+    """of a resumable stream, in every response"""
+    sequence: builtins.int
+    """of this response in it, from 1"""
     @builtins.property
     def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
@@ -408,7 +792,15 @@ class GenerateResponse(message.Message):
 
     @builtins.property
     def receipt(self) -> Receipt:
-        """last response only"""
+        """a choice's last response only"""
+
+    @builtins.property
+    def prompt_logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]:
+        """first response of a prompt's first choice"""
+
+    @builtins.property
+    def prompt_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """the same, with return_token_ids"""
 
     def __init__(
         self,
@@ -421,10 +813,361 @@ class GenerateResponse(message.Message):
         finish_reason: builtins.str = ...,
         usage: Usage | None = ...,
         receipt: Receipt | None = ...,
+        index: builtins.int = ...,
+        prompt_logprobs: abc.Iterable[TokenLogprob] | None = ...,
+        prompt_token_ids: abc.Iterable[builtins.int] | None = ...,
+        stream_id: builtins.str = ...,
+        sequence: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "model", b"model", "receipt", b"receipt", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "receipt", b"receipt", "request_id", b"request_id", "sequence", b"sequence", "stream_id", b"stream_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolCallDelta(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    index: builtins.int
+    """of the call within its choice"""
+    id: builtins.str
+    """in the first delta of a call"""
+    name: builtins.str
+    """in the first delta of a call"""
+    arguments: builtins.str
+    """since the last delta"""
+    def __init__(
+        self,
+        *,
+        index: builtins.int = ...,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        arguments: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChatResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    STREAM_ID_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    model: builtins.str
+    index: builtins.int
+    content: builtins.str
+    reasoning: builtins.str
+    finish_reason: builtins.str
+    """"stop", "length" or "tool_calls" """
+    stream_id: builtins.str
+    sequence: builtins.int
+    @builtins.property
+    def tool_calls(self) -> containers.RepeatedCompositeFieldContainer[ToolCallDelta]: ...
+    @builtins.property
+    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @builtins.property
+    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]: ...
+    @builtins.property
+    def usage(self) -> Usage: ...
+    @builtins.property
+    def receipt(self) -> Receipt: ...
+    @builtins.property
+    def prompt_logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]: ...
+    @builtins.property
+    def prompt_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        index: builtins.int = ...,
+        content: builtins.str = ...,
+        reasoning: builtins.str = ...,
+        tool_calls: abc.Iterable[ToolCallDelta] | None = ...,
+        token_ids: abc.Iterable[builtins.int] | None = ...,
+        logprobs: abc.Iterable[TokenLogprob] | None = ...,
+        finish_reason: builtins.str = ...,
+        usage: Usage | None = ...,
+        receipt: Receipt | None = ...,
+        prompt_logprobs: abc.Iterable[TokenLogprob] | None = ...,
+        prompt_token_ids: abc.Iterable[builtins.int] | None = ...,
+        stream_id: builtins.str = ...,
+        sequence: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning", b"reasoning", "receipt", b"receipt", "request_id", b"request_id", "sequence", b"sequence", "stream_id", b"stream_id", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ResumeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    stream_id: builtins.str
+    last_sequence: builtins.int
+    """the last one received; 0: all of it"""
+    def __init__(
+        self,
+        *,
+        stream_id: builtins.str = ...,
+        last_sequence: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["last_sequence", b"last_sequence", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EndStreamRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: builtins.int
+    stream_id: builtins.str
+    def __init__(
+        self,
+        *,
+        stream_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EndStreamResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TokenizeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    text: builtins.str
+    add_special_tokens: builtins.bool
+    """true for text"""
+    @builtins.property
+    def chat(self) -> ChatRequest:
+        """its messages, tools and template variables count"""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        text: builtins.str = ...,
+        chat: ChatRequest | None = ...,
+        add_special_tokens: builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "model", b"model", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = typing.Literal["text", "chat"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = typing.Literal["input", b"input"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+@typing.final
+class TokenizeResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
+    max_model_len: builtins.int
+    @builtins.property
+    def ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @builtins.property
+    def tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """the bytes of each"""
+
+    def __init__(
+        self,
+        *,
+        ids: abc.Iterable[builtins.int] | None = ...,
+        tokens: abc.Iterable[builtins.bytes] | None = ...,
+        max_model_len: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ids", b"ids", "max_model_len", b"max_model_len", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DetokenizeRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    IDS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    @builtins.property
+    def ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        ids: abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ids", b"ids", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DetokenizeResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: builtins.int
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        text: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EmbedRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
+    NORMALIZE_FIELD_NUMBER: builtins.int
+    DIMENSIONS_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    pooling: Pooling.ValueType
+    normalize: builtins.bool
+    """true: length 1"""
+    dimensions: builtins.int
+    """all; else the first so many, before normalising"""
+    request_id: builtins.str
+    cache_salt: builtins.str
+    priority: builtins.int
+    @builtins.property
+    def inputs(self) -> containers.RepeatedCompositeFieldContainer[Prompt]: ...
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        inputs: abc.Iterable[Prompt] | None = ...,
+        pooling: Pooling.ValueType = ...,
+        normalize: builtins.bool | None = ...,
+        dimensions: builtins.int | None = ...,
+        request_id: builtins.str = ...,
+        cache_salt: builtins.str = ...,
+        priority: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__normalize: _TypeAlias = typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+
+@typing.final
+class Embedding(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def values(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        values: abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EmbedResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    EMBEDDINGS_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    model: builtins.str
+    @builtins.property
+    def embeddings(self) -> containers.RepeatedCompositeFieldContainer[Embedding]:
+        """in the order of inputs"""
+
+    @builtins.property
+    def usage(self) -> Usage: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        model: builtins.str = ...,
+        embeddings: abc.Iterable[Embedding] | None = ...,
+        usage: Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["embeddings", b"embeddings", "model", b"model", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,41 @@ class InferenceStub:
                 request_serializer=baton_dot_proto_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_stream(
+                '/baton.v1.Inference/Chat',
+                request_serializer=baton_dot_proto_dot_inference__pb2.ChatRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.ChatResponse.FromString,
+                _registered_method=True)
+        self.ResumeGenerate = channel.unary_stream(
+                '/baton.v1.Inference/ResumeGenerate',
+                request_serializer=baton_dot_proto_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.ResumeChat = channel.unary_stream(
+                '/baton.v1.Inference/ResumeChat',
+                request_serializer=baton_dot_proto_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.ChatResponse.FromString,
+                _registered_method=True)
+        self.EndStream = channel.unary_unary(
+                '/baton.v1.Inference/EndStream',
+                request_serializer=baton_dot_proto_dot_inference__pb2.EndStreamRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.EndStreamResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/baton.v1.Inference/Tokenize',
+                request_serializer=baton_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/baton.v1.Inference/Detokenize',
+                request_serializer=baton_dot_proto_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/baton.v1.Inference/Embed',
+                request_serializer=baton_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/baton.v1.Inference/ListModels',
                 request_serializer=baton_dot_proto_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -50,8 +85,54 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams text as it is generated. The last response carries finish_reason, usage and receipt.
+        """Streams text as it is generated. The last response of each choice carries its finish_reason and
+        receipt; the last response of all carries usage.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chat(self, request, context):
+        """The same for a conversation, rendered with the model's chat template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeGenerate(self, request, context):
+        """The rest of a stream that was asked to be resumable and whose connection broke.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeChat(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndStream(self, request, context):
+        """Takes a resumable stream back: it stops and is forgotten. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,6 +150,41 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=baton_dot_proto_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=baton_dot_proto_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Chat': grpc.unary_stream_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.ChatRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.ChatResponse.SerializeToString,
+            ),
+            'ResumeGenerate': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeGenerate,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ResumeChat': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeChat,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.ChatResponse.SerializeToString,
+            ),
+            'EndStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndStream,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.EndStreamRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.EndStreamResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -103,6 +219,195 @@ class Inference:
             '/baton.v1.Inference/Generate',
             baton_dot_proto_dot_inference__pb2.GenerateRequest.SerializeToString,
             baton_dot_proto_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Inference/Chat',
+            baton_dot_proto_dot_inference__pb2.ChatRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Inference/ResumeGenerate',
+            baton_dot_proto_dot_inference__pb2.ResumeRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeChat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Inference/ResumeChat',
+            baton_dot_proto_dot_inference__pb2.ResumeRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/EndStream',
+            baton_dot_proto_dot_inference__pb2.EndStreamRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.EndStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Tokenize',
+            baton_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Detokenize',
+            baton_dot_proto_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Embed',
+            baton_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

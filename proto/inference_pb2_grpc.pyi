@@ -3,9 +3,10 @@
 isort:skip_file
 Baton's public gRPC face. The same semantics as the OpenAI HTTP API on the other port.
 
-Errors: INVALID_ARGUMENT names the field and the remedy; NOT_FOUND an unknown model;
-RESOURCE_EXHAUSTED means refused before any work was done (metadata `retry-after-ms`);
-UNAVAILABLE is safe to repeat; DEADLINE_EXCEEDED the caller's own limit.
+Errors carry a google.rpc.Status in `grpc-status-details-bin`: INVALID_ARGUMENT with a BadRequest
+that names the field and the remedy; NOT_FOUND an unknown model or stream; RESOURCE_EXHAUSTED, with
+a RetryInfo, means refused before any work was done; UNAVAILABLE is safe to repeat;
+DEADLINE_EXCEEDED the caller's own limit.
 
 Rules: field numbers are never reused; unknown enum values mean UNSPECIFIED; all ids are opaque.
 """
@@ -39,14 +40,38 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams text as it is generated. The last response carries finish_reason, usage and receipt."""
+    """Streams text as it is generated. The last response of each choice carries its finish_reason and
+    receipt; the last response of all carries usage.
+    """
+    Chat: _grpc.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
+    """The same for a conversation, rendered with the model's chat template."""
+    ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.GenerateResponse]
+    """The rest of a stream that was asked to be resumable and whose connection broke."""
+    ResumeChat: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ChatResponse]
+    EndStream: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EndStreamRequest, _inference_pb2.EndStreamResponse]
+    """Takes a resumable stream back: it stops and is forgotten. Safe to repeat."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams text as it is generated. The last response carries finish_reason, usage and receipt."""
+    """Streams text as it is generated. The last response of each choice carries its finish_reason and
+    receipt; the last response of all carries usage.
+    """
+    Chat: _aio.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
+    """The same for a conversation, rendered with the model's chat template."""
+    ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
+    """The rest of a stream that was asked to be resumable and whose connection broke."""
+    ResumeChat: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
+    EndStream: _aio.UnaryUnaryMultiCallable[_inference_pb2.EndStreamRequest, _inference_pb2.EndStreamResponse]  # type: ignore[assignment]
+    """Takes a resumable stream back: it stops and is forgotten. Safe to repeat."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -56,7 +81,61 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams text as it is generated. The last response carries finish_reason, usage and receipt."""
+        """Streams text as it is generated. The last response of each choice carries its finish_reason and
+        receipt; the last response of all carries usage.
+        """
+
+    @_abc_1.abstractmethod
+    def Chat(
+        self,
+        request: _inference_pb2.ChatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ChatResponse], _abc.AsyncIterator[_inference_pb2.ChatResponse]]:
+        """The same for a conversation, rendered with the model's chat template."""
+
+    @_abc_1.abstractmethod
+    def ResumeGenerate(
+        self,
+        request: _inference_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
+        """The rest of a stream that was asked to be resumable and whose connection broke."""
+
+    @_abc_1.abstractmethod
+    def ResumeChat(
+        self,
+        request: _inference_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ChatResponse], _abc.AsyncIterator[_inference_pb2.ChatResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def EndStream(
+        self,
+        request: _inference_pb2.EndStreamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EndStreamResponse, _abc.Awaitable[_inference_pb2.EndStreamResponse]]:
+        """Takes a resumable stream back: it stops and is forgotten. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _inference_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DetokenizeResponse, _abc.Awaitable[_inference_pb2.DetokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListModels(

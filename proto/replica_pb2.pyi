@@ -24,6 +24,40 @@ else:
 
 DESCRIPTOR: descriptor.FileDescriptor
 
+class _GrammarKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 2
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 3
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper): ...
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 3
+
+class _Pooling:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
+    POOLING_MEAN: _Pooling.ValueType  # 1
+    POOLING_LAST: _Pooling.ValueType  # 2
+
+class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper): ...
+
+POOLING_UNSPECIFIED: Pooling.ValueType  # 0
+POOLING_MEAN: Pooling.ValueType  # 1
+POOLING_LAST: Pooling.ValueType  # 2
+
 class _FinishReason:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -158,6 +192,64 @@ class DecodeFrame(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class Grammar(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    kind: GrammarKind.ValueType
+    source: builtins.str
+    def __init__(
+        self,
+        *,
+        kind: GrammarKind.ValueType = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TokenBias(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    BIAS_FIELD_NUMBER: builtins.int
+    token: builtins.int
+    bias: builtins.float
+    def __init__(
+        self,
+        *,
+        token: builtins.int = ...,
+        bias: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["bias", b"bias", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TokenSequence(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        tokens: abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Sampling(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -175,6 +267,12 @@ class Sampling(message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     CHOICE_FIELD_NUMBER: builtins.int
+    TYPICAL_P_FIELD_NUMBER: builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    BAD_WORDS_FIELD_NUMBER: builtins.int
+    GRAMMAR_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     top_k: builtins.int
     top_p: builtins.float
@@ -188,8 +286,18 @@ class Sampling(message.Message):
     num_logprobs: builtins.int
     seed: builtins.int
     choice: builtins.int
+    typical_p: builtins.float
+    num_prompt_logprobs: builtins.int
     @builtins.property
     def stop_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @builtins.property
+    def logit_bias(self) -> containers.RepeatedCompositeFieldContainer[TokenBias]: ...
+    @builtins.property
+    def allowed_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @builtins.property
+    def bad_words(self) -> containers.RepeatedCompositeFieldContainer[TokenSequence]: ...
+    @builtins.property
+    def grammar(self) -> Grammar: ...
     def __init__(
         self,
         *,
@@ -207,14 +315,25 @@ class Sampling(message.Message):
         num_logprobs: builtins.int | None = ...,
         seed: builtins.int = ...,
         choice: builtins.int = ...,
+        typical_p: builtins.float = ...,
+        logit_bias: abc.Iterable[TokenBias] | None = ...,
+        allowed_token_ids: abc.Iterable[builtins.int] | None = ...,
+        bad_words: abc.Iterable[TokenSequence] | None = ...,
+        grammar: Grammar | None = ...,
+        num_prompt_logprobs: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_num_logprobs", b"_num_logprobs", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "choice", b"choice", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 @typing.final
 class ReplicaAddress(message.Message):
@@ -251,10 +370,14 @@ class GenerateRequest(message.Message):
     SALT_FIELD_NUMBER: builtins.int
     PREFILL_FIELD_NUMBER: builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    POOLING_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     salt: builtins.bytes
     time_left_ms: builtins.int
+    priority: builtins.int
+    pooling: Pooling.ValueType
     @builtins.property
     def prompt(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
@@ -274,10 +397,12 @@ class GenerateRequest(message.Message):
         salt: builtins.bytes = ...,
         prefill: abc.Iterable[ReplicaAddress] | None = ...,
         time_left_ms: builtins.int | None = ...,
+        priority: builtins.int = ...,
+        pooling: Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "output", b"output", "prefill", b"prefill", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "output", b"output", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_left_ms: _TypeAlias = typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
@@ -426,6 +551,8 @@ class TokenUpdate(message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     RECEIPT_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
+    EMBEDDING_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     finish_reason: FinishReason.ValueType
@@ -437,6 +564,10 @@ class TokenUpdate(message.Message):
     def receipt(self) -> Receipt: ...
     @builtins.property
     def error(self) -> Error: ...
+    @builtins.property
+    def prompt_logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]: ...
+    @builtins.property
+    def embedding(self) -> containers.RepeatedScalarFieldContainer[builtins.float]: ...
     def __init__(
         self,
         *,
@@ -447,10 +578,12 @@ class TokenUpdate(message.Message):
         finish_reason: FinishReason.ValueType = ...,
         receipt: Receipt | None = ...,
         error: Error | None = ...,
+        prompt_logprobs: abc.Iterable[TokenLogprob] | None = ...,
+        embedding: abc.Iterable[builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["error", b"error", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "receipt", b"receipt", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "embedding", b"embedding", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "receipt", b"receipt", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,6 +633,7 @@ class PrefillRequest(message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     SALT_FIELD_NUMBER: builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -507,6 +641,7 @@ class PrefillRequest(message.Message):
     """the incarnation D means; another one refuses"""
     salt: builtins.bytes
     time_left_ms: builtins.int
+    priority: builtins.int
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -528,10 +663,11 @@ class PrefillRequest(message.Message):
         sampling: Sampling | None = ...,
         salt: builtins.bytes = ...,
         time_left_ms: builtins.int = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "output", b"output", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -628,6 +764,81 @@ class InspectRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchKvRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """the incarnation the gateway means; another one refuses"""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KvEvent(message.Message):
+    """One change of the prefix cache. Blocks are named by their chained hashes, 16 bytes each, end to
+    end; `cleared` forgets all of them.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
+    CLEARED_FIELD_NUMBER: builtins.int
+    stored: builtins.bytes
+    evicted: builtins.bytes
+    cleared: builtins.bool
+    def __init__(
+        self,
+        *,
+        stored: builtins.bytes = ...,
+        evicted: builtins.bytes = ...,
+        cleared: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["cleared", b"cleared", "event", b"event", "evicted", b"evicted", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cleared", b"cleared", "event", b"event", "evicted", b"evicted", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["stored", "evicted", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
+class KvEvents(message.Message):
+    """Changes in the order in which they happened. Sequence numbers count events, from 1, without gaps;
+    whoever sees one must watch anew. A snapshot stands for all events before `first_sequence`.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FIRST_SEQUENCE_FIELD_NUMBER: builtins.int
+    EVENTS_FIELD_NUMBER: builtins.int
+    IS_SNAPSHOT_FIELD_NUMBER: builtins.int
+    first_sequence: builtins.int
+    is_snapshot: builtins.bool
+    @builtins.property
+    def events(self) -> containers.RepeatedCompositeFieldContainer[KvEvent]: ...
+    def __init__(
+        self,
+        *,
+        first_sequence: builtins.int = ...,
+        events: abc.Iterable[KvEvent] | None = ...,
+        is_snapshot: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["events", b"events", "first_sequence", b"first_sequence", "is_snapshot", b"is_snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -198,6 +198,11 @@ class ReplicaStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.InspectRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.InspectReply.FromString,
                 _registered_method=True)
+        self.WatchKv = channel.unary_stream(
+                '/baton.replica.v1.Replica/WatchKv',
+                request_serializer=baton_dot_proto_dot_replica__pb2.WatchKvRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.KvEvents.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -209,6 +214,13 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchKv(self, request, context):
+        """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -216,6 +228,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.InspectRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.InspectReply.SerializeToString,
+            ),
+            'WatchKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchKv,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.WatchKvRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.KvEvents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -245,6 +262,33 @@ class Replica:
             '/baton.replica.v1.Replica/Inspect',
             baton_dot_proto_dot_replica__pb2.InspectRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.replica.v1.Replica/WatchKv',
+            baton_dot_proto_dot_replica__pb2.WatchKvRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.KvEvents.FromString,
             options,
             channel_credentials,
             insecure,

@@ -107,11 +107,15 @@ class ReplicaStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReplicaAsyncStub: ...
     Inspect: _grpc.UnaryUnaryMultiCallable[_replica_pb2.InspectRequest, _replica_pb2.InspectReply]
+    WatchKv: _grpc.UnaryStreamMultiCallable[_replica_pb2.WatchKvRequest, _replica_pb2.KvEvents]
+    """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Inspect: _aio.UnaryUnaryMultiCallable[_replica_pb2.InspectRequest, _replica_pb2.InspectReply]  # type: ignore[assignment]
+    WatchKv: _aio.UnaryStreamMultiCallable[_replica_pb2.WatchKvRequest, _replica_pb2.KvEvents]  # type: ignore[assignment]
+    """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,5 +124,13 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.InspectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.InspectReply, _abc.Awaitable[_replica_pb2.InspectReply]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchKv(
+        self,
+        request: _replica_pb2.WatchKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_replica_pb2.KvEvents], _abc.AsyncIterator[_replica_pb2.KvEvents]]:
+        """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -18,6 +18,9 @@ from baton.core.messages import (
     Capacity,
     FinishReason,
     GenerateRequest,
+    Grammar,
+    GrammarKind,
+    Pooling,
     PrefillDone,
     PrefillGranted,
     PrefillRequest,
@@ -37,6 +40,20 @@ _FINISH_TO_PROTO = {
 }
 _FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
 
+_POOLING_TO_PROTO = {
+    None: pb.POOLING_UNSPECIFIED,
+    Pooling.MEAN: pb.POOLING_MEAN,
+    Pooling.LAST: pb.POOLING_LAST,
+}
+_POOLING_FROM_PROTO = {number: pooling for pooling, number in _POOLING_TO_PROTO.items()}
+
+_GRAMMAR_TO_PROTO = {
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
+}
+_GRAMMAR_FROM_PROTO = {number: kind for kind, number in _GRAMMAR_TO_PROTO.items()}
+
 _ERROR_TYPES: dict[pb.ErrorCode.ValueType, type[BatonError]] = {
     pb.ERROR_CODE_INVALID_REQUEST: InvalidRequest,
     pb.ERROR_CODE_OVERLOADED: Overloaded,
@@ -52,14 +69,20 @@ def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
+        typical_p=params.typical_p,
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
+        logit_bias=[pb.TokenBias(token=token, bias=bias) for token, bias in params.logit_bias],
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=[pb.TokenSequence(tokens=tokens) for tokens in params.bad_words],
+        grammar=None if params.grammar is None else grammar_to_proto(params.grammar),
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
         seed=params.seed,
         choice=params.choice,
     )
@@ -71,17 +94,37 @@ def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
         top_k=message.top_k,
         top_p=message.top_p,
         min_p=message.min_p,
+        typical_p=message.typical_p,
         repetition_penalty=message.repetition_penalty,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(sequence.tokens) for sequence in message.bad_words),
+        grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=(
+            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
+        ),
         seed=message.seed,
         choice=message.choice,
     )
+
+
+def grammar_to_proto(grammar: Grammar) -> pb.Grammar:
+    return pb.Grammar(kind=_GRAMMAR_TO_PROTO[grammar.kind], source=grammar.source)
+
+
+def grammar_from_proto(message: pb.Grammar) -> Grammar:
+    """Raises InvalidRequest for a kind that this process does not know: it cannot be left out."""
+    kind = _GRAMMAR_FROM_PROTO.get(message.kind)
+    if kind is None:
+        raise InvalidRequest(f"grammar of unknown kind {message.kind}", field="grammar")
+    return Grammar(kind, message.source)
 
 
 def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:
@@ -120,6 +163,8 @@ def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         sampling=sampling_to_proto(request.sampling),
         salt=request.salt,
         prefill=[address_to_proto(address) for address in request.prefill],
+        priority=request.priority,
+        pooling=_POOLING_TO_PROTO[request.pooling],
         time_left_ms=request.time_left_ms,
     )
 
@@ -133,8 +178,17 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         sampling=sampling_from_proto(message.sampling),
         salt=message.salt,
         prefill=tuple(address_from_proto(address) for address in message.prefill),
+        priority=message.priority,
+        pooling=_pooling_from_proto(message.pooling),
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
     )
+
+
+def _pooling_from_proto(number: pb.Pooling.ValueType) -> Pooling | None:
+    """Raises InvalidRequest for one that this process does not know: it cannot be left out."""
+    if number not in _POOLING_FROM_PROTO:
+        raise InvalidRequest(f"pooling of unknown kind {number}", field="pooling")
+    return _POOLING_FROM_PROTO[number]
 
 
 def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.PrefillRequest:
@@ -148,6 +202,7 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         output=request.output,
         sampling=sampling_to_proto(request.sampling),
         salt=request.salt,
+        priority=request.priority,
         time_left_ms=request.time_left_ms,
     )
 
@@ -162,6 +217,7 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         output=tuple(message.output),
         sampling=sampling_from_proto(message.sampling),
         salt=message.salt,
+        priority=message.priority,
         time_left_ms=message.time_left_ms,
     )
 
@@ -274,6 +330,8 @@ def update_to_proto(update: TokenUpdate) -> pb.TokenUpdate:
         attempt=update.attempt,
         tokens=update.tokens,
         logprobs=[logprob_to_proto(logprob) for logprob in update.logprobs],
+        prompt_logprobs=[logprob_to_proto(logprob) for logprob in update.prompt_logprobs],
+        embedding=update.embedding,
         finish_reason=_FINISH_TO_PROTO[update.finish_reason],
         receipt=None if update.receipt is None else receipt_to_proto(update.receipt),
         error=None if update.error is None else error_to_proto(update.error),
@@ -286,6 +344,8 @@ def update_from_proto(message: pb.TokenUpdate) -> TokenUpdate:
         attempt=message.attempt,
         tokens=tuple(message.tokens),
         logprobs=tuple(logprob_from_proto(logprob) for logprob in message.logprobs),
+        prompt_logprobs=tuple(logprob_from_proto(logprob) for logprob in message.prompt_logprobs),
+        embedding=tuple(message.embedding),
         finish_reason=_FINISH_FROM_PROTO.get(message.finish_reason),
         receipt=receipt_from_proto(message.receipt) if message.HasField("receipt") else None,
         error=error_from_proto(message.error) if message.HasField("error") else None,

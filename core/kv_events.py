@@ -1,0 +1,52 @@
+"""What a replica says of its prefix cache, so that others know which prompts it need not compute.
+
+    snapshot (all names there are)  ->  events 1, 2, 3 ...  ->  snapshot again, after a gap
+
+Events are numbered from 1 without gaps within one incarnation of a replica. A snapshot stands for
+all events before `first_sequence`: whoever has it needs the event of that number next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.core.block_hash import DIGEST_BYTES
+
+
+class KvChange(StrEnum):
+    STORED = "stored"
+    EVICTED = "evicted"
+    CLEARED = "cleared"
+    """All that was stored is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvent:
+    change: KvChange
+    names: bytes = b""
+    """Of the blocks (`baton.core.block_hash`), end to end; none when cleared."""
+
+    def __post_init__(self) -> None:
+        if len(self.names) % DIGEST_BYTES:
+            raise ValueError(f"{len(self.names)} bytes are no names of {DIGEST_BYTES} bytes each")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEvents:
+    """Changes in the order in which they happened."""
+
+    first_sequence: int
+    events: tuple[KvEvent, ...] = ()
+    is_snapshot: bool = False
+    """`events` then store all names there are, and have no numbers."""
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first_sequence + (0 if self.is_snapshot else len(self.events))
+
+
+def split_names(names: bytes) -> Iterator[bytes]:
+    for start in range(0, len(names), DIGEST_BYTES):
+        yield names[start : start + DIGEST_BYTES]
