@@ -77,7 +77,13 @@ class TimedRunner:
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         started = time.perf_counter()
-        logits = self._runner.forward(chunks)
+        hidden = self._runner.forward(chunks)
+        self.seconds += time.perf_counter() - started
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        started = time.perf_counter()
+        logits = self._runner.logits(hidden)
         self.seconds += time.perf_counter() - started
         return logits
 

@@ -9,11 +9,13 @@ import torch
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
-from baton.engine.checkpoint.load import load_model
+from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.grammar import GrammarCompiler
 from baton.engine.kv_cache import KvCache, num_blocks_in
 from baton.engine.runner import ModelRunner
+from baton.engine.structured_output import LlGuidanceCompiler
 
 CPU_CACHE_BYTES = 1 << 30
 
@@ -24,15 +26,40 @@ def assemble_engine(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    load_format: str = "auto",
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache."""
+    device = find_device(device)
+    loaded = load_model(
+        folder,
+        dtype=dtype,
+        device=device,
+        load_format=load_format,
+        max_model_len=config.scheduler.max_model_len,
+        progress=progress,
+    )
+    grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
+    return engine_around(loaded, config, device, grammars)
+
+
+def find_device(device: str) -> str:
+    """What `auto` means here."""
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = load_model(folder, dtype=dtype, device=device, progress=progress)
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def engine_around(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    device: str,
+    grammars: GrammarCompiler | None = None,
+) -> Engine:
+    """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
     layout = loaded.info.layout(config.cache.block_size)
     cache = KvCache(layout, cache_blocks(config.cache, layout, device), device)
-    return Engine(ModelRunner(loaded, cache), config)
+    return Engine(ModelRunner(loaded, cache), config, grammars=grammars)
 
 
 def cache_blocks(config: CacheConfig, layout: KvLayout, device: str) -> int:

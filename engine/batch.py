@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
-from baton.kernels.paged_attention import ArenaShape, AttentionPlan, plan_attention
+from baton.kernels.attention_plan import ArenaShape, AttentionPlan, plan_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +22,48 @@ class Chunk:
     """Tokens of the request that are in the cache already."""
     blocks: Sequence[int]
     """Its block table, covering at least `start + len(tokens)` tokens."""
-    wants_logits: bool
-    """Of the last of `tokens`."""
+    num_outputs: int
+    """Of the last so many of `tokens` the hidden states are wanted: 1 to sample, 0 for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One forward pass: R requests, T new tokens end to end, S rows whose logits are wanted."""
+    """One forward pass: R requests, T new tokens end to end, S rows whose outputs are wanted."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    slots: Tensor  # [T] int64, block * block_size + offset where each token's KV is written
     block_tables: Tensor  # [R, max blocks] int64, padded with 0
     query_lens: tuple[int, ...]  # by request: new tokens in this pass
     context_lens: tuple[int, ...]  # by request: tokens in the cache after this pass
-    sample_rows: Tensor  # [S] int64 rows of T whose logits are wanted
-    attention: AttentionPlan
+    output_rows: Tensor  # [S] int64 rows of T whose hidden states are wanted
+    arena: ArenaShape
+    _plan_by_window: dict[int | None, AttentionPlan] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def attention(self, window: int | None) -> AttentionPlan:
+        """The plan of the layers that see `window` tokens, worked out when the first asks."""
+        plan = self._plan_by_window.get(window)
+        if plan is None:
+            hides_nothing = window is not None and window >= max(self.context_lens)
+            plan = self.attention(None) if hides_nothing else self._plan(window)
+            self._plan_by_window[window] = plan
+        return plan
+
+    def _plan(self, window: int | None) -> AttentionPlan:
+        return plan_attention(
+            self.block_tables,
+            self.query_lens,
+            self.context_lens,
+            self.positions,
+            self.arena,
+            window,
+        )
 
 
 def make_batch(chunks: Sequence[Chunk], layout: KvLayout, device: torch.device | str) -> Batch:
     """Lay chunks end to end. Raises ValueError if one is empty or longer than its blocks."""
-    tokens, positions, tables, sample_rows = array("q"), array("q"), array("q"), array("q")
+    tokens, positions, tables, output_rows = array("q"), array("q"), array("q"), array("q")
     context_lens = tuple(chunk.start + len(chunk.tokens) for chunk in chunks)
     width = layout.num_blocks_for(max(context_lens))
     for chunk, context_len in zip(chunks, context_lens, strict=True):
@@ -56,23 +77,16 @@ def make_batch(chunks: Sequence[Chunk], layout: KvLayout, device: torch.device |
         positions.extend(range(chunk.start, context_len))
         tables.extend(chunk.blocks[:num_blocks])
         tables.extend(bytes(width - num_blocks))
-        if chunk.wants_logits:
-            sample_rows.append(len(tokens) - 1)
+        output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
     query_lens = tuple(len(chunk.tokens) for chunk in chunks)
-    position_rows = _tensor(positions, device)
-    block_tables = _tensor(tables, device).view(len(chunks), width)
-    plan = plan_attention(
-        block_tables, query_lens, context_lens, position_rows, _arena_shape(layout)
-    )
     return Batch(
         tokens=_tensor(tokens, device),
-        positions=position_rows,
-        slots=plan.blocks * layout.block_size + plan.offsets,
-        block_tables=block_tables,
+        positions=_tensor(positions, device),
+        block_tables=_tensor(tables, device).view(len(chunks), width),
         query_lens=query_lens,
         context_lens=context_lens,
-        sample_rows=_tensor(sample_rows, device),
-        attention=plan,
+        output_rows=_tensor(output_rows, device),
+        arena=_arena_shape(layout),
     )
 
 

@@ -12,13 +12,14 @@ the engine's thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.core.block_hash import block_hashes, extend_hash, root_hash
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Census, Holder
+from baton.engine.kv_event_log import KvEventLog
 from baton.engine.prefix_cache import PrefixCache
 
 
@@ -78,13 +79,26 @@ class BlockPool:
         """Blocks with at least one reference."""
         return self.num_blocks - self.num_available
 
+    def record_in(self, log: KvEventLog) -> None:
+        """From now on `log` hears which names come and go."""
+        self._prefixes.log = log
+
+    def names(self) -> Iterable[bytes]:
+        """Of the blocks that a prompt could find here now. Live: read it before the next change."""
+        return self._prefixes.names()
+
     def table(self, holder: Holder) -> Sequence[int]:
         """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
         table = self._tables.get(holder)
         return table.blocks if table is not None else ()
 
-    def reserve(self, holder: Holder, tokens: Sequence[int], salt: bytes) -> int | None:
-        """See `KvPool.reserve`. Raises ValueError if `holder` has blocks, or for no tokens."""
+    def reserve(
+        self, holder: Holder, tokens: Sequence[int], salt: bytes, *, is_matching: bool = True
+    ) -> int | None:
+        """See `KvPool.reserve`. Raises ValueError if `holder` has blocks, or for no tokens.
+
+        Without `is_matching` all blocks are fresh, whatever is cached.
+        """
         if holder in self._tables:
             raise ValueError(f"{holder} holds blocks already")
         if not tokens:
@@ -92,7 +106,8 @@ class BlockPool:
         if not self.num_available:
             return None
         names: list[bytes] = []
-        shared = self._prefixes.match(self._names_to_match(tokens, salt, names))
+        to_match = self._names_to_match(tokens, salt, names) if is_matching else ()
+        shared = self._prefixes.match(to_match)
         num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
         num_revived = sum(map(self._prefixes.is_idle, shared))
         if num_fresh > self.num_available - num_revived:

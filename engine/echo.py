@@ -87,19 +87,27 @@ class EchoRunner:
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         if self.is_verifying:
             self._verify([chunk for chunk in chunks if chunk.start])
-        cells, slots, next_tokens = array("Q"), array("q"), array("q")
+        cells, slots, outputs = array("Q"), array("q"), array("Q")
         block_size = self.cache.layout.block_size
         for chunk, digest in zip(chunks, self._digests_before(chunks), strict=True):
+            first_output = chunk.start + len(chunk.tokens) - chunk.num_outputs
             for position, token in enumerate(chunk.tokens, chunk.start):
                 digest = _extend(digest, token)
+                if position >= first_output:
+                    outputs.append(digest)
                 cells.extend((token, position, digest, 0))
                 index, offset = divmod(position, block_size)
                 slots.append(chunk.blocks[index] * block_size + offset)
-            if chunk.wants_logits:
-                next_tokens.append(_next_token(digest, self.info.vocab_size))
         self._write(_tensor(cells).view(-1, _CELL), _tensor(slots))
+        return _tensor(outputs).view(-1, 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`hidden` is the digest [S, 1] up to each token, which names the next one."""
+        next_tokens = [
+            _next_token(digest & _MASK, self.info.vocab_size) for (digest,) in hidden.tolist()
+        ]
         logits = torch.zeros(len(next_tokens), self.info.vocab_size)
-        return logits.scatter_(1, _tensor(next_tokens).view(-1, 1), _PEAK)
+        return logits.scatter_(1, torch.tensor(next_tokens).view(-1, 1), _PEAK)
 
     def _digests_before(self, chunks: Sequence[Chunk]) -> list[int]:
         """Of the token before each chunk, read from the cache; 0 before the first token."""

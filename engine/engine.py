@@ -1,6 +1,6 @@
 """One model on one group of devices: requests in, tokens out, one step at a time.
 
-    schedule -> forward -> on_computed -> sample -> finish
+    schedule -> forward -> on_computed -> read prompts, or sample -> finish
 
 The hooks are where the services join in; they run on the engine's thread, inside a step.
 """
@@ -8,19 +8,24 @@ The hooks are where the services join in; they run on the engine's thread, insid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 
 from torch import Tensor
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import InvalidRequest, Unavailable
+from baton.core.errors import BatonError, InvalidRequest, Unavailable
 from baton.core.kv_pool import Holder
 from baton.core.messages import FinishReason
 from baton.engine.batch import Chunk
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.grammar import GrammarCompiler
+from baton.engine.prompt_reading import read_prompts
 from baton.engine.request import Phase, Request, finish_reason
+from baton.engine.request_check import check_request
 from baton.engine.runner import Runner
-from baton.engine.sampler import SampledToken, SamplingRow, sample
+from baton.engine.sampler import SampledToken, sample
+from baton.engine.sampling_row import SamplingRow
 from baton.engine.scheduler import ScheduledChunk, Scheduler
 from baton.engine.step_report import EngineStats, RequestOutput, StepReport
 
@@ -50,8 +55,7 @@ class Engine:
         config: EngineConfig,
         *,
         clock: Clock = monotonic,
-        reclaim: Callable[[], bool] = _nothing_to_reclaim,
-        on_computed: Callable[[Request], None] = _ignore,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
         if block_size != config.cache.block_size:
@@ -59,9 +63,11 @@ class Engine:
         self.runner = runner
         self.info = runner.info
         self.clock = clock
-        self.reclaim = reclaim
+        self.grammars = grammars
+        """For the tokens of this model; None if it cannot follow a grammar."""
+        self.reclaim: Callable[[], bool] = _nothing_to_reclaim
         self.on_scheduled: Callable[[Request], None] = _ignore
-        self.on_computed = on_computed
+        self.on_computed: Callable[[Request], None] = _ignore
         self.stats = EngineStats()
         self.pool = BlockPool(runner.cache, prefix_caching=config.cache.prefix_caching)
         self.max_model_len = min(
@@ -135,7 +141,7 @@ class Engine:
         scheduled_at = self.clock()
         logits = self._forward(chunks) if chunks else None
         forwarded_at = self.clock()
-        outputs = self._sample(chunks, logits) if logits is not None else ()
+        outputs = self._embed(chunks) + self._sample(chunks, logits)
         report = StepReport(
             outputs=outputs,
             first_scheduled=first_scheduled,
@@ -161,55 +167,72 @@ class Engine:
             self.on_scheduled(request)
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING], first
 
-    def _forward(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
-        """Run `chunks` and count their tokens as computed; logits [S, V] of those that end."""
-        logits = self.runner.forward([self._input(chunk) for chunk in chunks])
+    def _forward(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
+        """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
+        inputs = [self._input(chunk) for chunk in chunks]
+        hidden = self.runner.forward(inputs)
         for chunk in chunks:
             request = chunk.request
             request.num_computed += chunk.num_tokens
             request.num_run += chunk.num_tokens
             self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
             self.on_computed(request)
-        return logits
+        hidden = read_prompts([chunk.request for chunk in chunks], inputs, hidden, self.runner)
+        return self.runner.logits(hidden) if len(hidden) else None
 
     def _input(self, chunk: ScheduledChunk) -> Chunk:
         request, start = chunk.request, chunk.request.num_computed
         end = start + chunk.num_tokens
+        is_last = end == len(request.tokens)
         return Chunk(
             tokens=request.tokens[start:end],
             start=start,
             blocks=self.pool.table(request.holder)[: self.pool.layout.num_blocks_for(end)],
-            wants_logits=end == len(request.tokens),
+            num_outputs=chunk.num_tokens if request.needs_every_token else int(is_last),
+        )
+
+    def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
+        """Finish the requests that only wanted an embedding and have it now."""
+        return tuple(
+            self._give_embedding(chunk.request, chunk.request.embedding.vector())
+            for chunk in chunks
+            if chunk.request.embedding is not None
+            and not chunk.request.num_pending
+            and chunk.request.phase is Phase.RUNNING
+        )
+
+    def _give_embedding(self, request: Request, vector: tuple[float, ...]) -> RequestOutput:
+        if not all(map(isfinite, vector)):
+            return self._fail_not_finite(request)
+        request.first_token_at = self.clock()
+        self._leave(request)
+        return RequestOutput(
+            request=request,
+            is_finished=True,
+            num_run=request.num_run,
+            embedding=vector,
+            finish_reason=FinishReason.STOP,
         )
 
     def _sample(
-        self, chunks: Sequence[ScheduledChunk], logits: Tensor
+        self, chunks: Sequence[ScheduledChunk], logits: Tensor | None
     ) -> tuple[RequestOutput, ...]:
         """Draw a token for each row of `logits` and finish the requests that end with it."""
-        requests = [chunk.request for chunk in chunks if not chunk.request.num_pending]
-        if not requests:
+        if logits is None:
             return ()
-        rows = [SamplingRow(r.sampling, r.prompt, r.output) for r in requests]
+        requests = [chunk.request for chunk in chunks if chunk.request.awaits_token]
+        rows = [SamplingRow(r.sampling, r.prompt, r.output, r.matcher) for r in requests]
         # NaN wins in both, so these two numbers a row tell of all of it.
         are_finite = (logits.amax(dim=1).isfinite() & logits.amin(dim=1).isfinite()).tolist()
         sampled = sample(logits, rows, self.info.eos_token_ids)
         now = self.clock()
         return tuple(
-            self._extend(request, token, now) if is_finite else self._fail(request)
+            self._extend(request, token, now)
+            if is_finite and request.is_prompt_finite
+            else self._fail_not_finite(request)
             for request, token, is_finite in zip(requests, sampled, are_finite, strict=True)
             if request.phase is Phase.RUNNING  # a hook may have aborted it meanwhile
         )
-
-    def _fail(self, request: Request) -> RequestOutput:
-        """A token drawn from NaN or infinity would be silently wrong, as is the KV behind it."""
-        self.pool.forget(request.holder)
-        del self._request_by_id[request.request_id]
-        self._scheduler.finish(request)
-        error = Unavailable(
-            f"the model's logits are not finite after {len(request.tokens)} tokens; "
-            f"{self.info.dtype} may be too narrow for this model"
-        )
-        return RequestOutput(request, (), (), True, None, request.num_run, error)
 
     def _extend(self, request: Request, sampled: SampledToken, now: float) -> RequestOutput:
         request.append(sampled.token)
@@ -218,16 +241,40 @@ class Engine:
         reason = self.finish_reason(request)
         is_finished = reason is not None or request.has_reached_own_limit
         if is_finished:
-            del self._request_by_id[request.request_id]
-            self._scheduler.finish(request)
+            self._leave(request)
+        elif request.matcher is not None:
+            try:
+                request.matcher.accept((sampled.token,))
+            except InvalidRequest as error:
+                return self._fail(request, error)
         return RequestOutput(
             request=request,
+            is_finished=is_finished,
+            num_run=request.num_run,
             tokens=(sampled.token,),
             logprobs=(sampled.logprob,) if sampled.logprob is not None else (),
-            is_finished=is_finished,
+            prompt_logprobs=request.take_prompt_logprobs(),
             finish_reason=reason,
-            num_run=request.num_run,
         )
+
+    def _fail_not_finite(self, request: Request) -> RequestOutput:
+        """What comes of NaN or infinity would be silently wrong, as is the KV behind it."""
+        self.pool.forget(request.holder)
+        error = Unavailable(
+            f"the model's outputs are not finite after {len(request.tokens)} tokens; "
+            f"{self.info.dtype} may be too narrow for this model"
+        )
+        return self._fail(request, error)
+
+    def _fail(self, request: Request, error: BatonError) -> RequestOutput:
+        self._leave(request)
+        return RequestOutput(
+            request=request, is_finished=True, num_run=request.num_run, error=error
+        )
+
+    def _leave(self, request: Request) -> None:
+        del self._request_by_id[request.request_id]
+        self._scheduler.finish(request)
 
     def finish_reason(self, request: Request) -> FinishReason | None:
         """Why `request` is over with the output it has now, by this engine's limits; or None."""
@@ -245,26 +292,12 @@ class Engine:
         self._scheduler.add(request)
 
     def _check(self, request: Request) -> None:
-        name = request.request_id
-        if name in self._request_by_id:
-            raise InvalidRequest(f"{name} is being computed already", field="request_id")
-        if not request.prompt:
-            raise InvalidRequest(
-                f"{name} has an empty prompt; give at least 1 token", field="prompt"
-            )
-        if len(request.tokens) >= self.max_model_len:
-            raise InvalidRequest(
-                f"{name} has {len(request.tokens)} tokens, which leaves none to generate of the "
-                f"{self.max_model_len} served here; shorten the prompt",
-                field="prompt",
-            )
-        if not 0 <= min(request.tokens) <= max(request.tokens) < self.info.vocab_size:
-            raise InvalidRequest(
-                f"{name} has token ids outside 0..{self.info.vocab_size - 1}", field="prompt"
-            )
-        if self.finish_reason(request) is not None or request.has_reached_own_limit:
-            raise InvalidRequest(
-                f"{name} has nothing left to generate after {len(request.output)} output tokens; "
-                "raise max_tokens",
-                field="max_tokens",
-            )
+        if request.request_id in self._request_by_id:
+            message = f"{request.request_id} is being computed already"
+            raise InvalidRequest(message, field="request_id")
+        check_request(
+            request,
+            vocab_size=self.info.vocab_size,
+            max_model_len=self.max_model_len,
+            finish_reason=self.finish_reason(request),
+        )

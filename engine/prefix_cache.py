@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from baton.engine.kv_event_log import KvEventLog
+
 
 class PrefixCache:
     """Pure bookkeeping; the reference counts are the pool's."""
 
     def __init__(self) -> None:
+        self.log: KvEventLog | None = None
+        """Hears which names come and go, if anybody follows."""
         self._block_by_name: dict[bytes, int] = {}
         self._name_by_block: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -27,6 +31,9 @@ class PrefixCache:
     def idle(self) -> frozenset[int]:
         """Unreferenced blocks that keep their contents."""
         return frozenset(self._idle)
+
+    def names(self) -> Iterable[bytes]:
+        return self._block_by_name.keys()
 
     def is_named(self, block: int) -> bool:
         return block in self._name_by_block
@@ -52,8 +59,12 @@ class PrefixCache:
         known = self._name_by_block.get(block)
         if known is not None and known != name:
             raise ValueError(f"block {block} is named already, by other contents")
-        if self._block_by_name.setdefault(name, block) == block:
-            self._name_by_block[block] = name
+        if known == name or name in self._block_by_name:
+            return
+        self._block_by_name[name] = block
+        self._name_by_block[block] = name
+        if self.log is not None:
+            self.log.stored(name)
 
     def retire(self, block: int) -> None:
         """The last reference to a named block is gone: it is the most recently used idle one."""
@@ -66,14 +77,17 @@ class PrefixCache:
     def evict(self) -> int:
         """Forget the least recently used idle block and return it. Raises KeyError if none is."""
         block, _ = self._idle.popitem(last=False)
-        del self._block_by_name[self._name_by_block.pop(block)]
+        self.forget(block)
         return block
 
     def forget(self, block: int) -> None:
-        """A referenced block is not what its name says. Nothing happens if it has none."""
+        """Nobody may find `block` any more. Nothing happens if it has no name."""
         name = self._name_by_block.pop(block, None)
-        if name is not None:
-            del self._block_by_name[name]
+        if name is None:
+            return
+        del self._block_by_name[name]
+        if self.log is not None:
+            self.log.evicted(name)
 
     def clear(self) -> list[int]:
         """Forget every name; return the blocks that were idle, which now hold nothing."""
@@ -81,4 +95,6 @@ class PrefixCache:
         self._idle.clear()
         self._block_by_name.clear()
         self._name_by_block.clear()
+        if self.log is not None:
+            self.log.cleared()
         return idle

@@ -12,7 +12,10 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import FinishReason, SamplingParams
+from baton.core.messages import FinishReason, Pooling, SamplingParams, TokenLogprob
+from baton.engine.grammar import TokenMatcher
+from baton.engine.pooling import Embedding
+from baton.engine.prompt_logprobs import PromptLogprobs
 
 
 class Phase(StrEnum):
@@ -28,7 +31,7 @@ class Request:
     sampled here, on top of the limits in `sampling`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter a property
         self,
         request_id: str,
         prompt: Sequence[int],
@@ -36,6 +39,9 @@ class Request:
         output: Sequence[int] = (),
         sampling: SamplingParams,
         salt: bytes = b"",
+        priority: int = 0,
+        matcher: TokenMatcher | None = None,
+        pooling: Pooling | None = None,
         max_new_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
@@ -48,6 +54,16 @@ class Request:
         """Tokens of `output` that were not sampled here."""
         self.sampling = sampling
         self.salt = salt
+        self.priority = priority
+        """Smaller comes first."""
+        self.matcher = matcher
+        """Of the grammar in `sampling`, behind all of `output`."""
+        self.embedding = None if pooling is None else Embedding(pooling)
+        """Set: nothing is sampled, the embedding is the answer."""
+        self.prompt_logprobs: PromptLogprobs | None = None
+        """Set while they are wanted: until the first token, and never in a continuation."""
+        if sampling.num_prompt_logprobs is not None and not output and pooling is None:
+            self.prompt_logprobs = PromptLogprobs(self.prompt, sampling.num_prompt_logprobs)
         self.max_new_tokens = max_new_tokens
 
         self.phase = Phase.WAITING
@@ -81,9 +97,32 @@ class Request:
         return len(self.output) - self.given_output
 
     @property
+    def awaits_token(self) -> bool:
+        """Whether all known tokens are computed and the next is to be sampled."""
+        return not self.num_pending and self.embedding is None
+
+    @property
     def has_reached_own_limit(self) -> bool:
         """Whether `max_new_tokens` is used up: done here, though perhaps not for the client."""
         return self.max_new_tokens is not None and self.num_sampled >= self.max_new_tokens
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether all hidden states are read, so that none may come from the prefix cache."""
+        return self.prompt_logprobs is not None or (
+            self.embedding is not None and self.embedding.needs_every_token
+        )
+
+    @property
+    def is_prompt_finite(self) -> bool:
+        return self.prompt_logprobs is None or self.prompt_logprobs.are_finite
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Once, with the first token; empty if they were not asked for."""
+        if self.prompt_logprobs is None:
+            return ()
+        logprobs, self.prompt_logprobs = self.prompt_logprobs.take(), None
+        return logprobs
 
     def append(self, token: int) -> None:
         self.output.append(token)
@@ -98,10 +137,16 @@ def finish_reason(
     eos_token_ids: Collection[int],
     max_model_len: int,
 ) -> FinishReason | None:
-    """Why a request with `num_tokens` known tokens, `output` the last of them, is over; or None."""
+    """Why a request with `num_tokens` known tokens, `output` the last of them, is over; or None.
+
+    With a grammar an end-of-sequence token is the end in any case: nothing may follow it.
+    """
+    is_eos = bool(output) and output[-1] in eos_token_ids
+    if is_eos and sampling.grammar is not None:
+        return FinishReason.STOP
     if output and len(output) >= sampling.min_tokens:
-        is_eos = output[-1] in eos_token_ids and not sampling.ignore_eos
-        if is_eos or output[-1] in sampling.stop_token_ids:
+        is_end = is_eos and not sampling.ignore_eos
+        if is_end or output[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
     if len(output) >= sampling.max_tokens or num_tokens >= max_model_len:
         return FinishReason.LENGTH

@@ -23,8 +23,12 @@ class Runner(Protocol):
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Compute all chunks, writing their KV into the cache.
 
-        Returns float32 logits [S, V] of the last token of the S chunks that want them, in order.
+        Returns the hidden states [S, D] of the tokens whose outputs the chunks want, in order:
+        after the last norm, before the head.
         """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [S, D] -> float32 logits [S, V]."""
 
 
 class ModelRunner:
@@ -41,5 +45,9 @@ class ModelRunner:
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         with torch.inference_mode():
             batch = make_batch(chunks, self.cache.layout, self.cache.device)
-            logits: Tensor = self._model(batch, self.cache.layers)
-        return logits
+            hidden: Tensor = self._model(batch, self.cache.layers)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self._model.logits(hidden)

@@ -6,16 +6,19 @@ A request moves   WAITING -> RUNNING -> FINISHED
 There is no prefill and no decode: a request runs as many of its pending tokens as the budget
 allows. Chunked prefill, prefix hits, resumption and adopted requests all follow from that.
 
-    running   hold blocks; in order of arrival, so the last one is the youngest
+    running   hold blocks; the last one is the first to be preempted
     adopted   waiting, but hold computed blocks of a handoff: admitted first, for they cost nothing
-    waiting   hold nothing; first come, first served: whoever does not fit holds up those behind
+    waiting   hold nothing; whoever does not fit holds up those behind
+
+All three are in the order of priority, then of arrival; of those waiting, who was preempted comes
+first. Within a priority nobody starves. One of lesser priority (a larger number) may, as long as
+there are others; but what runs is preempted only for what runs, never for what waits.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -24,7 +27,8 @@ from baton.engine.config import SchedulerConfig
 from baton.engine.request import Phase, Request
 
 MAX_OVERTAKEN = 64
-"""Adopted requests that may pass the head of the queue before it counts as starving."""
+"""Adopted requests, of no better priority, that may pass the head of the queue before it counts as
+starving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,8 @@ class Scheduler:
         """Preemptions so far."""
         self._reclaim = reclaim
         self._running: list[Request] = []
-        self._adopted: deque[Request] = deque()
-        self._waiting: deque[Request] = deque()
+        self._adopted: list[Request] = []
+        self._waiting: list[Request] = []
         self._num_arrived = 0
         self._refused: tuple[Request, int] | None = None
         """The head of `waiting` that did not fit, and `pool.num_releases` when it did not."""
@@ -70,6 +74,11 @@ class Scheduler:
         """Adopted requests take the blocks that the head of the queue needs: take in no more."""
         return bool(self._waiting) and self._waiting[0].num_overtaken >= MAX_OVERTAKEN
 
+    @property
+    def running(self) -> Sequence[Request]:
+        """The most urgent, and the oldest of those, first. Live."""
+        return self._running
+
     def __iter__(self) -> Iterator[Request]:
         """Every unfinished request."""
         return chain(self._running, self._adopted, self._waiting)
@@ -78,7 +87,8 @@ class Scheduler:
         """Queue a request; one with computed tokens must hold the blocks of all of them."""
         self._num_arrived += 1
         request.arrival = self._num_arrived
-        (self._adopted if request.num_computed else self._waiting).append(request)
+        queue = self._adopted if request.num_computed else self._waiting
+        insort(queue, request, key=_rank_waiting)
 
     def finish(self, request: Request) -> None:
         """Remove a request, whatever its phase, and free its blocks."""
@@ -112,31 +122,39 @@ class Scheduler:
             chunks.append(ScheduledChunk(request, num_tokens))
             budget -= num_tokens
             request.phase = Phase.RUNNING
-            insort(self._running, request, key=lambda running: running.arrival)
+            insort(self._running, request, key=_rank)
         return chunks
 
     def _next_admissible(self) -> Request | None:
         """Take the next request that has, or now gets, blocks for all its pending tokens."""
+        if self._waiting and self._is_waiting_more_urgent() and self._reserve(self._waiting[0]):
+            return self._waiting.pop(0)
         if self._adopted:
-            adopted, num_tokens = self._adopted[0], len(self._adopted[0].tokens)
-            has_room = self.pool.grow(adopted.holder, num_tokens)
-            if not has_room and not self._running:  # nobody will free blocks by finishing
-                has_room = self._make_room(adopted, num_tokens)
-            if not has_room:
-                return None
-            if self._waiting:
-                self._waiting[0].num_overtaken += 1
-            return self._adopted.popleft()
+            return self._next_adopted()
         if self._waiting and self._reserve(self._waiting[0]):
-            return self._waiting.popleft()
+            return self._waiting.pop(0)
         return None
+
+    def _is_waiting_more_urgent(self) -> bool:
+        return bool(self._adopted) and self._waiting[0].priority < self._adopted[0].priority
+
+    def _next_adopted(self) -> Request | None:
+        adopted, num_tokens = self._adopted[0], len(self._adopted[0].tokens)
+        has_room = self.pool.grow(adopted.holder, num_tokens)
+        if not has_room and not self._running:  # nobody will free blocks by finishing
+            has_room = self._make_room(adopted, num_tokens)
+        if not has_room:
+            return None
+        if self._waiting and self._waiting[0].priority <= adopted.priority:
+            self._waiting[0].num_overtaken += 1
+        return self._adopted.pop(0)
 
     def _reserve(self, request: Request) -> bool:
         if self._running and self._refused == (request, self.pool.num_releases):
             return False  # nothing came free since: do not hash a long prompt every step
-        num_cached = self.pool.reserve(request.holder, request.tokens, request.salt)
+        num_cached = self._try_to_reserve(request)
         while num_cached is None and not self._running and self._reclaim():
-            num_cached = self.pool.reserve(request.holder, request.tokens, request.salt)
+            num_cached = self._try_to_reserve(request)
         if num_cached is None:
             self._refused = (request, self.pool.num_releases)
             return False
@@ -146,16 +164,32 @@ class Scheduler:
             request.num_cached = num_cached
         return True
 
+    def _try_to_reserve(self, request: Request) -> int | None:
+        return self.pool.reserve(
+            request.holder,
+            request.tokens,
+            request.salt,
+            is_matching=not request.needs_every_token,
+        )
+
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Get blocks for `num_tokens` in all, at the cost of younger requests."""
+        """Get blocks for `num_tokens` in all, at the cost of requests that rank below."""
         while not self.pool.grow(request.holder, num_tokens):
             if self._reclaim():
                 continue
-            victim = self._adopted[-1] if self._adopted else self._running[-1]
+            victim = self._victim()
             self._preempt(victim)
-            if victim is request:  # it was itself the youngest
+            if victim is request:  # there was nobody below it
                 return False
         return True
+
+    def _victim(self) -> Request:
+        """Of the least priority; of those, one adopted before one that runs; then the youngest."""
+        if not self._running:
+            return self._adopted[-1]
+        if self._adopted and self._adopted[-1].priority >= self._running[-1].priority:
+            return self._adopted[-1]
+        return self._running[-1]
 
     def _preempt(self, request: Request) -> None:
         self._forget(request)
@@ -163,7 +197,7 @@ class Scheduler:
         request.num_computed = 0
         request.num_preemptions += 1
         self.num_preempted += 1
-        self._waiting.appendleft(request)
+        insort(self._waiting, request, key=_rank_waiting)
 
     def _forget(self, request: Request) -> None:
         for queue in (self._running, self._adopted, self._waiting):
@@ -174,3 +208,11 @@ class Scheduler:
     def _chunk_len(self, request: Request, budget: int) -> int:
         limit = self.config.prefill_chunk or budget
         return min(request.num_pending, limit, budget)
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival
+
+
+def _rank_waiting(request: Request) -> tuple[int, bool, int]:
+    return request.priority, not request.num_preemptions, request.arrival

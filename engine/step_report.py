@@ -9,20 +9,24 @@ from baton.core.messages import FinishReason, TokenLogprob
 from baton.engine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """What a step did for one request."""
 
     request: Request
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    """As many as tokens when asked for, else none."""
     is_finished: bool
     """The engine is done with the request and has freed its blocks."""
-    finish_reason: FinishReason | None
-    """None if not finished, or if only `max_new_tokens` ended it here."""
     num_run: int
     """Tokens run for the request so far; the request itself may be a step ahead of who reads it."""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """As many as tokens when asked for, else none."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first token when asked for: one for each token of the prompt but the first."""
+    embedding: tuple[float, ...] = ()
+    """The only answer of a request with a pooling."""
+    finish_reason: FinishReason | None = None
+    """None if not finished, or if only `max_new_tokens` ended it here."""
     error: BatonError | None = None
     """Why it ended without a token."""
 
@@ -35,7 +39,7 @@ class StepReport:
     first_scheduled: tuple[Request, ...] = ()
     """Requests that ran for the first time."""
     num_tokens: int = 0
-    """Tokens run through the model: one for each output, all others were prefilled."""
+    """Tokens run through the model: one for each token sampled, all others were prefilled."""
     num_requests: int = 0
     num_preempted: int = 0
     num_running: int = 0

@@ -13,6 +13,7 @@ S rows, V vocabulary, W candidates: the W best of a row, sorted, usually far few
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,37 +21,73 @@ from torch import Tensor
 FIRST_CANDIDATES = 128
 
 
-def filter_tokens(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Return scores [S, V] with -inf where a token may not be drawn.
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """One value a row, [S] each."""
 
-    top_k [S] int64, 0 for all; top_p and min_p [S] float32, 1 and 0 for all.
-    """
+    top_k: Tensor
+    """int64; 0 keeps all."""
+    top_p: Tensor
+    """float32; 1 keeps all."""
+    min_p: Tensor
+    """float32; 0 keeps all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The best tokens of each row, and the least score with which one may be drawn."""
+
+    scores: Tensor  # [S, W] best first
+    tokens: Tensor  # [S, W]
+    floor: Tensor  # [S, 1]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no token beyond the list may be drawn."""
+        return bool((self.scores[:, -1:] < self.floor).all())
+
+
+def shortlist(scores: Tensor, filters: Filters) -> Shortlist:
+    """As long a list of scores [S, V] as it takes to know each row's floor."""
     vocab_size = scores.shape[-1]
-    top_k = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)
-    limited = top_k < vocab_size
-    largest_k = int(torch.where(limited, top_k, 0).max())
-    width = min(vocab_size, max(largest_k, FIRST_CANDIDATES))
-    best = scores.topk(width, dim=-1).values  # [S, W]
-    kth = best.gather(-1, top_k.clamp(max=width).unsqueeze(-1) - 1)
-    scores = scores.masked_fill(limited.unsqueeze(-1) & (scores < kth), -torch.inf)
-    floor = best[:, :1] + min_p.log().unsqueeze(-1)
-    if bool((top_p < 1).any()):
-        floor = torch.maximum(floor, _top_p_floor(scores, best, top_p))
-    return scores.masked_fill(scores < floor, -torch.inf)
-
-
-def _top_p_floor(scores: Tensor, best: Tensor, top_p: Tensor) -> Tensor:
-    """The score [S, 1] of the last token of each row's nucleus; -inf where top_p is 1."""
-    unlimited = (top_p >= 1).unsqueeze(-1)
-    total = scores.logsumexp(-1, keepdim=True)
+    is_limited = (filters.top_k > 0) & (filters.top_k < vocab_size)
+    top_k = torch.where(is_limited, filters.top_k, 1).unsqueeze(-1)
+    width = max(FIRST_CANDIDATES, int(top_k.max()) + 1)
+    total = _total(scores) if bool((filters.top_p < 1).any()) else None
     while True:
-        mass = (best - total).double().exp_().cumsum(-1)  # [S, W]
-        is_short = mass < top_p.double().unsqueeze(-1)
-        if best.shape[-1] == scores.shape[-1] or not bool((is_short[:, -1:] & ~unlimited).any()):
-            break
-        best = scores.topk(min(8 * best.shape[-1], scores.shape[-1]), dim=-1).values
+        best, tokens = scores.topk(min(width, vocab_size), dim=-1)
+        kth = best.gather(-1, top_k - 1).masked_fill_(~is_limited.unsqueeze(-1), -torch.inf)
+        floor = torch.maximum(kth, best[:, :1] + filters.min_p.log().unsqueeze(-1))
+        if total is not None:
+            nucleus, is_known = _nucleus_floor(best, kth, total, filters.top_p.unsqueeze(-1))
+            floor = torch.maximum(floor, nucleus)
+            if width < vocab_size and not is_known:
+                width *= 8
+                continue
+        return Shortlist(best, tokens, floor)
+
+
+def _total(scores: Tensor) -> Tensor:
+    """The mass [S, 1] of all tokens, the best one's being 1.
+
+    Summed as doubles, so that the order in which a device adds makes no difference to the row.
+    """
+    relative = scores - scores.amax(-1, keepdim=True)
+    return relative.exp_().sum(-1, keepdim=True, dtype=torch.float64)
+
+
+def _nucleus_floor(best: Tensor, kth: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, bool]:
+    """The score [S, 1] of the last token of each row's nucleus, -inf where top_p is 1.
+
+    And whether the candidates reached that far, and held all that top-k left, in every row.
+    """
+    is_limited, is_open = kth > -torch.inf, top_p >= 1
+    weights = (best - best[:, :1]).exp_().double().masked_fill_(best < kth, 0)  # [S, W]
+    total = torch.where(is_limited, weights.sum(-1, keepdim=True), total)
+    is_short = weights.cumsum(-1) < top_p.double() * total
     last = is_short.sum(-1, keepdim=True).clamp_(max=best.shape[-1] - 1)
-    return best.gather(-1, last).masked_fill_(unlimited, -torch.inf)
+    is_unknown = torch.where(is_limited, kth <= best[:, -1:], is_short[:, -1:]) & ~is_open
+    return best.gather(-1, last).masked_fill_(is_open, -torch.inf), not bool(is_unknown.any())
 
 
 def reference(scores: Sequence[float], top_k: int, top_p: float, min_p: float) -> set[int]:

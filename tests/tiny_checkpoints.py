@@ -1,22 +1,41 @@
-"""Model folders of a few thousand random weights, and what transformers makes of them."""
+"""Model folders of a few thousand random weights, and what transformers makes of them.
+
+What is particular about a family is made to matter: windows are shorter than prompts, scores reach
+their caps, biases and norms are not neutral.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 VOCAB_SIZE = 96
 EOS = 1
+WINDOW = 9
 
 TINY: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -44,27 +63,131 @@ LLAMA3_ROPE: dict[str, Any] = {
 
 def make_llama(folder: Path, **overrides: Any) -> Path:
     """Save a random LlamaForCausalLM; `seed`, `dtype` and `max_shard_size` are options too."""
-    return _make(LlamaForCausalLM, LlamaConfig, folder, overrides)
+    return _make(LlamaForCausalLM, LlamaConfig, folder, {**TINY, **overrides})
+
+
+def make_mistral(folder: Path, **overrides: Any) -> Path:
+    options = {**TINY, "sliding_window": WINDOW, **overrides}
+    return _make(MistralForCausalLM, MistralConfig, folder, options)
+
+
+def make_qwen2(folder: Path, **overrides: Any) -> Path:
+    """The first layer sees all, the second a window."""
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    options = {**_without(TINY, "head_dim"), **windows, **overrides}
+    return _make(Qwen2ForCausalLM, Qwen2Config, folder, options)
 
 
 def make_qwen3(folder: Path, **overrides: Any) -> Path:
-    """Save a random Qwen3ForCausalLM; options as for `make_llama`."""
-    return _make(Qwen3ForCausalLM, Qwen3Config, folder, overrides)
+    return _make(Qwen3ForCausalLM, Qwen3Config, folder, {**TINY, **overrides})
 
 
-def _make(model_type: Any, config_type: Any, folder: Path, overrides: dict[str, Any]) -> Path:
-    options = dict(overrides)
+def make_gemma2(folder: Path, **overrides: Any) -> Path:
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 8.0}
+    options = {**TINY, **caps, "sliding_window": WINDOW, "query_pre_attn_scalar": 5, **overrides}
+    return _make(Gemma2ForCausalLM, Gemma2Config, folder, options)
+
+
+def make_gemma3(folder: Path, **overrides: Any) -> Path:
+    """Two layers with windows, then one that sees all, by angles of its own."""
+    options = {
+        **TINY,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 5,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+        **overrides,
+    }
+    return _make(Gemma3ForCausalLM, Gemma3TextConfig, folder, options)
+
+
+def make_phi3(folder: Path, **overrides: Any) -> Path:
+    options = {
+        **_without(TINY, "head_dim"),
+        "sliding_window": WINDOW,
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+        **overrides,
+    }
+    return _make(Phi3ForCausalLM, Phi3Config, folder, options)
+
+
+def make_gpt2(folder: Path, **overrides: Any) -> Path:
+    options = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 32,
+        "n_inner": 48,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+        "bos_token_id": 0,
+        "eos_token_id": EOS,
+        "initializer_range": 0.4,
+        **overrides,
+    }
+    return _make(GPT2LMHeadModel, GPT2Config, folder, options)
+
+
+def make_falcon(folder: Path, **overrides: Any) -> Path:
+    """As the 7B model is: one KV head, one norm."""
+    keys = ("head_dim", "intermediate_size", "num_key_value_heads")
+    options = {**_without(TINY, *keys), "ffn_hidden_size": 48, **overrides}
+    return _make(FalconForCausalLM, FalconConfig, folder, options)
+
+
+def make_new_falcon(folder: Path, **overrides: Any) -> Path:
+    """As the 40B model is: several KV heads, two norms."""
+    return make_falcon(folder, new_decoder_architecture=True, num_kv_heads=2, **overrides)
+
+
+FAMILIES: Mapping[str, Callable[..., Path]] = {
+    "llama": make_llama,
+    "mistral": make_mistral,
+    "qwen2": make_qwen2,
+    "qwen3": make_qwen3,
+    "gemma2": make_gemma2,
+    "gemma3": make_gemma3,
+    "phi3": make_phi3,
+    "gpt2": make_gpt2,
+    "falcon": make_falcon,
+    "new falcon": make_new_falcon,
+}
+
+
+def _without(options: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in keys}
+
+
+def _make(model_type: Any, config_type: Any, folder: Path, options: dict[str, Any]) -> Path:
+    options = dict(options)
     seed = options.pop("seed", 0)
     dtype = options.pop("dtype", torch.float32)
     max_shard_size = options.pop("max_shard_size", "1GB")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_type(config_type(**{**TINY, **options}))
+        model = model_type(config_type(**options))
         for name, parameter in model.named_parameters():
-            if "norm" in name:  # ones would hide a norm that is never applied
-                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            if name.endswith(".bias"):
+                torch.nn.init.normal_(parameter, std=0.3)
+            elif parameter.dim() == 1:
+                _spread_norm(parameter)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
+
+
+def _spread_norm(weight: torch.nn.Parameter) -> None:
+    """Ones would hide a norm that is not applied; equal signs let a tied head echo its input."""
+    neutral = float(weight.detach()[0])  # 1, or 0 where the weight is stored less 1
+    signs = torch.randint(0, 2, weight.shape) * 2 - 1
+    weight.data = signs * (torch.rand(weight.shape) + 0.5) + (neutral - 1)
 
 
 def transformers_logits(folder: Path, prompt: Sequence[int]) -> torch.Tensor:
@@ -95,5 +218,8 @@ def transformers_greedy(
 
 
 def _reference(folder: Path) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    """With plain attention: the fused kinds cannot cap scores."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     return model.eval()

@@ -1,32 +1,41 @@
-"""`config.json` of a decoder of the Llama kind, checked and frozen.
+"""`config.json` of a decoder, checked and frozen.
 
-Whatever would change the mathematics and is not implemented is refused by its key: a model that
-loads is computed as its authors meant it.
+Families read their own keys (`baton.engine.models`) and share what is customary. Whatever would
+change the mathematics and is not implemented is refused by its key: a model that loads is computed
+as its authors meant it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.core.errors import CheckpointError
 from baton.core.kv_layout import ITEM_BYTES
-from baton.engine.checkpoint.rope_config import parse_rope
-from baton.engine.layers.attention import HeadShape
+from baton.engine.checkpoint.config_keys import ConfigKeys
+from baton.engine.layers.attention import AttentionKind, HeadShape
 from baton.engine.layers.rope import Rope
+from baton.engine.layers.rope_scaling import DynamicScaling, YarnScaling
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "use_sliding_window": (False,),
     "quantization_config": (None,),
-    "partial_rotary_factor": (1, None),
     "is_encoder_decoder": (False,),
 }
-"""Keys that change the mathematics, and the values that are implemented. Absent is fine."""
+"""Keys of any family that change the mathematics, and the values implemented. Absent is fine."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What `layer_types` is made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    rope: Rope | None
+    """None: positions are learned and join the embedding."""
+    attention: AttentionKind = field(default_factory=AttentionKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +44,46 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     heads: HeadShape
-    rms_norm_eps: float
-    rope: Rope
+    layers: tuple[LayerConfig, ...]
+    activation: str
+    norm_eps: float
     max_position_embeddings: int
+    max_model_len: int
+    """Tokens of prompt and output together that are served; some rotary positions depend on it."""
     tie_word_embeddings: bool
     dtype: str | None
     """Of the weights, as the authors declare it; None if they do not."""
     eos_token_ids: tuple[int, ...]
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    """Of attention's output."""
+    has_ffn_bias: bool = False
+    has_ffn_norm: bool = True
+    """Else the feed-forward reads what attention reads."""
+    logit_softcap: float | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def ropes(self) -> list[Rope]:
+        """The distinct ones of its layers."""
+        return list(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
+
+    @property
+    def max_context(self) -> int:
+        """The longest request that positions allow: some scalings stretch what was trained."""
+        reaches = [self.max_position_embeddings]
+        for rope in self.ropes:
+            if isinstance(rope.scaling, DynamicScaling | YarnScaling):
+                reaches.append(int(rope.scaling.factor * rope.scaling.original_len))
+        return max(reaches)
+
+    def serving(self, max_model_len: int) -> ModelConfig:
+        """The same model for requests of up to `max_model_len` tokens, as far as it allows."""
+        return replace(self, max_model_len=min(max_model_len, self.max_context))
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -71,37 +111,77 @@ def architecture_of(raw: Mapping[str, object]) -> str:
             )
 
 
-def parse_config(raw: Mapping[str, object]) -> ModelConfig:
-    """Raises CheckpointError, naming the key, on values that are missing, odd or unsupported."""
-    _refuse_unsupported(raw)
-    hidden_size = _count(raw, "hidden_size")
-    num_heads = _count(raw, "num_attention_heads")
+def parse_decoder(
+    keys: ConfigKeys,
+    heads: HeadShape,
+    layers: Sequence[LayerConfig],
+    activations: Collection[str],
+) -> ModelConfig:
+    """The customary keys. Raises CheckpointError on values missing, odd or unsupported."""
+    max_position_embeddings = keys.count("max_position_embeddings", 2048)
+    return ModelConfig(
+        architecture=architecture_of({"architectures": keys.value("architectures")}),
+        vocab_size=keys.count("vocab_size"),
+        hidden_size=keys.count("hidden_size"),
+        intermediate_size=keys.count("intermediate_size"),
+        heads=heads,
+        layers=tuple(layers),
+        activation=keys.choice("hidden_act", activations),
+        norm_eps=keys.positive("rms_norm_eps", 1e-6),
+        max_position_embeddings=max_position_embeddings,
+        max_model_len=max_position_embeddings,
+        tie_word_embeddings=keys.flag("tie_word_embeddings", False),
+        dtype=_dtype(keys),
+        eos_token_ids=parse_eos(keys.value("eos_token_id")),
+    )
+
+
+def parse_heads(keys: ConfigKeys) -> HeadShape:
+    hidden_size, num_heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     heads = HeadShape(
         num_heads=num_heads,
-        num_kv_heads=_count(raw, "num_key_value_heads", num_heads),
-        head_dim=_count(raw, "head_dim", hidden_size // num_heads),
+        num_kv_heads=keys.count("num_key_value_heads", num_heads),
+        head_dim=keys.count("head_dim", hidden_size // num_heads),
     )
     if heads.num_heads % heads.num_kv_heads:
         raise CheckpointError(
-            f"config.json: `num_attention_heads` {heads.num_heads} is no multiple of "
-            f"`num_key_value_heads` {heads.num_kv_heads}"
+            f"config.json: `{keys.name('num_attention_heads')}` {heads.num_heads} is no multiple "
+            f"of `{keys.name('num_key_value_heads')}` {heads.num_kv_heads}"
         )
-    if heads.head_dim % 2:
-        raise CheckpointError(f"config.json: `head_dim` {heads.head_dim} is odd; RoPE needs pairs")
-    return ModelConfig(
-        architecture=architecture_of(raw),
-        vocab_size=_count(raw, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size"),
-        num_layers=_count(raw, "num_hidden_layers"),
-        heads=heads,
-        rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
-        rope=parse_rope(raw, heads.head_dim),
-        max_position_embeddings=_count(raw, "max_position_embeddings", 2048),
-        tie_word_embeddings=_flag(raw, "tie_word_embeddings", False),
-        dtype=_dtype(raw),
-        eos_token_ids=parse_eos(raw.get("eos_token_id")),
-    )
+    return heads
+
+
+def parse_windows(
+    keys: ConfigKeys, window: int | None, is_sliding: Sequence[bool]
+) -> list[int | None]:
+    """The window of each layer. `layer_types`, if there, comes before `is_sliding`."""
+    if keys.value("layer_types") is not None:
+        is_sliding = [kind == SLIDING for kind in _layer_types(keys, len(is_sliding))]
+    if any(is_sliding) and window is None:
+        raise CheckpointError(
+            f"config.json: `layer_types` has {SLIDING!r} but there is no `sliding_window`"
+        )
+    return [window if sliding else None for sliding in is_sliding]
+
+
+def parse_uniform_windows(keys: ConfigKeys, window: int | None) -> list[int | None]:
+    """The same window in every layer; `layer_types`, if there, must not say otherwise."""
+    num_layers = keys.count("num_hidden_layers")
+    expected = FULL if window is None else SLIDING
+    if keys.value("layer_types") is not None and set(_layer_types(keys, num_layers)) != {expected}:
+        raise keys.complaint("layer_types", f"must be {expected!r} alone")
+    return [window] * num_layers
+
+
+def _layer_types(keys: ConfigKeys, num_layers: int) -> list[str]:
+    types = keys.value("layer_types")
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(kind not in (FULL, SLIDING) for kind in types)
+    ):
+        raise keys.complaint("layer_types", f"must be {num_layers} times {FULL!r} or {SLIDING!r}")
+    return types
 
 
 def parse_eos(value: object) -> tuple[int, ...]:
@@ -117,46 +197,8 @@ def parse_eos(value: object) -> tuple[int, ...]:
             raise CheckpointError(f"`eos_token_id` must be a token id or a list, not {value!r}")
 
 
-def _refuse_unsupported(raw: Mapping[str, object]) -> None:
-    for key, supported in MUST_BE.items():
-        if key in raw and raw[key] not in supported:
-            raise CheckpointError(
-                f"config.json: `{key}` is {raw[key]!r}; supported is {supported[0]!r}"
-            )
-    layer_types = raw.get("layer_types") or []
-    if not isinstance(layer_types, list) or set(layer_types) - {"full_attention"}:
-        raise CheckpointError(
-            f"config.json: `layer_types` is {layer_types!r}; supported is 'full_attention' alone"
-        )
-
-
-def _count(raw: Mapping[str, object], key: str, default: int | None = None) -> int:
-    value = raw.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise CheckpointError(f"config.json: `{key}` is missing")
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: `{key}` must be a positive integer, not {value!r}")
-    return value
-
-
-def _positive(raw: Mapping[str, object], key: str, default: float) -> float:
-    value = raw.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"config.json: `{key}` must be a positive number, not {value!r}")
-    return float(value)
-
-
-def _flag(raw: Mapping[str, object], key: str, default: bool) -> bool:
-    value = raw.get(key, default)
-    if not isinstance(value, bool):
-        raise CheckpointError(f"config.json: `{key}` must be true or false, not {value!r}")
-    return value
-
-
-def _dtype(raw: Mapping[str, object]) -> str | None:
-    value = raw.get("dtype") or raw.get("torch_dtype")  # the old and new names of one key
+def _dtype(keys: ConfigKeys) -> str | None:
+    value = keys.value("dtype") or keys.value("torch_dtype")  # the old and new names of one key
     if value is None or (isinstance(value, str) and value in ITEM_BYTES):
         return value
     raise CheckpointError(

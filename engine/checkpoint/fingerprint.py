@@ -1,10 +1,12 @@
 """A name for a model: equal only for equal architecture, weights and serving dtype.
 
 It guards the KV cache: blocks are shared and handed over only between replicas whose fingerprints
-are equal. It covers the parsed configuration and, of every tensor, name, dtype, shape and bytes;
-paths, times and the cut into files do not matter. Of a tensor larger than WHOLE_BYTES only
-NUM_SAMPLES evenly spread pieces are read, so that naming a large model takes seconds: training
-of any kind changes every piece, but an edit of a few single weights by hand may go unseen.
+are equal. It covers the parsed configuration, the angles of rotary positions for the length that is
+served and, of every tensor, name, dtype, shape and bytes;
+paths, times, the cut into files and their format do not matter. Of a tensor larger than
+WHOLE_BYTES only NUM_SAMPLES evenly spread pieces are read, so that naming a large model takes
+seconds: training of any kind changes every piece, but an edit of a few single weights by hand may
+go unseen.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 
-from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.config import ModelConfig
 from baton.engine.checkpoint.tensor_files import TensorEntry
 
@@ -28,6 +29,10 @@ def fingerprint(config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: 
     """32 bytes. Raises CheckpointError if a file cannot be read."""
     architecture = {**asdict(config), "dtype": dtype}
     del architecture["eos_token_ids"]  # decides when to stop, not what is computed
+    del architecture["max_model_len"]  # nor does this, but for the angles that depend on it
+    architecture["frequencies"] = [
+        rope.frequencies(config.max_model_len).tolist() for rope in config.ropes
+    ]
     digest = blake2b(json.dumps(architecture, sort_keys=True).encode(), digest_size=DIGEST_BYTES)
     for name, entry in sorted(entries.items()):
         digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
@@ -37,15 +42,9 @@ def fingerprint(config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: 
 
 
 def _pieces(entry: TensorEntry) -> Iterator[bytes]:
-    try:
-        with entry.path.open("rb") as file:
-            if entry.num_bytes <= WHOLE_BYTES:
-                file.seek(entry.start)
-                yield file.read(entry.num_bytes)
-                return
-            last = entry.num_bytes - SAMPLE_BYTES
-            for i in range(NUM_SAMPLES):
-                file.seek(entry.start + last * i // (NUM_SAMPLES - 1))
-                yield file.read(SAMPLE_BYTES)
-    except OSError as error:
-        raise CheckpointError(f"{entry.path} cannot be read: {error}") from error
+    if entry.num_bytes <= WHOLE_BYTES:
+        yield entry.piece(0, entry.num_bytes)
+        return
+    last = entry.num_bytes - SAMPLE_BYTES
+    for i in range(NUM_SAMPLES):
+        yield entry.piece(last * i // (NUM_SAMPLES - 1), SAMPLE_BYTES)

@@ -13,7 +13,7 @@ class ModelInfo:
     """As `config.json` names it."""
     vocab_size: int
     max_model_len: int
-    """Tokens of prompt and output together that the model was made for."""
+    """Tokens of prompt and output together that are served; some rotary positions depend on it."""
     eos_token_ids: tuple[int, ...]
     """Tokens that end an output; may be empty."""
     dtype: str

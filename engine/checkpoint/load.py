@@ -6,14 +6,11 @@ memory-mapped file to its place, and cast on the way, so a model is never in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.core.errors import CheckpointError
@@ -21,15 +18,16 @@ from baton.core.kv_layout import ITEM_BYTES
 from baton.engine.checkpoint.config import (
     ModelConfig,
     architecture_of,
-    parse_config,
     parse_eos,
     read_json,
 )
+from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
 from baton.engine.checkpoint.info import ModelInfo
+from baton.engine.checkpoint.placement import Placement, find_sources, place
 from baton.engine.checkpoint.tensor_files import TensorEntry, read_entries
-from baton.engine.layers.linear import Linear
 from baton.engine.models.decoder import Decoder
+from baton.engine.models.family import Family
 from baton.engine.models.registry import family_of
 
 Progress = Callable[[int, int], None]
@@ -44,41 +42,35 @@ class LoadedModel:
     info: ModelInfo
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where one tensor of a checkpoint goes: some rows of one of our parameters."""
-
-    source: str
-    target: str
-    first_row: int
-    shape: tuple[int, ...]
-
-
 def load_model(
     folder: Path,
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    load_format: str = "auto",
+    max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a model. `auto` is the dtype that config.json declares, else that of the tensors.
 
+    `max_model_len` is the longest request that will be served; None is the model's own context.
+    The load format `dummy` makes up weights from config.json alone.
     Raises CheckpointError, with what was found and what is supported, if it cannot be served.
     """
-    config, model, entries, placements = _plan(folder)
+    config, model, entries, placements = _plan(folder, load_format, max_model_len)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
     state = {
         name: torch.empty(parameter.shape, dtype=getattr(torch, wanted), device=device)
         for name, parameter in model.named_parameters()
     }
-    _fill(state, placements, entries, progress)
+    _fill(state, placements, entries, config, progress)
     model.load_state_dict(state, assign=True)
     return LoadedModel(
         model=model.to(device).eval(),
         info=ModelInfo(
             architecture=config.architecture,
             vocab_size=config.vocab_size,
-            max_model_len=config.max_position_embeddings,
+            max_model_len=config.max_model_len,
             eos_token_ids=config.eos_token_ids,
             dtype=wanted,
             fingerprint=fingerprint(config, entries, wanted),
@@ -89,27 +81,38 @@ def load_model(
     )
 
 
-def check_model(folder: Path) -> None:
+def check_model(folder: Path, *, load_format: str = "auto") -> None:
     """Raise the CheckpointError that `load_model` would raise, without reading any weights."""
-    _plan(folder)
+    _plan(folder, load_format)
 
 
 def _plan(
-    folder: Path,
+    folder: Path, load_format: str, max_model_len: int | None = None
 ) -> tuple[ModelConfig, Decoder, Mapping[str, TensorEntry], list[Placement]]:
     config = read_config(folder)
+    if max_model_len is not None:
+        config = config.serving(max_model_len)
     family = family_of(config.architecture)
-    entries = read_entries(folder)
     model = family.build(config)
-    placements = list(_placements(model, family.checkpoint, config.num_layers))
-    _check(placements, entries, config)
+    placements = list(place(model, family, config.num_layers))
+    entries = _entries(folder, placements, load_format)
+    placements = find_sources(placements, entries.keys(), family.base_prefix)
+    _check(placements, entries, config, family)
     return config, model, entries, placements
+
+
+def _entries(
+    folder: Path, placements: list[Placement], load_format: str
+) -> Mapping[str, TensorEntry]:
+    if load_format == "dummy":
+        return dummy_entries({placement.source: placement.shape for placement in placements})
+    return read_entries(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a model folder, with the end tokens of `generation_config.json`."""
     raw = read_json(folder / "config.json")
-    config = parse_config({**family_of(architecture_of(raw)).defaults, **raw})
+    config = family_of(architecture_of(raw)).parse_config(raw)
     generation = folder / "generation_config.json"
     if generation.exists():
         eos_token_id = read_json(generation).get("eos_token_id")
@@ -118,31 +121,16 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _placements(
-    model: Decoder, checkpoint: Mapping[str, tuple[str, ...]], num_layers: int
-) -> Iterator[Placement]:
-    parameters = dict(model.named_parameters())
-    for pattern, sources in checkpoint.items():
-        for i in range(num_layers if "{i}" in pattern else 1):
-            target = pattern.format(i=i)
-            if target not in parameters:  # the head of a model that is tied to its embedding
-                continue
-            module = model.get_submodule(target.rpartition(".")[0])
-            shape = parameters[target].shape
-            rows = module.rows if isinstance(module, Linear) else (shape[0],)
-            first_row = 0
-            for source, num_rows in zip(sources, rows, strict=True):
-                yield Placement(source.format(i=i), target, first_row, (num_rows, *shape[1:]))
-                first_row += num_rows
-
-
 def _check(
-    placements: list[Placement], entries: Mapping[str, TensorEntry], config: ModelConfig
+    placements: list[Placement],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    family: Family,
 ) -> None:
     wanted = {placement.source: placement.shape for placement in placements}
     missing = sorted(wanted.keys() - entries.keys())
     unexpected = sorted(
-        name for name in entries.keys() - wanted.keys() if not _is_redundant(name, config)
+        name for name in entries.keys() - wanted.keys() if not _is_redundant(name, config, family)
     )
     misfits = [
         f"{name} is {list(entries[name].shape)}, not {list(shape)}"
@@ -167,9 +155,9 @@ def _check(
         )
 
 
-def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Old checkpoints store RoPE's frequencies; some with a tied head store the head as well."""
-    return name.endswith(".rotary_emb.inv_freq") or (
+def _is_redundant(name: str, config: ModelConfig, family: Family) -> bool:
+    """Old checkpoints store buffers, and some with a tied head store the head as well."""
+    return name.endswith(family.buffers) or (
         config.tie_word_embeddings and name == "lm_head.weight"
     )
 
@@ -191,23 +179,15 @@ def _fill(
     state: dict[str, Tensor],
     placements: list[Placement],
     entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
     progress: Progress | None,
 ) -> None:
     total = sum(entries[placement.source].num_bytes for placement in placements)
     done = 0
-    try:
-        with ExitStack() as stack:
-            files: dict[Path, Any] = {}  # safe_open has no types
-            for placement in placements:
-                entry = entries[placement.source]
-                if entry.path not in files:
-                    opened = safe_open(entry.path, framework="pt", device="cpu")
-                    files[entry.path] = stack.enter_context(opened)
-                rows = slice(placement.first_row, placement.first_row + placement.shape[0])
-                source = files[entry.path].get_tensor(placement.source)
-                state[placement.target][rows].copy_(source)
-                done += entry.num_bytes
-                if progress is not None:
-                    progress(done, total)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{entry.path} cannot be read: {error}") from error
+    for placement in placements:
+        entry = entries[placement.source]
+        ours = placement.arrangement.ours(entry.load(), config.heads)
+        state[placement.target][placement.rows].copy_(ours)
+        done += entry.num_bytes
+        if progress is not None:
+            progress(done, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 from baton.engine.batch import Batch
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
-from baton.kernels.paged_attention import paged_attention
+from baton.kernels.paged_attention import PLAIN, Scoring, paged_attention
 from baton.kernels.rope import rope
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of the tokens' angles, [T, R/2] each; R is the part of a head that turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,31 +25,49 @@ class HeadShape:
     head_dim: int
 
 
-class Attention(nn.Module):
-    """`qk_norm_eps` adds an RMS norm over each head of the queries and keys, as in Qwen 3."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKind:
+    """What may differ between the attentions of two layers, beside their weights and angles."""
 
-    def __init__(self, width: int, heads: HeadShape, *, qk_norm_eps: float | None = None) -> None:
+    window: int | None = None
+    """Tokens that a token sees, itself included. None: all before it."""
+    scoring: Scoring = PLAIN
+
+
+class Attention(nn.Module):
+    """`head_norm` makes a norm over each head of the queries, and another for the keys."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: HeadShape,
+        kind: AttentionKind,
+        *,
+        biases: tuple[bool, bool] = (False, False),
+        head_norm: Callable[[], RmsNorm] | None = None,
+    ) -> None:
+        """`biases` says whether qkv and out have one."""
         super().__init__()
         self.heads = heads
+        self.kind = kind
         query_width = heads.num_heads * heads.head_dim
         kv_width = heads.num_kv_heads * heads.head_dim
-        self.qkv = Linear(width, query_width, kv_width, kv_width)
-        self.out = Linear(query_width, width)
-        self.has_qk_norm = qk_norm_eps is not None
-        if qk_norm_eps is not None:
-            self.q_norm = RmsNorm(heads.head_dim, qk_norm_eps)
-            self.k_norm = RmsNorm(heads.head_dim, qk_norm_eps)
+        self.qkv = Linear(width, query_width, kv_width, kv_width, has_bias=biases[0])
+        self.out = Linear(query_width, width, has_bias=biases[1])
+        self.has_head_norm = head_norm is not None
+        if head_norm is not None:
+            self.q_norm = head_norm()
+            self.k_norm = head_norm()
 
-    def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], arena: Tensor, batch: Batch
-    ) -> Tensor:
-        """x is [T, D]; rotation the cos and sin of the tokens' angles, [T, H/2] each."""
-        heads = self.heads
+    def forward(self, x: Tensor, rotation: Rotation | None, arena: Tensor, batch: Batch) -> Tensor:
+        """x is [T, D]. Heads of a model without rotary positions have no rotation."""
+        heads, kind = self.heads, self.kind
         qkv = self.qkv(x).view(len(x), -1, heads.head_dim)
         q, k, v = qkv.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
-        if self.has_qk_norm:
+        if self.has_head_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rope(q, k, *rotation)
-        attended = paged_attention(q, k, v, arena, batch.attention)  # [T, N, H]
-        out: Tensor = self.out(attended.flatten(1))
+        if rotation is not None:
+            q, k = rope(q, k, *rotation)
+        attended = paged_attention(q, k, v, arena, batch.attention(kind.window), kind.scoring)
+        out: Tensor = self.out(attended.flatten(1))  # [T, N, H] -> [T, D]
         return out

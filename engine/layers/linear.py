@@ -1,4 +1,4 @@
-"""Matrix products without bias."""
+"""Matrix products, with a bias or without."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ class Linear(nn.Module):
     Like all parameters of ours the weight has no memory until a checkpoint gives it some.
     """
 
-    def __init__(self, width: int, *rows: int) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(self, width: int, *rows: int, has_bias: bool = False) -> None:
         super().__init__()
         self.rows = rows
         """Outputs of each stacked matrix."""
         self.weight = nn.Parameter(torch.empty(sum(rows), width, device="meta"), False)
+        self.bias = nn.Parameter(torch.empty(sum(rows), device="meta"), False) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, sum(rows)]"""
-        return functional.linear(x, self.weight)
+        return functional.linear(x, self.weight, self.bias)

@@ -1,16 +1,23 @@
-"""RMS norm (Zhang and Sennrich 2019) as a part of a model."""
+"""Norms over the last dimension, as parts of a model.
+
+    RMS norm (Zhang and Sennrich 2019)    RmsNorm      GemmaRmsNorm, whose weight is stored less 1
+    layer norm (Ba et al. 2016)           LayerNorm
+
+Those named Add.. begin a block: forward(x, residual) -> (normalised sum, sum). They add what the
+block before left to the residual stream and normalise the sum in one operation; before the first
+block the residual is None.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from baton.kernels.layer_norm import add_layer_norm, layer_norm
 from baton.kernels.rms_norm import add_rms_norm, rms_norm
 
 
 class RmsNorm(nn.Module):
-    """Over the last dimension."""
-
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
@@ -21,12 +28,48 @@ class RmsNorm(nn.Module):
 
 
 class AddRmsNorm(RmsNorm):
-    """Adds the residual stream first and hands the sum on: where a pre-norm block begins."""
-
     def forward(  # type: ignore[override]  # a norm with one more input and output
         self, x: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (normalised, new residual); None is the residual before the first block."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class GemmaRmsNorm(RmsNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self._scale(), self.eps)
+
+    def _scale(self) -> Tensor:
+        """In float32: 1 + weight, rounded to a narrower dtype, would lose most of the weight."""
+        return 1.0 + self.weight.float()
+
+
+class AddGemmaRmsNorm(GemmaRmsNorm):
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return rms_norm(x, self._scale(), self.eps), x
+        s = x + residual
+        return rms_norm(s, self._scale(), self.eps), s
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width, device="meta"), False)
+        self.bias = nn.Parameter(torch.empty(width, device="meta"), False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class AddLayerNorm(LayerNorm):
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return layer_norm(x, self.weight, self.bias, self.eps), x
+        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)

@@ -1,58 +1,52 @@
-"""The angles of rotary positions, plain and scaled.
+"""The angles of rotary positions.
 
-Pair i of a head of width H turns by  position * f[i],  f[i] = theta^(-2i / H)  radians. Scalings
-change f, so that positions beyond those of the training stay within what the model has seen.
+Pair i of the R dimensions of a head that turn is turned by  position * f[i]  radians; without
+scaling f[i] = theta^(-2i / R).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScaling:
-    """All positions are divided by `factor` (Chen et al. 2023)."""
-
-    factor: float
-
-    def apply(self, frequencies: Tensor) -> Tensor:
-        return frequencies / self.factor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3Scaling:
-    """Slow frequencies are divided by `factor`, fast ones kept, those between interpolated.
-
-    A frequency is slow if it turns fewer than `low_freq_factor` times over the original context,
-    fast if more than `high_freq_factor` times.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def apply(self, frequencies: Tensor) -> Tensor:
-        turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
-        span = self.high_freq_factor - self.low_freq_factor
-        kept = ((turns - self.low_freq_factor) / span).clamp(0, 1)
-        return (1 - kept) * frequencies / self.factor + kept * frequencies
+from baton.engine.layers.attention import Rotation
+from baton.engine.layers.rope_scaling import Scaling, plain_frequencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How a model turns its heads; `head_dim` is even."""
+    """How a model turns its heads."""
 
-    head_dim: int
+    rotary_dim: int
+    """R, even; at most the head's width."""
     theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: Scaling | None = None
 
-    def frequencies(self) -> Tensor:
-        """[H/2] float32 radians a position."""
-        exponents = torch.arange(0, self.head_dim, 2).float() / self.head_dim
-        frequencies = 1.0 / self.theta**exponents
-        return frequencies if self.scaling is None else self.scaling.apply(frequencies)
+    def frequencies(self, served_len: int) -> Tensor:
+        """[R/2] float32 radians a position, for a replica that serves up to `served_len` tokens."""
+        if self.scaling is None:
+            return plain_frequencies(self.rotary_dim, self.theta)
+        return self.scaling.frequencies(self.rotary_dim, self.theta, served_len)
+
+    @property
+    def attention_factor(self) -> float:
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+
+class RotaryAngles(nn.Module):
+    frequencies: Tensor  # [R/2]
+
+    def __init__(self, rope: Rope, served_len: int) -> None:
+        super().__init__()
+        self.attention_factor = rope.attention_factor
+        self.register_buffer("frequencies", rope.frequencies(served_len), persistent=False)
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """[T] -> cos and sin, [T, R/2] each."""
+        angles = torch.outer(positions.float(), self.frequencies)
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
+        return cos, sin

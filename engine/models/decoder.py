@@ -1,72 +1,71 @@
 """The skeleton of a decoder: embedding, blocks, norm, head.
 
-T = tokens of this pass, all requests end to end; S = those whose logits are wanted; D = model
-width; H = head width; V = vocabulary. The residual stream is carried beside x, so that adding it
-and normalising are one operation.
+T = tokens of this pass, all requests end to end; S = those whose outputs are wanted; D = model
+width; V = vocabulary. The residual stream is carried beside x, so that adding it and normalising
+are one operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from baton.engine.batch import Batch
-from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.layers.attention import Attention
+from baton.engine.checkpoint.config import LayerConfig, ModelConfig
 from baton.engine.layers.embedding import Embedding
-from baton.engine.layers.feed_forward import SwiGlu
 from baton.engine.layers.linear import Linear
-from baton.engine.layers.norm import AddRmsNorm
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, eps: float, attention: Attention, ffn: SwiGlu) -> None:
-        super().__init__()
-        self.attn_norm = AddRmsNorm(width, eps)
-        self.attn = attention
-        self.ffn_norm = AddRmsNorm(width, eps)
-        self.ffn = ffn
-
-    def forward(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        rotation: tuple[Tensor, Tensor],
-        arena: Tensor,
-        batch: Batch,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attn_norm(x, residual)
-        x = self.attn(x, rotation, arena, batch)
-        x, residual = self.ffn_norm(x, residual)
-        return self.ffn(x), residual
+from baton.engine.layers.rope import RotaryAngles
 
 
 class Decoder(nn.Module):
-    frequencies: Tensor  # [H/2] radians a position
+    """`norm` is the last one, of the kind that adds."""
 
-    def __init__(self, config: ModelConfig, new_block: Callable[[], Block]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        new_block: Callable[[LayerConfig], nn.Module],
+        norm: nn.Module,
+        *,
+        embed_scale: float | None = None,
+        has_learned_positions: bool = False,
+    ) -> None:
         super().__init__()
         width = config.hidden_size
-        self.embed = Embedding(config.vocab_size, width)
-        self.blocks = nn.ModuleList(new_block() for _ in range(config.num_layers))
-        self.norm = AddRmsNorm(width, config.rms_norm_eps)
+        self.embed = Embedding(config.vocab_size, width, scale=embed_scale)
+        self.positions = (
+            Embedding(config.max_position_embeddings, width) if has_learned_positions else None
+        )
+        self.blocks = nn.ModuleList(new_block(layer) for layer in config.layers)
+        self.norm = norm
         self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
-        self.register_buffer("frequencies", config.rope.frequencies(), persistent=False)
+        self.logit_softcap = config.logit_softcap
+        self.angles = nn.ModuleList(
+            RotaryAngles(rope, config.max_model_len) for rope in config.ropes
+        )
+        self.angles_of_block = [
+            None if layer.rope is None else config.ropes.index(layer.rope)
+            for layer in config.layers
+        ]
 
     def forward(self, batch: Batch, arenas: Sequence[Tensor]) -> Tensor:
-        """Write the tokens' KV into the arenas, one a layer; return float32 logits [S, V]."""
-        rotation = self._rotation(batch.positions)
+        """Write the tokens' KV into the arenas, one a layer; return the outputs [S, D]."""
+        rotations = [angles(batch.positions) for angles in self.angles]
         x: Tensor = self.embed(batch.tokens)
+        if self.positions is not None:
+            x = x + self.positions(batch.positions)
         residual: Tensor | None = None
-        for block, arena in zip(self.blocks, arenas, strict=True):
+        for block, arena, index in zip(self.blocks, arenas, self.angles_of_block, strict=True):
+            rotation = None if index is None else rotations[index]
             x, residual = block(x, residual, rotation, arena, batch)
         assert residual is not None
-        x, _ = self.norm(x[batch.sample_rows], residual[batch.sample_rows])
-        logits: Tensor = self.embed.logits(x) if self.head is None else self.head(x)
-        return logits.float()
+        x, _ = self.norm(x[batch.output_rows], residual[batch.output_rows])
+        return x
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = torch.outer(positions.float(), self.frequencies)  # [T, H/2]
-        return angles.cos(), angles.sin()
+    def logits(self, x: Tensor) -> Tensor:
+        """[S, D] -> float32 [S, V]"""
+        narrow: Tensor = self.embed.logits(x) if self.head is None else self.head(x)
+        logits = narrow.float()
+        if self.logit_softcap is None:
+            return logits
+        return logits.div_(self.logit_softcap).tanh_().mul_(self.logit_softcap)

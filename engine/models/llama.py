@@ -1,26 +1,76 @@
-"""Llama 2, 3 and 3.x: RMS norm, rotary positions, grouped-query attention, SwiGLU."""
+"""Llama 2, 3 and 3.x: RMS norm, rotary positions, grouped-query attention, SwiGLU.
+
+What other families share with it is taken from here.
+"""
 
 from __future__ import annotations
 
-from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.layers.attention import Attention
-from baton.engine.layers.feed_forward import SwiGlu
-from baton.engine.models.decoder import Block, Decoder
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from baton.engine.checkpoint.config import (
+    LayerConfig,
+    ModelConfig,
+    parse_decoder,
+    parse_heads,
+    parse_uniform_windows,
+)
+from baton.engine.checkpoint.config_keys import ConfigKeys
+from baton.engine.checkpoint.rope_config import CUSTOMARY, RopeKeys, parse_rope
+from baton.engine.layers.attention import Attention, AttentionKind
+from baton.engine.layers.block import Block
+from baton.engine.layers.feed_forward import GATED, GatedFeedForward
+from baton.engine.layers.norm import AddRmsNorm, RmsNorm
+from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
 
 
-def build(config: ModelConfig) -> Decoder:
-    width = config.hidden_size
+def parse(keys: ConfigKeys) -> ModelConfig:
+    return parse_windowed(keys, parse_uniform_windows(keys, None))
 
-    def new_block() -> Block:
+
+def parse_windowed(
+    keys: ConfigKeys, windows: Sequence[int | None], at: RopeKeys = CUSTOMARY
+) -> ModelConfig:
+    """`windows` are those of the layers, `at` tells how rotary positions are written down."""
+    heads = parse_heads(keys)
+    rope = parse_rope(keys, heads.head_dim, at)
+    layers = [LayerConfig(rope=rope, attention=AttentionKind(window=w)) for w in windows]
+    has_attention_bias = keys.flag("attention_bias", False)
+    return replace(
+        parse_decoder(keys, heads, layers, GATED),
+        has_qkv_bias=has_attention_bias,
+        has_out_bias=has_attention_bias,
+        has_ffn_bias=keys.flag("mlp_bias", False),
+    )
+
+
+def build(config: ModelConfig, *, has_head_norm: bool = False) -> Decoder:
+    """`has_head_norm` adds an RMS norm over each head of the queries and keys, as in Qwen 3."""
+    width, eps = config.hidden_size, config.norm_eps
+
+    def new_block(layer: LayerConfig) -> nn.Module:
         return Block(
-            width,
-            config.rms_norm_eps,
-            attention=Attention(width, config.heads),
-            ffn=SwiGlu(width, config.intermediate_size),
+            attn_norm=AddRmsNorm(width, eps),
+            attn=Attention(
+                width,
+                config.heads,
+                layer.attention,
+                biases=(config.has_qkv_bias, config.has_out_bias),
+                head_norm=(lambda: RmsNorm(config.heads.head_dim, eps)) if has_head_norm else None,
+            ),
+            ffn_norm=AddRmsNorm(width, eps),
+            ffn=GatedFeedForward(
+                width,
+                config.intermediate_size,
+                config.activation,
+                has_bias=config.has_ffn_bias,
+            ),
         )
 
-    return Decoder(config, new_block)
+    return Decoder(config, new_block, AddRmsNorm(width, eps))
 
 
 CHECKPOINT = {
@@ -31,15 +81,34 @@ CHECKPOINT = {
         "model.layers.{i}.self_attn.k_proj.weight",
         "model.layers.{i}.self_attn.v_proj.weight",
     ),
+    "blocks.{i}.attn.qkv.bias": (
+        "model.layers.{i}.self_attn.q_proj.bias",
+        "model.layers.{i}.self_attn.k_proj.bias",
+        "model.layers.{i}.self_attn.v_proj.bias",
+    ),
     "blocks.{i}.attn.out.weight": ("model.layers.{i}.self_attn.o_proj.weight",),
+    "blocks.{i}.attn.out.bias": ("model.layers.{i}.self_attn.o_proj.bias",),
     "blocks.{i}.ffn_norm.weight": ("model.layers.{i}.post_attention_layernorm.weight",),
     "blocks.{i}.ffn.gate_up.weight": (
         "model.layers.{i}.mlp.gate_proj.weight",
         "model.layers.{i}.mlp.up_proj.weight",
     ),
+    "blocks.{i}.ffn.gate_up.bias": (
+        "model.layers.{i}.mlp.gate_proj.bias",
+        "model.layers.{i}.mlp.up_proj.bias",
+    ),
     "blocks.{i}.ffn.down.weight": ("model.layers.{i}.mlp.down_proj.weight",),
+    "blocks.{i}.ffn.down.bias": ("model.layers.{i}.mlp.down_proj.bias",),
     "norm.weight": ("model.norm.weight",),
     "head.weight": ("lm_head.weight",),
 }
+"""Of these a model has those that its configuration gives it: biases and a head are options."""
 
-LLAMA = Family(build=build, checkpoint=CHECKPOINT, defaults={"eos_token_id": 2})
+LLAMA = Family(
+    description="Llama 2, 3 and 3.x: grouped-query attention, SwiGLU",
+    parse=parse,
+    build=build,
+    checkpoint=CHECKPOINT,
+    defaults={"eos_token_id": 2, "hidden_act": "silu"},
+    must_be={"use_sliding_window": (False, None)},
+)

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.layers.attention import Attention
-from baton.engine.layers.feed_forward import SwiGlu
-from baton.engine.models import llama
-from baton.engine.models.decoder import Block, Decoder
+from baton.engine.checkpoint.config_keys import ConfigKeys
+from baton.engine.models import llama, qwen2
 from baton.engine.models.family import Family
 
 
-def build(config: ModelConfig) -> Decoder:
-    width, eps = config.hidden_size, config.rms_norm_eps
-
-    def new_block() -> Block:
-        return Block(
-            width,
-            eps,
-            attention=Attention(width, config.heads, qk_norm_eps=eps),
-            ffn=SwiGlu(width, config.intermediate_size),
-        )
-
-    return Decoder(config, new_block)
+def parse(keys: ConfigKeys) -> ModelConfig:
+    return llama.parse_windowed(keys, qwen2.windows_of(keys))
 
 
-CHECKPOINT = {
-    **llama.CHECKPOINT,
+HEAD_NORMS = {
     "blocks.{i}.attn.q_norm.weight": ("model.layers.{i}.self_attn.q_norm.weight",),
     "blocks.{i}.attn.k_norm.weight": ("model.layers.{i}.self_attn.k_norm.weight",),
 }
 
 QWEN3 = Family(
-    build=build,
-    checkpoint=CHECKPOINT,
-    defaults={"head_dim": 128, "max_position_embeddings": 32768, "num_key_value_heads": 32},
+    description="Qwen 3, dense: a norm over each head of the queries and keys",
+    parse=parse,
+    build=partial(llama.build, has_head_norm=True),
+    checkpoint={**llama.CHECKPOINT, **HEAD_NORMS},
+    defaults={**qwen2.DEFAULTS, "head_dim": 128},
+    must_be={"mlp_bias": (False, None)},
 )

@@ -2,6 +2,7 @@
 
 Every computed block is really written: its bytes are a digest of the tenant and of all tokens up to
 its end. So bytes that are wrong anywhere mean a block written while shared, or matched wrongly.
+An index follows the pool's events, now and then too late, and must know its names at every step.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from baton.core.ids import Epoch
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.block_pool import BlockPool
+from baton.engine.kv_event_log import KvEventLog
+from baton.platform.router.kv_index import KvIndex
 
 BLOCK_SIZE = 2
 LAYOUT = KvLayout(
@@ -28,6 +33,7 @@ LAYOUT = KvLayout(
     block_size=BLOCK_SIZE,
 )
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+REPLICA = Epoch("replica")
 SALTS = st.sampled_from([b"", b"tenant"])
 
 
@@ -62,9 +68,14 @@ def contents(held: Held, index: int) -> bytes:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(3, 10))
-    def start(self, num_blocks: int) -> None:
+    @initialize(num_blocks=st.integers(3, 10), max_names=st.sampled_from([0, 3, 1000]))
+    def start(self, num_blocks: int, max_names: int) -> None:
         self.pool = BlockPool(FakeBytes(num_blocks))
+        self.log = KvEventLog(max_names)
+        self.pool.record_in(self.log)
+        self.index = KvIndex(stretch=2)
+        self.index.apply(REPLICA, KvEvents(first_sequence=1, is_snapshot=True))
+        self.sequence = 1
         self.held: dict[Holder, Held] = {}
         self.num_names = 0
 
@@ -161,10 +172,31 @@ class PoolMachine(RuleBasedStateMachine):
                     continue
                 raise AssertionError(f"block {block} is shared and was written")
 
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """The model was wrong: what this holder computed is not found any more."""
+        self.pool.forget(self.pick(data))
+
     @rule()
     def reset_cache(self) -> None:
         self.pool.reset_cache()
         assert not self.pool.census().cached
+
+    @rule()
+    def follow(self) -> None:
+        """Not after every change, so that events of many arrive together."""
+        self.log.flush()
+        events = self.log.read(self.sequence) or KvEvents(
+            first_sequence=self.log.next_sequence,
+            events=(KvEvent(KvChange.STORED, b"".join(self.pool.names())),),
+            is_snapshot=True,
+        )
+        self.index.apply(REPLICA, events)
+        self.sequence = events.next_sequence
+        names = list(self.pool.names())
+        assert self.index.num_blocks(REPLICA) == len(names)
+        assert all(self.index.num_cached_blocks([name]) for name in names)
 
     @invariant()
     def every_block_is_counted_once(self) -> None:

@@ -16,7 +16,7 @@ def make_runner(*, num_layers: int = 2, is_verifying: bool = True) -> EchoRunner
 
 
 def next_token(runner: EchoRunner, chunk: Chunk) -> int:
-    return int(runner.forward([chunk]).argmax())
+    return int(runner.logits(runner.forward([chunk])).argmax())
 
 
 @pytest.mark.parametrize("is_verifying", [True, False])
@@ -26,26 +26,26 @@ def test_the_next_token_does_not_depend_on_how_the_prompt_is_cut(
 ) -> None:
     runner = make_runner(is_verifying=is_verifying)
     blocks = [5, 3, 9, 0, 2]
-    runner.forward([Chunk(PROMPT[:num_first], 0, blocks, False)])
+    runner.forward([Chunk(PROMPT[:num_first], 0, blocks, 0)])
 
-    token = next_token(runner, Chunk(PROMPT[num_first:], num_first, blocks, True))
+    token = next_token(runner, Chunk(PROMPT[num_first:], num_first, blocks, 1))
 
     assert [token] == echo_output(PROMPT, 1, runner.info.vocab_size)
 
 
-def test_only_chunks_that_want_logits_get_them() -> None:
+def test_only_the_outputs_that_are_wanted_are_there() -> None:
     runner = make_runner()
     chunks = [
-        Chunk([1, 2], 0, [0], True),
-        Chunk([3, 4], 0, [1], False),
-        Chunk([5, 6], 0, [2], True),
+        Chunk([1, 2], 0, [0], 1),
+        Chunk([3, 4], 0, [1], 0),
+        Chunk([5, 6, 7], 0, [2], 2),
     ]
 
-    logits = runner.forward(chunks)
+    logits = runner.logits(runner.forward(chunks))
 
-    expected = echo_output([1, 2], 1, 256) + echo_output([5, 6], 1, 256)
-    assert logits.argmax(dim=1).tolist() == expected
-    assert runner.forward([Chunk([7], 0, [3], False)]).shape == (0, 256)
+    contexts = [[1, 2], [5, 6], [5, 6, 7]]
+    assert logits.argmax(dim=1).tolist() == [echo_output(one, 1, 256)[0] for one in contexts]
+    assert runner.logits(runner.forward([Chunk([7], 0, [3], 0)])).shape == (0, 256)
 
 
 def test_every_token_of_the_context_matters() -> None:
@@ -61,29 +61,29 @@ def test_every_token_of_the_context_matters() -> None:
 @pytest.mark.parametrize("byte", [0, 8, 16, 24, 4 * 32, 4 * 32 + 31])
 def test_a_wrong_byte_anywhere_in_the_past_is_noticed(layer: int, byte: int) -> None:
     runner = make_runner()
-    runner.forward([Chunk(PROMPT, 0, [5, 3, 9, 0, 2], True)])
+    runner.forward([Chunk(PROMPT, 0, [5, 3, 9, 0, 2], 1)])
     data = bytearray(runner.cache.view(9, layer))
     data[byte] ^= 1
     runner.cache.write(9, layer, memoryview(data))
 
     with pytest.raises(RuntimeError, match=f"layer {layer}"):
-        runner.forward([Chunk([1], 20, [5, 3, 9, 0, 2, 1], True)])
+        runner.forward([Chunk([1], 20, [5, 3, 9, 0, 2, 1], 1)])
 
 
 def test_blocks_in_the_wrong_order_are_noticed() -> None:
     runner = make_runner()
-    runner.forward([Chunk(PROMPT, 0, [5, 3, 9, 0, 2], True)])
+    runner.forward([Chunk(PROMPT, 0, [5, 3, 9, 0, 2], 1)])
 
     with pytest.raises(RuntimeError, match="wrong KV"):
-        runner.forward([Chunk([1], 20, [5, 9, 3, 0, 2, 1], True)])
+        runner.forward([Chunk([1], 20, [5, 9, 3, 0, 2, 1], 1)])
 
 
 def test_kv_copied_byte_by_byte_continues_elsewhere() -> None:
     source, target = make_runner(), make_runner()
-    source.forward([Chunk(PROMPT, 0, [5, 3, 9, 0, 2], True)])
+    source.forward([Chunk(PROMPT, 0, [5, 3, 9, 0, 2], 1)])
     for layer in range(2):
         for ours, theirs in zip([0, 1, 2, 3, 4], [5, 3, 9, 0, 2], strict=True):
             target.cache.write(ours, layer, source.cache.view(theirs, layer))
     first, second = echo_output(PROMPT, 2, 256)
 
-    assert next_token(target, Chunk([first], 20, [0, 1, 2, 3, 4, 5], True)) == second
+    assert next_token(target, Chunk([first], 20, [0, 1, 2, 3, 4, 5], 1)) == second

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
+from tests.grammar_compilers import LETTERS, AnyToken
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import FinishReason
@@ -69,6 +70,24 @@ def test_outputs_do_not_depend_on_how_requests_are_scheduled(
     assert engine.pool.num_in_use == 0
 
 
+def test_outputs_do_not_depend_on_priorities() -> None:
+    engine = make_engine(num_blocks=24, scheduler=SchedulerConfig(prefill_chunk=7))
+    requests = [
+        make_request(str(index), prompt, max_tokens=40)
+        for index, prompt in enumerate(make_prompts(16))
+    ]
+    for index, request in enumerate(requests):
+        request.priority = -index % 3
+        engine.add(request)
+
+    run(engine)
+
+    for request in requests:
+        assert request.output == echo_output(request.prompt, 40, VOCAB)
+    assert engine.stats.num_preempted > 0
+    assert engine.pool.num_in_use == 0
+
+
 def test_a_second_request_runs_only_what_the_first_has_not_computed() -> None:
     engine = make_engine()
     first, second = make_request("1"), make_request("2")
@@ -80,6 +99,27 @@ def test_a_second_request_runs_only_what_the_first_has_not_computed() -> None:
     assert (first.num_cached, second.num_cached) == (0, 8)
     assert second.num_run == first.num_run - 8
     assert engine.stats.num_tokens_cached == 8
+
+
+def test_a_choice_that_comes_while_another_runs_shares_the_blocks_of_their_prompt() -> None:
+    engine = make_engine()
+    first, second = make_request("1"), make_request("2", choice=1)
+    engine.add(first)
+    engine.step()
+    engine.add(second)
+    engine.step()
+
+    ours, theirs = engine.pool.table(first.holder), engine.pool.table(second.holder)
+    assert ours[:2] == theirs[:2]
+    assert ours[2] != theirs[2]  # not full when the second came
+    assert [engine.pool.census().ref_counts[block] for block in ours[:2]] == [2, 2]
+    assert (second.num_cached, second.num_run) == (8, 3)
+
+    engine.abort("1")
+    run(engine)
+
+    assert second.output == echo_output(range(11), 8, VOCAB)
+    assert engine.pool.num_in_use == 0
 
 
 def test_a_preempted_request_counts_what_it_ran_again() -> None:
@@ -206,6 +246,27 @@ def test_a_stop_token_ends_the_output() -> None:
 
     assert run(engine)[-1].outputs[0].finish_reason is FinishReason.STOP
     assert request.output == expected[: expected.index(expected[2]) + 1]
+
+
+def test_behind_the_last_token_a_grammar_is_asked_nothing_more() -> None:
+    """Not at the end of the sentence, nor at that of the output."""
+    expected = echo_output(range(11), 8, VOCAB)
+    engine = make_engine(eos_token_ids=(expected[4],))
+    ended, cut = AnyToken(), AnyToken()
+    for name, matcher, max_tokens in (("ended", ended, 8), ("cut", cut, 3)):
+        request = make_request(name, grammar=LETTERS, ignore_eos=True, max_tokens=max_tokens)
+        request.matcher = matcher
+        engine.add(request)
+
+    reasons = {
+        output.request.request_id: output.finish_reason
+        for report in run(engine)
+        for output in report.outputs
+    }
+
+    assert reasons == {"ended": FinishReason.STOP, "cut": FinishReason.LENGTH}
+    assert ended.accepted == expected[: expected.index(expected[4])]
+    assert cut.accepted == expected[:2]
 
 
 def test_no_output_ends_before_its_minimum() -> None:

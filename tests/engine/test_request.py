@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.grammar_compilers import LETTERS
 
 from baton.core.messages import FinishReason, SamplingParams
 from baton.engine.request import Request, finish_reason
@@ -27,6 +28,8 @@ EOS = 2
         ([5, 6], SamplingParams(max_tokens=2), FinishReason.LENGTH),
         ([5, 6], SamplingParams(max_tokens=3), None),
         ([], SamplingParams(max_tokens=3), None),
+        ([EOS], SamplingParams(grammar=LETTERS, ignore_eos=True), FinishReason.STOP),
+        ([EOS], SamplingParams(grammar=LETTERS, min_tokens=3), FinishReason.STOP),
     ],
 )
 def test_why_an_output_is_over(

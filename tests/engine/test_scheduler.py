@@ -50,11 +50,13 @@ def make_scheduler(
     return Scheduler(pool, config or SchedulerConfig(), reclaim=reclaim)
 
 
-def make_request(name: str, *, prompt_len: int = 8, first_token: int | None = None) -> Request:
+def make_request(
+    name: str, *, prompt_len: int = 8, first_token: int | None = None, priority: int = 0
+) -> Request:
     """Prompts of different names have nothing in common unless `first_token` makes them equal."""
     start = crc32(name.encode()) % 2**20 if first_token is None else first_token
     prompt = [start * 1000 + index for index in range(prompt_len)]
-    return Request(name, prompt, sampling=SamplingParams(max_tokens=100))
+    return Request(name, prompt, sampling=SamplingParams(max_tokens=100), priority=priority)
 
 
 def compute(scheduler: Scheduler, chunks: Iterable[ScheduledChunk]) -> None:
@@ -296,7 +298,13 @@ def test_the_head_of_the_queue_starves_when_too_many_adopted_requests_pass_it() 
     assert scheduler.is_starving
 
     scheduler.finish(running)
-    assert planned(scheduler.step()) == {"large": 12}
+    chunks = scheduler.step()
+    assert planned(chunks) == {"large": 12}
+    assert not scheduler.is_starving
+
+    while scheduler.num_running:  # until it is preempted, for want of a fifth block
+        compute(scheduler, chunks)
+        chunks = scheduler.step()
     assert not scheduler.is_starving
 
 
@@ -310,6 +318,100 @@ def test_a_request_alone_that_finds_no_block_waits_for_one() -> None:
     assert scheduler.step() == scheduler.step() == []
     scheduler.pool.release(lease)
     assert "alone" in planned(scheduler.step())
+
+
+def test_the_smaller_priority_is_admitted_first_and_first_come_first_served_within_one() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_running=1))
+    for name, priority in (("b", 1), ("c", 1), ("a", 0), ("d", 2), ("urgent", -1)):
+        scheduler.add(make_request(name, priority=priority))
+
+    order = []
+    while list(scheduler):
+        [chunk] = scheduler.step()
+        order.append(chunk.request.request_id)
+        scheduler.finish(chunk.request)
+
+    assert order == ["urgent", "a", "b", "c", "d"]
+
+
+def test_the_least_priority_is_preempted_though_it_came_first() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    background, first, second = (
+        make_request("background", priority=5),
+        make_request("first"),
+        make_request("second"),
+    )
+    for request in (background, first, second):
+        scheduler.add(request)
+    compute(scheduler, scheduler.step())
+
+    assert planned(scheduler.step()) == {"first": 1, "second": 1}
+    assert background.num_preemptions == 1
+
+
+def test_the_budget_goes_to_the_smaller_priority_first() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_batch_tokens=8))
+    scheduler.add(make_request("background", prompt_len=20, priority=5))
+    compute(scheduler, scheduler.step())
+    scheduler.add(make_request("urgent", prompt_len=9, priority=0))
+
+    assert planned(scheduler.step()) == {"background": 8}  # what runs comes before what waits
+    scheduler = make_scheduler(config=SchedulerConfig(max_batch_tokens=8, prefill_chunk=5))
+    scheduler.add(make_request("background", prompt_len=20, priority=5))
+    scheduler.add(make_request("urgent", prompt_len=9, priority=0))
+    compute(scheduler, scheduler.step())
+    assert planned(scheduler.step()) == {"urgent": 4, "background": 4}
+
+
+def test_a_handoff_comes_before_whoever_waits_with_the_same_priority() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_running=1))
+    scheduler.add(make_request("waiting"))
+    adopt(scheduler, make_request("adopted"))
+
+    assert planned(scheduler.step()) == {"adopted": 1}
+
+
+def test_a_handoff_of_a_lesser_priority_lets_whoever_waits_go_first() -> None:
+    scheduler = make_scheduler(config=SchedulerConfig(max_running=1))
+    adopt(scheduler, make_request("background", priority=5))
+    scheduler.add(make_request("urgent", priority=0))
+
+    assert planned(scheduler.step()) == {"urgent": 8}
+
+
+def test_a_handoff_of_a_lesser_priority_runs_while_whoever_waits_does_not_fit() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    adopt(scheduler, make_request("background", prompt_len=6, priority=5))
+    scheduler.add(make_request("urgent", prompt_len=12, priority=0))
+
+    assert planned(scheduler.step()) == {"background": 1}
+
+
+def test_those_that_rightly_come_first_do_not_count_as_overtaking() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    scheduler.add(make_request("running", prompt_len=4))
+    compute(scheduler, scheduler.step())
+    scheduler.add(make_request("background", prompt_len=12, priority=5))
+
+    for number in range(MAX_OVERTAKEN):
+        adopted = make_request(f"adopted {number}", prompt_len=4)
+        adopt(scheduler, adopted)
+        scheduler.step()
+        scheduler.finish(adopted)
+
+    assert not scheduler.is_starving
+
+
+def test_a_prompt_read_token_by_token_takes_nothing_from_the_cache() -> None:
+    scheduler = make_scheduler()
+    first = make_request("first", prompt_len=10, first_token=1)
+    scheduler.add(first)
+    compute(scheduler, scheduler.step())
+    scheduler.finish(first)
+    sampling = SamplingParams(max_tokens=100, num_prompt_logprobs=0)
+    scheduler.add(Request("again", first.prompt, sampling=sampling))
+
+    assert planned(scheduler.step()) == {"again": 10}
 
 
 @pytest.mark.parametrize("is_running", [False, True])
@@ -330,37 +432,65 @@ def test_a_finished_request_leaves_its_queue_and_frees_its_blocks(is_running: bo
 
 @settings(max_examples=60, deadline=None)
 @given(
-    prompt_lens=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    requests=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 2), st.booleans()), min_size=1, max_size=12
+    ),
     num_blocks=st.integers(8, 16),
     max_batch_tokens=st.integers(1, 24),
     max_running=st.integers(1, 6),
     num_outputs=st.integers(1, 12),
 )
 def test_every_request_is_finished_in_the_end_within_every_limit(
-    prompt_lens: list[int],
+    requests: list[tuple[int, int, bool]],
     num_blocks: int,
     max_batch_tokens: int,
     max_running: int,
     num_outputs: int,
 ) -> None:
+    """Each has a length and a priority, and comes by handoff or not, one with every step."""
     config = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_running=max_running)
     scheduler = make_scheduler(num_blocks=num_blocks, config=config)
-    for index, prompt_len in enumerate(prompt_lens):
-        scheduler.add(make_request(str(index), prompt_len=prompt_len))
+    to_come = [
+        (make_request(str(index), prompt_len=prompt_len, priority=priority), is_handed_off)
+        for index, (prompt_len, priority, is_handed_off) in enumerate(requests)
+    ]
 
     for _ in range(10_000):
+        if to_come:
+            arrive(scheduler, *to_come.pop(0))
+        before = set(scheduler.running)
         chunks = scheduler.step()
         assert sum(chunk.num_tokens for chunk in chunks) <= max_batch_tokens
         assert len({chunk.request for chunk in chunks}) == len(chunks) <= max_running
         for chunk in chunks:
             end = chunk.request.num_computed + chunk.num_tokens
             assert len(scheduler.pool.table(chunk.request.holder)) * 4 >= end
+        assert_priorities_are_kept(scheduler, before)
         compute(scheduler, chunks)
         for request in list(scheduler):
-            if request.num_sampled == num_outputs:
+            if request.num_sampled >= num_outputs:
                 scheduler.finish(request)
-        if not list(scheduler):
+        if not to_come and not list(scheduler):
             break
 
     assert not list(scheduler)
     assert scheduler.pool.num_in_use == 0
+
+
+def arrive(scheduler: Scheduler, request: Request, is_handed_off: bool) -> None:
+    """By handoff if it is one and there are blocks for it."""
+    num_free = scheduler.pool.num_available
+    num_needed = scheduler.pool.layout.num_blocks_for(len(request.prompt))
+    if is_handed_off and len(request.prompt) > 1 and num_free >= num_needed:
+        adopt(scheduler, request)
+    else:
+        scheduler.add(request)
+
+
+def assert_priorities_are_kept(scheduler: Scheduler, before: set[Request]) -> None:
+    """`before` is what ran before the step."""
+    running = list(scheduler.running)
+    assert [r.priority for r in running] == sorted(r.priority for r in running)
+    still = [request.priority for request in running if request in before]
+    gone = [r.priority for r in before if r.phase is Phase.WAITING]
+    assert not gone or max(still, default=0) <= min(gone)  # nobody paid for a lesser one

@@ -10,7 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.kernels import attention_plan, softcap_attention
 from baton.kernels import paged_attention as kernel
+from baton.kernels.attention_plan import ArenaShape, plan_attention
+from baton.kernels.paged_attention import PLAIN, Scoring
 
 NUM_BLOCKS, BLOCK_SIZE, WIDTH = 64, 4, 8
 
@@ -19,38 +22,52 @@ NUM_BLOCKS, BLOCK_SIZE, WIDTH = 64, 4, 8
 class Heads:
     query: int
     kv: int
+    width: int = WIDTH
+    window: int | None = None
+    scoring: Scoring = PLAIN
+
+
+Requests = Sequence[tuple[int, int]]
+"""(query_len, context_len) of each"""
 
 
 def attend(
-    requests: Sequence[tuple[int, int]], heads: Heads, dtype: torch.dtype = torch.float32
+    requests: Requests, heads: Heads, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Requests of (query_len, context_len) in scrambled blocks, by the kernel and its definition.
+    """Requests in scrambled blocks, by the kernel and by its definition.
 
     Returns both outputs, then both arenas.
     """
     generator = torch.Generator().manual_seed(7)
     num_tokens = sum(query_len for query_len, _ in requests)
-    arena = torch.randn(NUM_BLOCKS, heads.kv, 2, BLOCK_SIZE, WIDTH, generator=generator).to(dtype)
-    q = torch.randn(num_tokens, heads.query, WIDTH, generator=generator).to(dtype)
-    k, v = torch.randn(2, num_tokens, heads.kv, WIDTH, generator=generator).to(dtype)
+    shape = (NUM_BLOCKS, heads.kv, 2, BLOCK_SIZE, heads.width)
+    arena = torch.randn(shape, generator=generator).to(dtype)
+    q = torch.randn(num_tokens, heads.query, heads.width, generator=generator).to(dtype)
+    k, v = torch.randn(2, num_tokens, heads.kv, heads.width, generator=generator).to(dtype)
     order = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
     tables = [[next(order) for _ in range(-(-c // BLOCK_SIZE))] for _, c in requests]
     expected_arena = arena.clone()
     expected = kernel.reference(
-        q, k, v, expected_arena, [(t, *r) for t, r in zip(tables, requests, strict=True)]
+        (q, k, v),
+        expected_arena,
+        [(t, *r) for t, r in zip(tables, requests, strict=True)],
+        heads.window,
+        heads.scoring,
     )
-    plan = kernel.plan_attention(
+    plan = plan_attention(
         torch.nn.utils.rnn.pad_sequence([torch.tensor(t) for t in tables], batch_first=True),
         [query_len for query_len, _ in requests],
         [context_len for _, context_len in requests],
         torch.cat([torch.arange(c - n, c) for n, c in requests]),
         arena_shape(arena),
+        heads.window,
     )
-    return kernel.paged_attention(q, k, v, arena, plan), expected, arena, expected_arena
+    out = kernel.paged_attention(q, k, v, arena, plan, heads.scoring)
+    return out, expected, arena, expected_arena
 
 
-def arena_shape(arena: torch.Tensor) -> kernel.ArenaShape:
-    return kernel.ArenaShape(
+def arena_shape(arena: torch.Tensor) -> ArenaShape:
+    return ArenaShape(
         num_kv_heads=arena.shape[1],
         block_size=arena.shape[3],
         row_bytes=arena.shape[3] * arena.shape[4] * arena.element_size(),
@@ -58,7 +75,34 @@ def arena_shape(arena: torch.Tensor) -> kernel.ArenaShape:
     )
 
 
-@pytest.mark.parametrize("heads", [Heads(4, 4), Heads(4, 2), Heads(4, 1), Heads(1, 1)])
+def assert_as_defined(requests: Requests, heads: Heads) -> None:
+    out, expected, arena, expected_arena = attend(requests, heads)
+
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+    assert torch.equal(arena, expected_arena)
+
+
+CAPPED = Scoring(softcap=0.7)
+
+KINDS = [
+    pytest.param(Heads(4, 4), id="multi-head"),
+    pytest.param(Heads(4, 2), id="grouped-query"),
+    pytest.param(Heads(4, 1), id="multi-query"),
+    pytest.param(Heads(1, 1), id="one head"),
+    pytest.param(Heads(6, 2, width=5), id="odd width"),
+    pytest.param(Heads(4, 2, window=1), id="window of itself alone"),
+    pytest.param(Heads(4, 2, window=6), id="window"),
+    pytest.param(Heads(4, 2, window=8), id="window of two blocks"),
+    pytest.param(Heads(4, 2, window=100), id="window that hides nothing"),
+    pytest.param(Heads(4, 2, scoring=Scoring(scale=0.9)), id="scale"),
+    pytest.param(Heads(4, 2, scoring=CAPPED), id="soft cap"),
+    pytest.param(
+        Heads(6, 3, 5, window=6, scoring=Scoring(scale=0.9, softcap=0.7)), id="all of them"
+    ),
+]
+
+
+@pytest.mark.parametrize("heads", KINDS)
 @pytest.mark.parametrize(
     "requests",
     [
@@ -70,62 +114,58 @@ def arena_shape(arena: torch.Tensor) -> kernel.ArenaShape:
         pytest.param([(1, 5), (6, 6), (1, 17), (5, 21), (1, 8)], id="everything at once"),
     ],
 )
-def test_attention_is_as_defined(requests: list[tuple[int, int]], heads: Heads) -> None:
-    out, expected, arena, expected_arena = attend(requests, heads)
-
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-    assert torch.equal(arena, expected_arena)
+def test_attention_is_as_defined(requests: Requests, heads: Heads) -> None:
+    assert_as_defined(requests, heads)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 9), st.integers(0, 20)).map(lambda r: (r[0], r[0] + r[1])),
-        min_size=1,
-        max_size=6,
-    )
+ANY_REQUESTS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(0, 20)).map(lambda r: (r[0], r[0] + r[1])),
+    min_size=1,
+    max_size=6,
 )
-@settings(max_examples=40, deadline=None)
-def test_attention_is_as_defined_for_any_mixture(requests: list[tuple[int, int]]) -> None:
-    out, expected, arena, expected_arena = attend(requests, Heads(2, 1))
 
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-    assert torch.equal(arena, expected_arena)
+
+@given(ANY_REQUESTS, st.none() | st.integers(1, 30), st.sampled_from([PLAIN, CAPPED]))
+@settings(max_examples=60, deadline=None)
+def test_attention_is_as_defined_for_any_mixture(
+    requests: Requests, window: int | None, scoring: Scoring
+) -> None:
+    assert_as_defined(requests, Heads(2, 1, window=window, scoring=scoring))
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
-def test_half_precision_is_near(dtype: torch.dtype, atol: float) -> None:
-    out, expected, _, _ = attend([(1, 19), (6, 6), (5, 12)], Heads(4, 2), dtype)
+@pytest.mark.parametrize("scoring", [PLAIN, CAPPED], ids=["plain", "capped"])
+def test_half_precision_is_near(dtype: torch.dtype, atol: float, scoring: Scoring) -> None:
+    heads = Heads(4, 2, window=10, scoring=scoring)
+
+    out, expected, _, _ = attend([(1, 19), (6, 6), (5, 12)], heads, dtype)
 
     assert out.dtype is dtype
     torch.testing.assert_close(out, expected, rtol=0, atol=atol)
 
 
-def test_many_long_requests_are_attended_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    block_bytes = 2 * 2 * BLOCK_SIZE * WIDTH * 4
-    monkeypatch.setattr(kernel, "GATHER_BYTES", 6 * block_bytes)
-
-    out, expected, _, _ = attend([(1, 40), (1, 2), (1, 11), (1, 10), (1, 12), (1, 1)], Heads(4, 2))
-
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-
-
-def test_a_long_chunk_is_cut_and_still_sees_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MASK_ITEMS", 100)
-
-    out, expected, _, _ = attend([(20, 33), (1, 3)], Heads(4, 2))
-
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-
-
-def test_groups_hold_requests_of_like_length_within_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("window", [None, 9])
+def test_many_long_requests_are_attended_in_groups(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = kernel.ArenaShape(num_kv_heads=1, block_size=1, row_bytes=1, dtype=torch.float32)
-    monkeypatch.setattr(kernel, "GATHER_BYTES", 40)
+    block_bytes = 2 * 2 * BLOCK_SIZE * WIDTH * 4
+    monkeypatch.setattr(attention_plan, "GATHER_BYTES", 6 * block_bytes)
 
-    groups = list(kernel._split([0, 1, 2, 3, 4], [10, 3, 30, 3, 9], shape))
+    assert_as_defined(
+        [(1, 40), (1, 2), (1, 11), (1, 10), (1, 12), (1, 1)], Heads(4, 2, window=window)
+    )
 
-    assert groups == [[2], [0, 4], [1, 3]]
+
+@pytest.mark.parametrize("scoring", [PLAIN, CAPPED], ids=["plain", "capped"])
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_long_chunk_is_cut_and_still_sees_its_past(
+    window: int | None, scoring: Scoring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_plan, "MASK_ITEMS", 100)
+    monkeypatch.setattr(attention_plan, "MIN_WINDOW_CUT", 4)
+    monkeypatch.setattr(softcap_attention, "SCORE_ITEMS", 50)
+
+    assert_as_defined([(20, 33), (1, 3), (23, 23)], Heads(4, 2, window=window, scoring=scoring))
 
 
 def test_a_request_gone_bad_does_not_spoil_the_next_owner_of_its_block() -> None:
@@ -134,7 +174,7 @@ def test_a_request_gone_bad_does_not_spoil_the_next_owner_of_its_block() -> None
     bad[1] = torch.inf
 
     def run(kv: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        plan = kernel.plan_attention(
+        plan = plan_attention(
             torch.tensor([[0]]),
             [num_tokens],
             [num_tokens],

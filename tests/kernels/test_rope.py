@@ -27,6 +27,19 @@ def test_queries_and_keys_turn_as_defined(dtype: torch.dtype, atol: float) -> No
         torch.testing.assert_close(turned, expected, rtol=0, atol=atol)
 
 
+def test_of_a_wider_head_only_the_first_dimensions_turn() -> None:
+    q, k = torch.randn(7, 6, 11), torch.randn(7, 2, 11)
+    turn = angles(7, 3)
+
+    turned_q, turned_k = rope(q, k, turn.cos(), turn.sin())
+
+    for turned, x in ((turned_q, q), (turned_k, k)):
+        assert torch.equal(turned[..., 6:], x[..., 6:])
+        expected = reference(x[..., :6], turn.cos(), turn.sin())
+        torch.testing.assert_close(turned[..., :6], expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(turned, reference(x, turn.cos(), turn.sin()))
+
+
 def test_pairs_lie_half_a_head_apart() -> None:
     quarter = torch.full((1, 2), torch.pi / 2)
 
@@ -46,7 +59,9 @@ def test_scores_depend_on_distance_alone() -> None:
     assert abs(scores[9, 4] - scores[9, 5]) > 1e-3
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    turn = angles(3, 4)
+@pytest.mark.parametrize("width", [6, 8])
+def test_shapes_that_do_not_fit_are_refused(width: int) -> None:
+    turn = angles(3 if width == 6 else 2, 4)
+    x = torch.zeros(3, 1, width)
     with pytest.raises(ValueError, match="shapes do not fit"):
-        rope(torch.zeros(2, 1, 8), torch.zeros(2, 1, 8), turn, turn)
+        rope(x, x, turn, turn)

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from baton.kernels.token_filter import filter_tokens, reference
+from baton.kernels.token_filter import FIRST_CANDIDATES, Filters, reference, shortlist
 
+NO_INPUT: Any = None
+"""Warpers do not look at it."""
 PROBABILITIES = [0.05, 0.4, 0.2, 0.3, 0.05]  # best first: tokens 1, 3, 2, then 0 and 4 alike
 
 
-def kept(scores: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
-    filtered = filter_tokens(
-        torch.tensor([scores]),
-        torch.tensor([top_k]),
-        torch.tensor([top_p]),
-        torch.tensor([min_p]),
+def filtered(scores: torch.Tensor, top_k: Any, top_p: Any, min_p: Any) -> list[set[int]]:
+    """By row: the tokens that may be drawn. Parameters are one value, or one a row."""
+    num_rows = len(scores)
+    filters = Filters(
+        torch.tensor(top_k).expand(num_rows),
+        torch.tensor(top_p).expand(num_rows),
+        torch.tensor(min_p).expand(num_rows),
     )
-    (row,) = filtered.tolist()
-    assert all(after in (before, -math.inf) for after, before in zip(row, f32(scores), strict=True))
-    return {token for token, score in enumerate(row) if score > -math.inf}
+    listed = shortlist(scores, filters)
+    may_draw = [set(row.nonzero().flatten().tolist()) for row in scores >= listed.floor]
+    if listed.is_complete:
+        on_list = listed.scores >= listed.floor
+        for row, tokens, is_on in zip(may_draw, listed.tokens, on_list, strict=True):
+            assert set(tokens[is_on].tolist()) == row
+    return may_draw
+
+
+def kept(scores: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
+    (tokens,) = filtered(torch.tensor([scores]), top_k, top_p, min_p)
+    return tokens
 
 
 def f32(values: list[float]) -> list[float]:
@@ -90,7 +108,40 @@ def test_a_flat_distribution_needs_more_candidates_than_are_looked_at_first() ->
 
 
 def test_forbidden_tokens_stay_forbidden() -> None:
-    assert kept([-math.inf, 1.0, 0.0], top_k=3, top_p=0.9999) == {1, 2}
+    scores = torch.tensor([[-math.inf, 1.0, 0.0]])
+    listed = shortlist(
+        scores, Filters(torch.tensor([2]), torch.tensor([0.9999]), torch.tensor([0.01]))
+    )
+
+    assert (scores >= listed.floor).tolist() == [[False, True, True]]
+
+
+def test_a_peaked_row_is_listed_whole_and_a_flat_one_is_not() -> None:
+    peaked = torch.arange(1000.0).neg().unsqueeze(0)
+    limits = Filters(torch.tensor([0]), torch.tensor([1.0]), torch.tensor([1e-9]))
+
+    assert shortlist(peaked, limits).is_complete
+    assert shortlist(peaked, limits).scores.shape == (1, FIRST_CANDIDATES)
+    assert not shortlist(torch.zeros(1, 1000), limits).is_complete
+
+
+def test_tokens_tied_for_the_last_place_of_top_k_count_towards_top_p() -> None:
+    """Ties beyond the first candidates hold most of the mass here."""
+    scores = [1.0] + [0.0] * 2000
+
+    assert kept(scores, top_k=5, top_p=0.5) == set(range(2001))
+    assert kept([9.0] + [0.0] * 2000, top_k=5, top_p=0.5) == {0}
+
+
+def test_a_rows_nucleus_does_not_depend_on_the_rows_beside_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(6, 4000, generator=generator) * torch.tensor([0.1, 1, 2, 3, 5, 9])[:, None]
+    top_k, top_p = [0, 700, 3, 0, 50, 0], [0.99, 0.9, 0.999, 0.5, 1.0, 0.95]
+
+    together = filtered(scores, top_k, top_p, 0.0)
+
+    alone = [filtered(scores[i : i + 1], top_k[i], top_p[i], 0.0)[0] for i in range(6)]
+    assert together == alone
 
 
 @given(
@@ -109,15 +160,36 @@ def test_the_tokens_kept_are_as_defined(
 def test_each_row_has_its_own_limits() -> None:
     scores = torch.tensor([logs(PROBABILITIES)] * 3)
 
-    filtered = filter_tokens(
-        scores,
-        torch.tensor([0, 2, 0]),
-        torch.tensor([1.0, 1.0, 0.39]),
-        torch.tensor([0.126, 0.0, 0.0]),
-    )
-
-    assert [set(row.isfinite().nonzero().flatten().tolist()) for row in filtered] == [
+    assert filtered(scores, [0, 2, 0], [1.0, 1.0, 0.39], [0.126, 0.0, 0.0]) == [
         {1, 2, 3},
         {1, 3},
         {1},
     ]
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 30, 200])
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.02])
+def test_the_tokens_kept_are_those_of_transformers(top_k: int, top_p: float, min_p: float) -> None:
+    scores = torch.randn(8, 500, generator=torch.Generator().manual_seed(top_k)) * 3
+    expected = scores
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(NO_INPUT, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(NO_INPUT, expected)
+    if min_p:
+        expected = MinPLogitsWarper(min_p)(NO_INPUT, expected)
+
+    may_draw = filtered(scores, top_k, top_p, min_p)
+
+    assert may_draw == [set(row.nonzero().flatten().tolist()) for row in expected > -math.inf]
+
+
+def test_equals_of_the_last_of_top_k_count_though_they_are_beyond_the_list() -> None:
+    row = [1.0] + [0.0] * 999
+    filters = Filters(torch.tensor([2]), torch.tensor([0.01]), torch.tensor([0.0]))
+
+    floor = shortlist(torch.tensor([row]), filters).floor.item()
+
+    assert {t for t, score in enumerate(row) if score >= floor} == reference(row, 2, 0.01, 0.0)
+    assert floor == 0.0

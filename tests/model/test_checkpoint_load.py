@@ -119,12 +119,12 @@ def test_progress_is_reported_in_bytes(folder: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(folder: Path) -> None:
-    edit_json(folder / "config.json", architectures=["FalconForCausalLM"])
+    edit_json(folder / "config.json", architectures=["MambaForCausalLM"])
 
     text = complaint(folder)
 
-    assert "'FalconForCausalLM'" in text
-    assert "LlamaForCausalLM, Qwen3ForCausalLM" in text
+    assert "'MambaForCausalLM'" in text
+    assert "known are LlamaForCausalLM, MistralForCausalLM" in text
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(folder: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.one_of_grammar import OneOf
 
 from baton.core.messages import SamplingParams
-from baton.engine.sampler import SampledToken, SamplingRow, sample
+from baton.engine.sampler import SampledToken, SamplingRow, prompt_logprobs, sample
 from baton.kernels import gumbel, token_filter
 
 EOS = 2
@@ -73,6 +74,7 @@ def test_draws_follow_temperature_and_filters_together() -> None:
     ("params", "expected"),
     [
         ({"top_k": 2}, {1, 5}),
+        ({"typical_p": 0.25}, {5}),
         ({"top_p": 0.6}, {1, 5}),
         ({"top_p": 1e-9}, {1}),
         ({"min_p": 0.3}, {1, 2, 5}),
@@ -114,18 +116,36 @@ MIXTURE = [
     make_row([5, 5, 5], [1, 1], seed=9, repetition_penalty=1.7, temperature=1.5),
     make_row([4], [4], temperature=0.0, frequency_penalty=3.0, num_logprobs=0),
     make_row([3], [], seed=4, min_tokens=1, top_k=3),
+    make_row([3], [], seed=5, typical_p=0.5, top_k=40, num_logprobs=1),
+    make_row([3], [7, 8], seed=6, logit_bias=((0, 5.0), (9, -3.0)), bad_words=((7, 8, 9), (4,))),
+    make_row([3], [], seed=7, allowed_token_ids=(3, 20, 29), temperature=3.0),
+    SamplingRow(SamplingParams(seed=8, top_p=0.9), (1,), (2,), OneOf(4, 17, 18, 25)),
+    SamplingRow(SamplingParams(temperature=0.0, logit_bias=((1, 9.0),)), (1,), (), OneOf(0, 1)),
 ]
 
 
 def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
-    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(1)) * 3
-    together = sample(logits, MIXTURE, (EOS,))
-    order = [4, 2, 5, 0, 3, 1]
+    num_rows = len(MIXTURE)
+    for vocab_size in (30, 300, 20_000):
+        logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3
+        together = sample(logits, MIXTURE, (EOS,))
+        order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(2)).tolist()
 
-    shuffled = sample(logits[order], [MIXTURE[i] for i in order], (EOS,))
-    alone = [draw(row, logits[i]) for i, row in enumerate(MIXTURE)]
+        shuffled = sample(logits[order], [MIXTURE[i] for i in order], (EOS,))
+        alone = [draw(row, logits[i]) for i, row in enumerate(MIXTURE)]
 
-    assert [shuffled[order.index(i)] for i in range(6)] == together == alone
+        assert [shuffled[order.index(i)] for i in range(num_rows)] == together == alone
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_what_a_cpu_draws() -> None:
+    for vocab_size in (300, 150_000):
+        logits = torch.randn(len(MIXTURE), vocab_size, generator=torch.Generator().manual_seed(1))
+
+        on_gpu = sample(3 * logits.cuda(), MIXTURE, (EOS,))
+
+        on_cpu = sample(3 * logits, MIXTURE, (EOS,))
+        assert [one.token for one in on_gpu] == [one.token for one in on_cpu]
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"choice": 1}, {"prompt": [0] * 101}])
@@ -182,7 +202,17 @@ def test_stop_tokens_beyond_the_vocabulary_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("params", [{}, GREEDY, {"top_p": 0.9}, {"min_p": 0.1, "num_logprobs": 1}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        GREEDY,
+        {"top_p": 0.9},
+        {"min_p": 0.1, "num_logprobs": 1},
+        {"typical_p": 0.5, "top_k": 2},
+        {"allowed_token_ids": (1, 2), "bad_words": ((1,),), "logit_bias": ((1, -100.0),)},
+    ],
+)
 def test_a_row_gone_bad_disturbs_no_other_row(bad: float, params: dict[str, Any]) -> None:
     good = make_row(seed=1)
     logits = torch.stack((torch.full_like(LOGITS, bad), LOGITS))
@@ -192,6 +222,22 @@ def test_a_row_gone_bad_disturbs_no_other_row(bad: float, params: dict[str, Any]
     assert sampled == draw(good)
     assert 0 <= spoilt.token < len(LOGITS)
     assert 0 <= draw(make_row(**params), logits[0]).token < len(LOGITS)
+
+
+def test_a_bias_only_shifts() -> None:
+    """-100 makes a token next to impossible; if it is the only one allowed, it is still drawn."""
+    row = make_row(logit_bias=((1, -100.0), (0, 2.0), (99, 5.0)), **GREEDY)
+    bound = make_row(logit_bias=((4, -100.0),), allowed_token_ids=(4,))
+
+    assert draw(row).token == 0
+    assert draw(bound).token == 4
+
+
+def test_bias_comes_after_penalties() -> None:
+    """Else the penalty would divide the bias as well: (1 + 3) / 4 is less than 3.1."""
+    row = make_row([0], [], logit_bias=((0, 3.0),), repetition_penalty=4.0, **GREEDY)
+
+    assert draw(row, torch.tensor([1.0, 3.1])).token == 0
 
 
 def test_the_minimum_length_holds_for_drawn_tokens_too() -> None:
@@ -225,8 +271,38 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
     assert [None if s.logprob is None else len(s.logprob.top) for s in sampled] == [None, 0, 2, 6]
 
 
+def test_logprobs_do_not_know_of_masks_and_bias() -> None:
+    row = make_row(num_logprobs=1, allowed_token_ids=(3,), logit_bias=((3, 8.0),))
+
+    sampled = draw(row)
+
+    expected = LOGITS.log_softmax(-1)
+    assert sampled.token == 3 and sampled.logprob is not None
+    assert sampled.logprob.logprob == pytest.approx(float(expected[3]))
+    ((best, logprob),) = sampled.logprob.top
+    assert best == 1
+    assert logprob == pytest.approx(float(expected[1]))
+
+
+def test_logprobs_of_a_prompt_are_those_of_the_tokens_that_follow() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(5))
+    expected = logits.log_softmax(-1)
+
+    said = prompt_logprobs(logits, [4, 4, 49], 2)
+
+    assert [one.token for one in said] == [4, 4, 49]
+    for i, one in enumerate(said):
+        assert one.logprob == pytest.approx(float(expected[i, one.token]))
+        best = expected[i].topk(2)
+        assert [token for token, _ in one.top] == best.indices.tolist()
+        assert [logprob for _, logprob in one.top] == pytest.approx(best.values.tolist())
+    assert prompt_logprobs(logits, [4, 4, 49], 0)[0].top == ()
+    assert len(prompt_logprobs(logits, [4, 4, 49], 99)[0].top) == 50
+    assert prompt_logprobs(logits[:0], [], 2) == []
+
+
 def test_the_logits_are_left_as_they_are() -> None:
-    logits = torch.randn(6, 50)
+    logits = torch.randn(len(MIXTURE), 50)
     before = logits.clone()
 
     sample(logits, MIXTURE, (EOS,))
@@ -236,6 +312,6 @@ def test_the_logits_are_left_as_they_are() -> None:
 
 def test_inference_tensors_can_be_sampled() -> None:
     with torch.inference_mode():
-        logits = torch.randn(6, 50)
+        logits = torch.randn(len(MIXTURE), 50)
 
-    assert len(sample(logits, MIXTURE, (EOS,))) == 6
+    assert len(sample(logits, MIXTURE, (EOS,))) == len(MIXTURE)

@@ -1,0 +1,76 @@
+"""Weights made up from the shapes alone, for benchmarks: no file is read.
+
+A matrix is cut out of one pool of random numbers, from a place that its name decides:
+
+    pool   r0 r1 r2 ... r(P-1)      P is prime, so the rows of a matrix differ though the pool
+    row 0     [-----)               is much smaller than it
+    row 1           [-----)
+
+That takes as long as copying, and gives every replica the same weights, so KV can be handed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+POOL_SIZE = 1_048_573
+SEED = 0
+ITEM_BYTES = 4
+
+
+class RandomPool:
+    """Uniform in [-1, 1) times a scale, the same in every process."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(SEED)
+        self._values = torch.rand(POOL_SIZE, generator=generator).mul_(2).sub_(1)  # [P]
+        self._scaled: dict[float, Tensor] = {1.0: self._values}
+
+    def cut(self, start: int, size: int, scale: float = 1.0) -> Tensor:
+        """`size` numbers from place `start` on, around the end as often as it takes."""
+        if scale not in self._scaled:
+            self._scaled[scale] = self._values * scale
+        values = self._scaled[scale]
+        first = values[start : start + size]
+        num_laps, rest = divmod(size - len(first), POOL_SIZE)
+        return torch.cat([first, *[values] * num_laps, values[:rest]])
+
+
+@dataclass(frozen=True, slots=True)
+class DummyEntry:
+    name: str
+    shape: tuple[int, ...]
+    pool: RandomPool = field(repr=False)
+
+    @property
+    def dtype(self) -> str:
+        return "F32"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES
+
+    def piece(self, start: int, num_bytes: int) -> bytes:
+        """What sets its fingerprint apart from that of any checkpoint."""
+        return f"dummy {SEED} {POOL_SIZE}".encode()
+
+    def load(self) -> Tensor:
+        """Products of unit size for inputs of unit size; norms scale by one, biases are small."""
+        if len(self.shape) == 1 and not self.name.endswith("bias"):
+            return torch.ones(self.shape)
+        digest = blake2b(self.name.encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "little") % POOL_SIZE
+        scale = math.sqrt(3 / self.shape[-1])
+        return self.pool.cut(place, math.prod(self.shape), scale).view(self.shape)
+
+
+def dummy_entries(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, DummyEntry]:
+    """An entry for each tensor that a checkpoint of the model would hold."""
+    pool = RandomPool()
+    return {name: DummyEntry(name, shape, pool) for name, shape in shapes.items()}

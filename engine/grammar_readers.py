@@ -1,0 +1,67 @@
+"""Threads to read grammars in, with a deep stack and little patience.
+
+llguidance reads a grammar by recursion, as deep as its references chain, and a stack that overflows
+ends the process. And some grammars, intersections of many expressions, it would read for hours.
+Python cannot end a thread: one that takes too long is left behind, and only so many can be. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from baton.core.errors import InvalidRequest, Overloaded
+
+T = TypeVar("T")
+
+STACK_BYTES = 512 << 20
+"""Of address space; memory is taken as it is used. A level of a grammar takes up to 10 kB of stack
+and at least 6 bytes of source."""
+MAX_READ_S = 10.0
+MAX_READERS = 4
+
+_STACK_SIZE = threading.Lock()
+"""Python has one size for the stacks of all the threads that it starts."""
+
+
+class GrammarReaders:
+    """Safe to use from several threads."""
+
+    def __init__(self, *, max_read_s: float = MAX_READ_S, max_readers: int = MAX_READERS) -> None:
+        self._max_read_s = max_read_s
+        self._free = threading.BoundedSemaphore(max_readers)
+
+    def read(self, grammar: Callable[[], T]) -> T:
+        """Raises InvalidRequest if it takes too long, Overloaded if all readers are at it."""
+        if not self._free.acquire(timeout=self._max_read_s):
+            raise Overloaded("too many grammars are being read; try again later")
+        reading: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                reading.set_result(grammar())
+            except BaseException as error:
+                reading.set_exception(error)
+            finally:
+                self._free.release()
+
+        _start(threading.Thread(target=run, name="baton-grammar-reader", daemon=True))
+        try:
+            return reading.result(self._max_read_s)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"the grammar cannot be followed: reading it took over {self._max_read_s:g} s; "
+                "write fewer intersections and repetitions"
+            ) from None
+
+
+def _start(thread: threading.Thread) -> None:
+    with _STACK_SIZE:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)

@@ -1,0 +1,77 @@
+"""The last changes of a prefix cache, numbered, for whoever follows it.
+
+    stored, evicted, cleared  ->  pending  --flush-->  log  --read(sequence)-->  followers
+                                                        \\-- the oldest are forgotten
+
+The owner's thread records and flushes, once a step or so; `read` may be called on any thread. A
+follower that asks for what is forgotten already starts over from a snapshot, so memory is bounded
+however slow it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from baton.core.block_hash import DIGEST_BYTES
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
+
+MAX_NAMES = 65_536
+
+
+class KvEventLog:
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        self._max_weight = max_names
+        self._pending: list[tuple[KvChange, list[bytes]]] = []
+        self._events: deque[KvEvent] = deque()
+        self._weight = 0
+        self._next_sequence = 1
+        self._lock = threading.Lock()
+
+    @property
+    def next_sequence(self) -> int:
+        """Of the event that the next flush begins with."""
+        return self._next_sequence
+
+    def stored(self, name: bytes) -> None:
+        self._record(KvChange.STORED, name)
+
+    def evicted(self, name: bytes) -> None:
+        self._record(KvChange.EVICTED, name)
+
+    def cleared(self) -> None:
+        self._pending = [(KvChange.CLEARED, [])]  # whatever was pending is undone by it
+
+    def flush(self) -> bool:
+        """Make readable what was recorded since the last flush; False if that was nothing."""
+        if not self._pending:
+            return False
+        events = [KvEvent(change, b"".join(names)) for change, names in self._pending]
+        self._pending = []
+        with self._lock:
+            self._events.extend(events)
+            self._next_sequence += len(events)
+            self._weight += sum(map(_weight, events))
+            while self._weight > self._max_weight:
+                self._weight -= _weight(self._events.popleft())
+        return True
+
+    def read(self, sequence: int) -> KvEvents | None:
+        """What happened from event `sequence` on; None if some of that is forgotten."""
+        with self._lock:
+            num_events = self._next_sequence - sequence
+            if not 0 <= num_events <= len(self._events):
+                return None
+            # From the end: what a follower lacks is short, what is kept is long.
+            events = tuple(self._events[-back] for back in range(num_events, 0, -1))
+        return KvEvents(first_sequence=sequence, events=events)
+
+    def _record(self, change: KvChange, name: bytes) -> None:
+        if self._pending and self._pending[-1][0] is change:
+            self._pending[-1][1].append(name)
+        else:
+            self._pending.append((change, [name]))
+
+
+def _weight(event: KvEvent) -> int:
+    return 1 + len(event.names) // DIGEST_BYTES

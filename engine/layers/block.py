@@ -1,0 +1,120 @@
+"""The blocks of a decoder: attention and feed-forward, and how they join the residual stream s.
+
+    Block                s' = s + attn(norm(s))          s'' = s' + ffn(norm(s'))      most families
+    SandwichBlock        s' = s + norm(attn(norm(s)))    s'' = s' + norm(ffn(norm(s')))        Gemma
+    ParallelBlock        s' = s + attn(norm(s)) + ffn(norm(s)), one norm for both          Falcon 7B
+    SplitParallelBlock   the same with two norms                                          Falcon 40B
+
+The stream is carried as two tensors, x and residual, whose sum it is: adding them and normalising
+the sum is one operation, at the start of the next part.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from baton.engine.batch import Batch
+from baton.engine.layers.attention import Attention, Rotation
+
+
+class Block(nn.Module):
+    """`attn_norm` and `ffn_norm` add and normalise; see `baton.engine.layers.norm`."""
+
+    def __init__(
+        self, *, attn_norm: nn.Module, attn: Attention, ffn_norm: nn.Module, ffn: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attn_norm = attn_norm
+        self.attn = attn
+        self.ffn_norm = ffn_norm
+        self.ffn = ffn
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rotation: Rotation | None,
+        arena: Tensor,
+        batch: Batch,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attn_norm(x, residual)
+        x = self.attn(x, rotation, arena, batch)
+        x, residual = self.ffn_norm(x, residual)
+        return self.ffn(x), residual
+
+
+class SandwichBlock(nn.Module):
+    """Norms what attention and feed-forward give, too: plain norms, which add nothing."""
+
+    def __init__(
+        self,
+        *,
+        attn_norms: tuple[nn.Module, nn.Module],
+        attn: Attention,
+        ffn_norms: tuple[nn.Module, nn.Module],
+        ffn: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.attn_norm, self.attn_post_norm = attn_norms
+        self.attn = attn
+        self.ffn_norm, self.ffn_post_norm = ffn_norms
+        self.ffn = ffn
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rotation: Rotation | None,
+        arena: Tensor,
+        batch: Batch,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attn_norm(x, residual)
+        x = self.attn_post_norm(self.attn(x, rotation, arena, batch))
+        x, residual = self.ffn_norm(x, residual)
+        return self.ffn_post_norm(self.ffn(x)), residual
+
+
+class ParallelBlock(nn.Module):
+    """Attention and feed-forward read the same."""
+
+    def __init__(self, *, norm: nn.Module, attn: Attention, ffn: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.attn = attn
+        self.ffn = ffn
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rotation: Rotation | None,
+        arena: Tensor,
+        batch: Batch,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.norm(x, residual)
+        return self.attn(x, rotation, arena, batch) + self.ffn(x), residual
+
+
+class SplitParallelBlock(nn.Module):
+    """Each reads the stream through a norm of its own; that of the feed-forward adds nothing."""
+
+    def __init__(
+        self, *, attn_norm: nn.Module, attn: Attention, ffn_norm: nn.Module, ffn: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attn_norm = attn_norm
+        self.attn = attn
+        self.ffn_norm = ffn_norm
+        self.ffn = ffn
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rotation: Rotation | None,
+        arena: Tensor,
+        batch: Batch,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attn_norm(x, residual)
+        attended = self.attn(x, rotation, arena, batch)
+        return attended + self.ffn(self.ffn_norm(residual)), residual
