@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from baton.core.messages import GenerateRequest, PrefillDone, Receipt, ReplicaAddress
+from baton.core.messages import (
+    GenerateRequest,
+    PrefillDone,
+    Receipt,
+    ReplicaAddress,
+    TokenUpdate,
+)
 from baton.decode_service.session import GatewaySession
+from baton.engine.matchers import PendingMatcher
 from baton.engine.request import Request
 from baton.kv_transfer.fetch import TransferReport
 
@@ -20,8 +27,10 @@ class Generating:
     """Tokens of this attempt, in the order they were given to the session."""
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
+    matcher: PendingMatcher | None = None
+    """Of its grammar, if it has one."""
     request: Request | None = None
-    """Set once it is, or was, in this replica's engine."""
+    """Set once it is about to be, is, or was in this replica's engine."""
     prefilled_by: ReplicaAddress | None = None
     prefill: PrefillDone | None = None
     num_cached_by_sender: int = 0
@@ -47,16 +56,43 @@ class Generating:
             return 1
         return len(self.message.prompt) + len(self.message.output)
 
-    def make_request(self) -> Request:
-        """The engine's view of it, with every token known by now."""
+    @property
+    def is_read_here(self) -> bool:
+        """Whether more is read of its prompt than the next token, which only this engine does."""
+        message = self.message
+        wants_logprobs = message.sampling.num_prompt_logprobs is not None and not message.output
+        return message.pooling is not None or wants_logprobs
+
+    async def make_request(self) -> Request:
+        """The engine's view of it, with every token known by now.
+
+        Waits for its grammar, and raises InvalidRequest if that cannot be followed.
+        """
+        output = [*self.message.output, *self.output]
         self.request = Request(
             request_id=self.engine_id,
             prompt=list(self.message.prompt),
-            output=[*self.message.output, *self.output],
+            output=output,
             sampling=self.message.sampling,
             salt=self.message.salt,
+            priority=self.message.priority,
+            matcher=None if self.matcher is None else await self.matcher.behind(output),
+            pooling=self.message.pooling,
         )
         return self.request
+
+    def give_out(self, update: TokenUpdate, now: float, replica_id: str) -> TokenUpdate:
+        """Count `update` as told to the gateway; with a receipt if there is news for it."""
+        is_first = self.first_token_at is None
+        if is_first:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.output.extend(update.tokens)
+        has_moved = self.transfer is not self.reported_transfer
+        self.reported_transfer = self.transfer
+        if not (is_first or has_moved or update.is_last):
+            return update
+        return replace(update, receipt=self.receipt(replica_id))
 
     def receipt(self, replica_id: str) -> Receipt:
         done, transfer = self.prefill, self.transfer

@@ -12,17 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferAborted, Unavailable
 from baton.core.ids import TransferId, new_transfer_id
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
+from baton.decode_service.arriving import ArrivingPrompts
 from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
+from baton.engine.request import Request
 from baton.kv_transfer.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiver import AbortReason, Receiver
 from baton.kv_transfer.reservation import Reservation
@@ -41,6 +43,7 @@ class RemotePrefill:
     receiver: Receiver
     fetcher: Fetcher
     client: PrefillClient
+    arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
     timeout_s: float
     clock: Clock
 
@@ -58,14 +61,16 @@ class RemotePrefill:
         fetching: asyncio.Task[TransferReport] | None = None
         events = self.client.prefill(peer, request)
         try:
-            granted = await self._next(events, PrefillGranted, peer)
-            generating.num_cached_by_sender = granted.num_cached
-            fetching = await self._start_fetch(generating, peer, granted)
-            on_first_token(generating, await self._next(events, PrefillDone, peer))
-            if generating.is_over:
-                return
-            generating.transfer = await fetching
-            await self.thread.call(lambda: self._adopt(generating, transfer_id))
+            with self.arriving.announced(generating.message):
+                granted = await self._next(events, PrefillGranted, peer)
+                generating.num_cached_by_sender = granted.num_cached
+                fetching = await self._start_fetch(generating, peer, granted)
+                on_first_token(generating, await self._next(events, PrefillDone, peer))
+                if generating.is_over:
+                    return
+                generating.transfer = await fetching
+                adopted = await generating.make_request()
+                await self.thread.call(lambda: self._adopt(adopted, transfer_id))
             await self._let_the_call_end(events)
         except BatonError:
             _raise_cause(fetching)
@@ -111,6 +116,7 @@ class RemotePrefill:
             output=message.output,
             sampling=message.sampling,
             salt=message.salt,
+            priority=message.priority,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
 
@@ -137,11 +143,11 @@ class RemotePrefill:
             raise TransferAborted("no blocks left for a handoff: computed locally")
         return asyncio.create_task(self.fetcher.fetch(reservation, peer.address))
 
-    def _adopt(self, generating: Generating, transfer_id: TransferId) -> None:
+    def _adopt(self, request: Request, transfer_id: TransferId) -> None:
         """On the engine's thread: from the lease to the running batch, with no step between."""
         lease = self.receiver.adopt(transfer_id)
         try:
-            self.engine.adopt(generating.make_request(), lease)
+            self.engine.adopt(request, lease)
         except BaseException:
             self.engine.pool.release(lease)
             raise

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import grpc
 import grpc.aio
 
-from baton.core.errors import Unavailable
+from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import Epoch, RequestId
+from baton.core.messages import TokenUpdate
 from baton.decode_service.session import Frame, GatewaySession
 from baton.decode_service.worker import DecodeWorker
 from baton.proto import replica_pb2 as pb
@@ -53,7 +54,7 @@ class DecodeGrpc(DecodeServicer):
         async for frame in frames:
             match frame.WhichOneof("frame"):
                 case "generate":
-                    self._worker.generate(session, generate_from_proto(frame.generate))
+                    self._generate(session, frame.generate)
                 case "cancel":
                     cancel = frame.cancel
                     self._worker.cancel(
@@ -61,6 +62,17 @@ class DecodeGrpc(DecodeServicer):
                     )
                 case _:
                     continue  # a newer gateway's frame: nothing we know how to do
+
+    def _generate(self, session: GatewaySession, message: pb.GenerateRequest) -> None:
+        """What a newer gateway asks for and we do not know fails that request, not the stream."""
+        try:
+            request = generate_from_proto(message)
+        except InvalidRequest as error:
+            request_id = RequestId(message.request_id)
+            update = TokenUpdate(request_id=request_id, attempt=message.attempt, error=error)
+            session.put(update)
+        else:
+            self._worker.generate(session, request)
 
 
 def _to_proto(frame: Frame) -> pb.DecodeFrame:

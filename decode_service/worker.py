@@ -11,37 +11,24 @@ state here belongs to the event loop; the engine's thread reports once per step.
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from baton.core.errors import BatonError, Cancelled, DeadlineExceeded, Unavailable
+from baton.core.errors import Cancelled, Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_pool import Census
-from baton.core.ledger import TokenLedger
-from baton.core.messages import (
-    Capacity,
-    FinishReason,
-    GenerateRequest,
-    PrefillDone,
-    ReplicaAddress,
-    TokenLogprob,
-    TokenUpdate,
-)
-from baton.decode_service.generating import Generating
-from baton.decode_service.open_requests import OpenRequests
+from baton.core.messages import Capacity, GenerateRequest
+from baton.decode_service.lifecycle import Lifecycle, failed
 from baton.decode_service.prefill_client import PrefillClient
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
-from baton.engine.request import finish_reason
-from baton.engine.step_report import RequestOutput, StepReport
+from baton.engine.kv_feed import KvFeed
+from baton.engine.step_report import StepReport
 from baton.kv_transfer.auditor import AuditReport, audit
 from baton.kv_transfer.fetch import Fetcher
 from baton.kv_transfer.receiver import Receiver, ReceiverConfig
 from baton.kv_transfer.transport.base import Transport
-
-log = logging.getLogger(__name__)
 
 EXPIRY_CHECK_S = 0.25
 STOP_TIMEOUT_S = 10.0
@@ -72,8 +59,8 @@ class DecodeWorker:
         self.replica_id = replica_id
         self.epoch = epoch
         self.settings = settings
-        self.ledger = TokenLedger()
         self.thread = EngineThread(engine, self._on_step, on_failure=self._on_failure)
+        self.kv_feed = KvFeed(engine.pool, self.thread)
         self.receiver = Receiver(
             engine.pool,
             self.epoch,
@@ -88,12 +75,12 @@ class DecodeWorker:
             timeout_s=settings.prefill_timeout_s,
             clock=engine.clock,
         )
+        self.requests = Lifecycle(
+            replica_id, engine, self.thread, self.remote_prefill, self._publish_capacity
+        )
         self.transport = transport
         self.clock = engine.clock
         self._sessions: list[GatewaySession] = []
-        self._open = OpenRequests()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._housekeeping: asyncio.Task[None] | None = None
         self._given_up = ""
         """Why nothing can be placed here any more."""
@@ -105,12 +92,13 @@ class DecodeWorker:
 
     async def drain(self) -> None:
         """Return when the last request has left; gateways place nothing where it is unready."""
-        await self._idle.wait()
+        await self.requests.idle.wait()
 
     async def stop(self) -> None:
         self._give_up(f"{self.replica_id} is shutting down")
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        self.requests.close()
         await self.remote_prefill.close()
         await self.transport.close()
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
@@ -134,29 +122,29 @@ class DecodeWorker:
         """The stream is gone: nobody can receive these tokens, so nothing more is computed."""
         session.is_closed = True
         self._sessions.remove(session)
-        for generating in self._open.of_session(session):
-            self._end(generating, num_delivered=0)
+        for generating in self.requests.open.of_session(session):
+            self.requests.end(generating, num_delivered=0)
         self._publish_capacity()
 
     def generate(self, session: GatewaySession, message: GenerateRequest) -> None:
         """Begin, unless this attempt is known. A higher attempt takes the place of a lower one."""
-        last_attempt = self._open.last_attempt(message.request_id)
+        last_attempt = self.requests.open.last_attempt(message.request_id)
         if message.attempt == last_attempt:
             return
         if message.attempt < last_attempt:
             error = Cancelled(f"attempt {message.attempt} came after attempt {last_attempt}")
-            session.put(_failure(message, error))
+            session.put(failed(message, error))
             return
-        fenced = self._open.get(message.request_id)
+        fenced = self.requests.open.get(message.request_id)
         if fenced is not None:
-            self._end(fenced, num_delivered=0)
-        self._begin(session, message)
+            self.requests.end(fenced, num_delivered=0)
+        self.requests.begin(session, message)
 
     def cancel(self, request_id: RequestId, attempt: int, num_delivered: int) -> None:
         """Free everything of the request at once. Safe to repeat; unknown requests are ignored."""
-        generating = self._open.get(request_id)
+        generating = self.requests.open.get(request_id)
         if generating is not None and generating.message.attempt == attempt:
-            self._end(generating, num_delivered)
+            self.requests.end(generating, num_delivered)
 
     # What operators may ask.
 
@@ -170,8 +158,8 @@ class DecodeWorker:
         return Capacity(
             max_open=0 if self._given_up else max_open,
             num_running=num_running,
-            num_waiting=max(0, len(self._open) - num_running),
-            num_queued_tokens=self._open.num_queued_tokens,
+            num_waiting=max(0, len(self.requests.open) - num_running),
+            num_queued_tokens=self.requests.open.num_queued_tokens,
             num_blocks=self.engine.pool.num_blocks,
             num_free_blocks=self.engine.pool.num_available,
         )
@@ -180,147 +168,17 @@ class DecodeWorker:
         received = self.receiver.counters
         return {
             **self.engine.stats.as_metrics(),
-            **self.ledger.as_metrics(),
+            **self.requests.ledger.as_metrics(),
             "transfers_reserved_total": received.num_reserved,
             "transfers_refused_total": received.num_refused,
             "transfers_adopted_total": received.num_adopted,
             "transfers_aborted_total": received.num_aborted.total(),
             "pieces_corrupt_total": received.num_corrupt.total(),
             "kv_bytes_received_total": received.num_bytes,
-            "requests_open": len(self._open),
+            "requests_open": len(self.requests.open),
         }
 
-    # A request's life, on the event loop.
-
-    def _begin(self, session: GatewaySession, message: GenerateRequest) -> None:
-        loop = asyncio.get_running_loop()
-        generating = Generating(message, session, arrived_at=self.clock())
-        self._open.add(generating)
-        self._idle.clear()
-        if message.time_left_ms is not None:
-            generating.timer = loop.call_later(
-                message.time_left_ms / 1e3,
-                lambda: self._fail(generating, DeadlineExceeded("the time limit passed")),
-            )
-        generating.task = loop.create_task(self._run(generating))
-        self._publish_capacity()
-
-    async def _run(self, generating: Generating) -> None:
-        """Bring the request into the engine, one way or another; tokens then come by themselves."""
-        try:
-            for peer in generating.message.prefill:
-                if await self._is_prefilled_by(peer, generating):
-                    return
-            request = generating.make_request()
-            await self.thread.call(lambda: self.engine.add(request))
-        except BatonError as error:
-            self._fail(generating, error)
-        except Exception as error:
-            log.exception("%s failed", generating.engine_id)
-            self._fail(generating, Unavailable(f"{type(error).__name__}: {error}"))
-
-    async def _is_prefilled_by(self, peer: ReplicaAddress, generating: Generating) -> bool:
-        """True if the request is in the engine or over; False if another way must be found."""
-        if generating.prefill is not None:
-            return False  # the first token is final: only KV is missing, and this engine makes it
-        try:
-            await self.remote_prefill.run(generating, peer, self._record_first_token)
-        except BatonError as error:
-            generating.notes.append(str(error))
-            log.warning("%s: %s", generating.engine_id, error)
-            return False
-        return True
-
-    def _record_first_token(self, generating: Generating, done: PrefillDone) -> None:
-        """From here on the token is final, whatever becomes of the KV behind it.
-
-        Whether it is the last is for this engine to say: the other's context may be shorter, or
-        longer.
-        """
-        generating.prefill = done
-        logprobs = () if done.logprob is None else (done.logprob,)
-        self.ledger.sample(1)
-        output = (*generating.message.output, done.token)
-        reason = finish_reason(
-            output,
-            len(generating.message.prompt) + len(output),
-            generating.message.sampling,
-            eos_token_ids=self.engine.info.eos_token_ids,
-            max_model_len=self.engine.max_model_len,
-        )
-        self._deliver(generating, (done.token,), logprobs, reason)
-
-    def _deliver(
-        self,
-        generating: Generating,
-        tokens: tuple[int, ...],
-        logprobs: tuple[TokenLogprob, ...],
-        finish_reason: FinishReason | None,
-    ) -> None:
-        now = self.clock()
-        is_first = generating.first_token_at is None
-        generating.first_token_at = generating.first_token_at or now
-        generating.last_token_at = now
-        generating.output.extend(tokens)
-        is_news = generating.transfer is not generating.reported_transfer
-        generating.reported_transfer = generating.transfer
-        has_receipt = is_first or is_news or finish_reason is not None
-        generating.session.put(
-            TokenUpdate(
-                request_id=generating.message.request_id,
-                attempt=generating.message.attempt,
-                tokens=tokens,
-                logprobs=logprobs,
-                finish_reason=finish_reason,
-                receipt=generating.receipt(self.replica_id) if has_receipt else None,
-            )
-        )
-        if finish_reason is not None:
-            self._end(generating, num_delivered=len(generating.output))
-
-    def _fail(self, generating: Generating, error: BatonError) -> None:
-        if generating.is_over:
-            return
-        receipt = generating.receipt(self.replica_id)
-        generating.session.put(replace(_failure(generating.message, error), receipt=receipt))
-        self._end(generating, num_delivered=len(generating.output))
-
-    def _end(self, generating: Generating, num_delivered: int) -> None:
-        """Forget the request and free what it holds, wherever it is."""
-        if generating.is_over:
-            return
-        generating.is_over = True
-        self._open.remove(generating)
-        num_sampled = len(generating.output)
-        num_delivered = min(num_delivered, num_sampled)
-        self.ledger.settle(delivered=num_delivered, discarded=num_sampled - num_delivered)
-        if generating.timer is not None:
-            generating.timer.cancel()
-        task = generating.task
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
-        self.thread.post(lambda: self._abort(generating.engine_id))
-        self._publish_capacity()
-        if not self._open:
-            self._idle.set()
-
-    def _receive(self, report: StepReport) -> None:
-        """The tokens of one engine step, on the event loop."""
-        for output in report.outputs:
-            self._receive_output(output)
-        self._publish_capacity()
-
-    def _receive_output(self, output: RequestOutput) -> None:
-        self.ledger.sample(len(output.tokens))
-        generating = self._open.by_engine_id(output.request.request_id)
-        if generating is None:  # cancelled while this step ran
-            self.ledger.settle(delivered=0, discarded=len(output.tokens))
-            return
-        generating.num_run = output.num_run
-        if output.error is not None:
-            self._fail(generating, output.error)
-        else:
-            self._deliver(generating, output.tokens, output.logprobs, output.finish_reason)
+    # On the event loop.
 
     def _publish_capacity(self) -> None:
         capacity = self.capacity()
@@ -331,32 +189,27 @@ class DecodeWorker:
         while self.thread.failure is None:
             await asyncio.sleep(EXPIRY_CHECK_S)
             await self.thread.call(lambda: self.receiver.expire(self.clock()))
+            self.thread.post(self.kv_feed.publish)  # of what changed without a step
 
     def _give_up(self, reason: str) -> None:
         """Gateways learn that nothing can be placed here any more, then their streams end."""
         self._given_up = self._given_up or reason
-        for generating in self._open:
-            self._fail(generating, Unavailable(reason))
+        for generating in self.requests.open:
+            self.requests.fail(generating, Unavailable(reason))
         for session in self._sessions:
             session.end()
 
     # On the engine's thread.
 
     def _on_step(self, report: StepReport) -> None:
+        self.kv_feed.publish()
         if report.outputs:
-            self.thread.tell(lambda: self._receive(report))
+            self.thread.tell(lambda: self.requests.receive(report))
 
     def _on_failure(self, failure: BaseException) -> None:
         reason = f"the engine of {self.replica_id} died: {failure!r}"
         self.thread.tell(lambda: self._give_up(reason))
 
-    def _abort(self, engine_id: str) -> None:
-        self.engine.abort(engine_id)
-
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """With the requests and the leases that may hold blocks at this moment."""
         return self.engine.pool.census(), self.engine.request_ids, self.receiver.lease_ids
-
-
-def _failure(message: GenerateRequest, error: BatonError) -> TokenUpdate:
-    return TokenUpdate(request_id=message.request_id, attempt=message.attempt, error=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 import grpc.aio
@@ -27,17 +28,15 @@ class PrefillGrpc(PrefillServicer):
         if request.sender_epoch != self._worker.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.NOT_FOUND, detail)
-        events = self._worker.prefill(prefill_from_proto(request))
         try:
-            async for event in events:
-                if isinstance(event, PrefillGranted):
-                    yield pb.PrefillEvent(granted=granted_to_proto(event))
-                else:
-                    yield pb.PrefillEvent(done=done_to_proto(event))
+            async with aclosing(self._worker.prefill(prefill_from_proto(request))) as events:
+                async for event in events:
+                    if isinstance(event, PrefillGranted):
+                        yield pb.PrefillEvent(granted=granted_to_proto(event))
+                    else:
+                        yield pb.PrefillEvent(done=done_to_proto(event))
         except BatonError as error:
             await context.abort(_status(error), str(error))
-        finally:
-            await events.aclose()
 
 
 def _status(error: BatonError) -> grpc.StatusCode:

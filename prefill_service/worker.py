@@ -19,6 +19,8 @@ from baton.core.ledger import TokenLedger
 from baton.core.messages import Capacity, PrefillDone, PrefillGranted, PrefillRequest
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
+from baton.engine.kv_feed import KvFeed
+from baton.engine.matchers import Matchers
 from baton.engine.request import Request
 from baton.engine.step_report import RequestOutput, StepReport
 from baton.kv_transfer.auditor import AuditReport, audit
@@ -60,7 +62,9 @@ class PrefillWorker:
         self.ledger = TokenLedger()
         self.sender = Sender(engine.pool, epoch)
         self.thread = EngineThread(engine, self._on_step, on_failure=self._on_failure)
+        self.kv_feed = KvFeed(engine.pool, self.thread)
         self.outbox = Outbox(self.sender, self.thread)
+        self.matchers = Matchers(engine.grammars)
         self._clock = engine.clock
         self._running_by_id: dict[str, _Running] = {}
         self._idle = asyncio.Event()
@@ -84,6 +88,9 @@ class PrefillWorker:
         check_layouts(self.engine.pool.layout, message.layout)
         running = self._admit(message)
         try:
+            grammar = message.sampling.grammar
+            if grammar is not None:
+                running.request.matcher = await self.matchers.begin(grammar).behind(message.output)
             await self.thread.call(lambda: self._begin(running))
             while (event := await running.events.get()) is not None:
                 if isinstance(event, Exception):
@@ -100,6 +107,7 @@ class PrefillWorker:
     async def stop(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        self.matchers.close()
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
 
     def check_health(self, *, limit_s: float) -> None:
@@ -153,6 +161,7 @@ class PrefillWorker:
             output=list(message.output),
             sampling=message.sampling,
             salt=message.salt,
+            priority=message.priority,
             max_new_tokens=1,
         )
         running = _Running(message, request)
@@ -193,6 +202,7 @@ class PrefillWorker:
         while self.thread.failure is None:
             await asyncio.sleep(EXPIRY_CHECK_S)
             await self.thread.call(lambda: self.sender.expire(self._clock()))
+            self.thread.post(self.kv_feed.publish)  # of what changed without a step
 
     # On the engine's thread.
 
@@ -228,6 +238,7 @@ class PrefillWorker:
         self.sender.publish(TransferId(request.request_id), request.num_computed)
 
     def _on_step(self, report: StepReport) -> None:
+        self.kv_feed.publish()
         for output in report.outputs:
             if output.error is None:
                 self.sender.finish(TransferId(output.request.request_id))

@@ -17,7 +17,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.echo import EchoRunner, echo_info
 from baton.engine.engine import Engine
 from baton.platform.config import DeploymentConfig, override
-from baton.platform.gateway.dispatch import ReplicaDispatcher
+from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.gateway.generation import Generation
 from baton.platform.registry import Registry
 from baton.platform.replica import Replica, start_replica
@@ -50,6 +50,8 @@ def echo_engine(
 class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    embedding: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     receipt: Receipt = field(default_factory=Receipt)
 
@@ -110,6 +112,8 @@ class Fleet:
             async for update in running:
                 answer.tokens += update.tokens
                 answer.logprobs += update.logprobs
+                answer.prompt_logprobs += update.prompt_logprobs
+                answer.embedding += update.embedding
                 answer.finish_reason = update.finish_reason
                 if on_token is not None:
                     pending = on_token(len(answer.tokens))

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from tests.in_process_fleet import running_fleet
 from tests.tiny_checkpoints import (
+    FAMILIES,
     VOCAB_SIZE,
-    make_llama,
-    make_qwen3,
     transformers_greedy,
     transformers_logits,
 )
@@ -29,10 +28,13 @@ NUM_TOKENS = 24
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
 
 
-@pytest.fixture(scope="module", params=[make_llama, make_qwen3], ids=["llama", "qwen3"])
+FAR_APART = ("llama", "gemma3", "phi3", "gpt2", "new falcon")
+"""Families that share little, asked in every way; each of the others is asked in one hard way."""
+
+
+@pytest.fixture(scope="module", params=FAR_APART)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    make: Callable[[Path], Path] = request.param
-    return make(tmp_path_factory.mktemp("checkpoint"))
+    return FAMILIES[request.param](tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,23 @@ async def test_sixteen_at_once_with_a_pool_so_small_that_preemption_happens(
         assert [answer.tokens for answer in answers] == expected
         decode = fleet.engines[next(id_ for id_ in fleet.engines if id_.startswith("decode"))]
         assert decode.stats.num_preempted > 0
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in FAR_APART])
+async def test_other_families_in_chunks_with_preemption_after_a_handoff(
+    family: str, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    folder = FAMILIES[family](tmp_path)
+    expected = transformers_greedy(folder, prompts, NUM_TOKENS)
+    make_engine = engines(folder, prefill_chunk=7, decode_blocks=40)
+    async with running_fleet(prefill=1, make_engine=make_engine) as fleet:
+        cold = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
+        hits = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
+
+        assert [answer.tokens for answer in cold] == expected
+        assert [answer.tokens for answer in hits] == expected
+        assert any(answer.receipt.kv_bytes for answer in cold)
         await fleet.assert_nothing_is_held()
 
 

@@ -16,7 +16,7 @@ from baton.core.messages import Role, SamplingParams
 from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
 from baton.kv_transfer.transport.grpc import GrpcTransport
-from baton.platform.gateway.dispatch import ReplicaDispatcher
+from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.router.policy import LeastWork
 
 PROMPT = list(range(3, 40))
@@ -233,17 +233,17 @@ async def test_an_engine_that_fails_is_reported_and_its_requests_are_placed_agai
 
 async def test_logits_that_are_not_finite_fail_the_request_and_are_never_cached() -> None:
     async with running_fleet(prefill=1, decode=1) as fleet:
-        honest = {id_: engine.runner.forward for id_, engine in fleet.engines.items()}
+        honest = {id_: engine.runner.logits for id_, engine in fleet.engines.items()}
         for engine in fleet.engines.values():
-            forward = engine.runner.forward
-            engine.runner.forward = lambda chunks, f=forward: f(chunks) * float("nan")  # type: ignore[method-assign, misc]
+            logits = engine.runner.logits
+            engine.runner.logits = lambda hidden, f=logits: f(hidden) * float("nan")  # type: ignore[method-assign, misc]
 
         with pytest.raises(Unavailable, match="not finite"):
             await fleet.ask(PROMPT)
 
         await fleet.assert_nothing_is_held()
-        for id_, forward in honest.items():
-            fleet.engines[id_].runner.forward = forward  # type: ignore[method-assign]
+        for id_, logits in honest.items():
+            fleet.engines[id_].runner.logits = logits  # type: ignore[method-assign]
         answer = await fleet.ask(PROMPT)
         assert answer.tokens == expected(PROMPT, GREEDY.max_tokens)
         assert answer.receipt.cached_tokens == 0

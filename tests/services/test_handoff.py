@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 import pytest
-from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Answer, echo_engine, running_fleet
+from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Answer, Fleet, echo_engine, running_fleet
 
-from baton.core.ids import ReplicaId
-from baton.core.messages import FinishReason, Role
+from baton.core.errors import TransferCut
+from baton.core.ids import ReplicaId, new_epoch, new_request_id
+from baton.core.messages import FinishReason, GenerateRequest, Role
 from baton.decode_service import worker as decode_worker
+from baton.decode_service.worker import DecodeWorker
 from baton.engine import scheduler
 from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
 from baton.kv_transfer.auditor import AuditReport, audit
+from baton.kv_transfer.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.transport.grpc import GrpcTransport
 
 DECODE = ReplicaId("decode-2")
 PROMPT = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 11]
@@ -75,6 +80,91 @@ async def test_a_single_token_needs_no_handoff_of_kv() -> None:
         assert answer.tokens == expected(PROMPT, 1)
         assert answer.finish_reason is FinishReason.LENGTH
         await fleet.assert_nothing_is_held()
+
+
+async def test_an_equal_prompt_waits_for_the_kv_that_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second choice of a request comes with the first one's first token, before its KV."""
+    honest, may_travel = GrpcTransport.open, asyncio.Event()
+
+    async def travel_late(
+        self: GrpcTransport, address: str, request: OpenTransfer
+    ) -> AsyncGenerator[KvPiece, None]:
+        await may_travel.wait()
+        async for piece in honest(self, address, request):
+            yield piece
+
+    monkeypatch.setattr(GrpcTransport, "open", travel_late)
+    async with running_fleet() as fleet:
+        has_token = asyncio.Event()
+        first = asyncio.create_task(fleet.ask(PROMPT, on_token=lambda _: has_token.set()))
+        await has_token.wait()
+
+        second = asyncio.create_task(ask_directly(fleet, choice=1))
+        other = await ask_directly(fleet, prompt=[1, *PROMPT])
+        assert not second.done()
+        may_travel.set()
+
+        assert other.tokens == expected([1, *PROMPT])
+        assert (await first).tokens == (await second).tokens == expected(PROMPT)
+        assert (await second).receipt.cached_tokens == 8
+        await fleet.assert_nothing_is_held()
+
+
+async def test_an_equal_prompt_waits_no_longer_for_kv_that_will_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest, is_cut = GrpcTransport.open, asyncio.Event()
+
+    async def cut(
+        self: GrpcTransport, address: str, request: OpenTransfer
+    ) -> AsyncGenerator[KvPiece, None]:
+        await is_cut.wait()
+        raise TransferCut("the link is down")
+        async for piece in honest(self, address, request):
+            yield piece
+
+    monkeypatch.setattr(GrpcTransport, "open", cut)
+    async with running_fleet() as fleet:
+        has_token = asyncio.Event()
+        first = asyncio.create_task(fleet.ask(PROMPT, on_token=lambda _: has_token.set()))
+        await has_token.wait()
+        second = asyncio.create_task(ask_directly(fleet, choice=1))
+        left = asyncio.create_task(ask_directly(fleet, choice=2))
+        await asyncio.sleep(0)
+
+        left.cancel()
+        is_cut.set()
+
+        assert (await first).tokens == (await second).tokens == expected(PROMPT)
+        await fleet.assert_nothing_is_held()
+
+
+async def ask_directly(fleet: Fleet, *, prompt: Sequence[int] = PROMPT, choice: int = 0) -> Answer:
+    """Of the decode replica, naming no prefill replica."""
+    worker = fleet.replicas[DECODE].worker
+    assert isinstance(worker, DecodeWorker)
+    session, answer = worker.open_session(new_epoch()), Answer()
+    message = GenerateRequest(
+        request_id=new_request_id(),
+        attempt=1,
+        prompt=tuple(prompt),
+        sampling=replace(GREEDY, choice=choice),
+    )
+    worker.generate(session, message)
+    try:
+        while answer.finish_reason is None:
+            frame = await session.next_frame()
+            assert frame is not None
+            for update in frame.updates:
+                assert update.error is None
+                answer.tokens += update.tokens
+                answer.finish_reason = update.finish_reason
+                answer.receipt = update.receipt or answer.receipt
+    finally:
+        worker.close_session(session)
+    return answer
 
 
 def narrow_decode(role: Role) -> Engine:

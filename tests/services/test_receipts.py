@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.in_process_fleet import GREEDY, Fleet, echo_engine, running_fleet
+from torch import Tensor
 
 from baton.core.errors import TransferCut
 from baton.core.ids import new_request_id
@@ -79,15 +80,15 @@ async def test_an_attempt_that_the_replica_gave_up_is_part_of_the_receipt() -> N
         prefill=1, decode=1, changes={"prefill.max_queued_tokens": 8}
     ) as fleet:
         engine = fleet.engines[next(id_ for id_ in fleet.engines if id_.startswith("decode"))]
-        forward, num_forward = engine.runner.forward, 0
+        honest, num_asked = engine.runner.logits, 0
 
-        def spoil_the_first(chunks: object) -> object:
-            nonlocal num_forward
-            num_forward += 1
-            logits = forward(chunks)  # type: ignore[arg-type]
-            return logits * float("nan") if num_forward == 1 else logits
+        def spoil_the_first(hidden: Tensor) -> Tensor:
+            nonlocal num_asked
+            num_asked += 1
+            logits = honest(hidden)
+            return logits * float("nan") if num_asked == 1 else logits
 
-        engine.runner.forward = spoil_the_first  # type: ignore[method-assign, assignment]
+        engine.runner.logits = spoil_the_first  # type: ignore[method-assign]
         answer = await fleet.ask(PROMPT)
 
         refused, gave_up, refused_again = answer.receipt.notes

@@ -1,0 +1,56 @@
+"""The ways of a request into the engine of a decode replica.
+
+    embedding, prompt logprobs --------------------------> computed here: P sends neither
+    else, from the first prefill replica that can -------> handed off, adopted
+          none can, or none was named -------------------> computed here, behind the prefix that
+                                                           is cached, or on its way for another
+
+A grammar is compiled meanwhile; the request joins the engine behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from baton.core.errors import BatonError, InvalidRequest
+from baton.core.messages import ReplicaAddress
+from baton.decode_service.generating import Generating
+from baton.decode_service.remote_prefill import OnFirstToken, RemotePrefill
+from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    engine: Engine
+    thread: EngineThread
+    remote_prefill: RemotePrefill
+    on_first_token: OnFirstToken
+
+    async def enter(self, generating: Generating) -> None:
+        """Return with the request in the engine, or over. Raises BatonError if it cannot be."""
+        if not generating.is_read_here:
+            for peer in generating.message.prefill:
+                if await self._is_prefilled_by(peer, generating):
+                    return
+            await self.remote_prefill.arriving.wait_for(generating.message)
+        request = await generating.make_request()
+        await self.thread.call(lambda: self.engine.add(request))
+
+    async def _is_prefilled_by(self, peer: ReplicaAddress, generating: Generating) -> bool:
+        """True if the request is in the engine or over; False if another way must be found."""
+        if generating.prefill is not None:
+            return False  # the first token is final: only KV is missing, and this engine makes it
+        try:
+            await self.remote_prefill.run(generating, peer, self.on_first_token)
+        except BatonError as error:
+            generating.notes.append(str(error))
+            log.warning("%s: %s", generating.engine_id, error)
+            if isinstance(error, InvalidRequest) and generating.matcher is not None:
+                # P may lack what we have: only our own refusal ends the request.
+                await generating.matcher.is_compiled()
+            return False
+        return True

@@ -1,0 +1,183 @@
+"""The life of a request on a decode replica, from a gateway's message to its last update.
+
+    begin -> grammar, if any, and the way into the engine -> tokens, step by step -> end
+    a deadline, a cancel, a lost gateway, an error: end, at any time
+
+All of it happens on the event loop. Whatever a request holds, on any thread, is freed by `end`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
+from baton.core.ids import ReplicaId
+from baton.core.ledger import TokenLedger
+from baton.core.messages import GenerateRequest, PrefillDone, TokenUpdate
+from baton.decode_service.generating import Generating
+from baton.decode_service.intake import Intake
+from baton.decode_service.open_requests import OpenRequests
+from baton.decode_service.remote_prefill import RemotePrefill
+from baton.decode_service.session import GatewaySession
+from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
+from baton.engine.matchers import Matchers
+from baton.engine.request import finish_reason
+from baton.engine.step_report import RequestOutput, StepReport
+
+log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """`on_change` is called whenever a request came, went, or got tokens."""
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        engine: Engine,
+        thread: EngineThread,
+        remote_prefill: RemotePrefill,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.open = OpenRequests()
+        self.idle = asyncio.Event()
+        """Set while no request is open."""
+        self.idle.set()
+        self.ledger = TokenLedger()
+        self._replica_id = replica_id
+        self._engine = engine
+        self._thread = thread
+        self._clock = engine.clock
+        self._on_change = on_change
+        self._matchers = Matchers(engine.grammars)
+        self._intake = Intake(
+            engine=engine,
+            thread=thread,
+            remote_prefill=remote_prefill,
+            on_first_token=self._record_first_token,
+        )
+
+    def close(self) -> None:
+        self._matchers.close()
+
+    def begin(self, session: GatewaySession, message: GenerateRequest) -> None:
+        loop = asyncio.get_running_loop()
+        generating = Generating(message, session, arrived_at=self._clock())
+        self.open.add(generating)
+        self.idle.clear()
+        if message.time_left_ms is not None:
+            generating.timer = loop.call_later(
+                message.time_left_ms / 1e3,
+                lambda: self.fail(generating, DeadlineExceeded("the time limit passed")),
+            )
+        grammar = message.sampling.grammar
+        if grammar is not None:
+            generating.matcher = self._matchers.begin(grammar)
+            generating.matcher.on_failure(lambda error: self.fail(generating, error))
+        generating.task = loop.create_task(self._run(generating))
+        self._on_change()
+
+    async def _run(self, generating: Generating) -> None:
+        """Bring the request into the engine, one way or another; tokens then come by themselves."""
+        try:
+            await self._intake.enter(generating)
+        except BatonError as error:
+            self.fail(generating, error)
+        except Exception as error:
+            log.exception("%s failed", generating.engine_id)
+            self.fail(generating, Unavailable(f"{type(error).__name__}: {error}"))
+
+    def _record_first_token(self, generating: Generating, done: PrefillDone) -> None:
+        """From here on the token is final, whatever becomes of the KV behind it.
+
+        Whether it is the last is for this engine to say: the other's context may be shorter, or
+        longer.
+        """
+        generating.prefill = done
+        message, output = generating.message, (*generating.message.output, done.token)
+        self.ledger.sample(1)
+        update = TokenUpdate(
+            request_id=message.request_id,
+            attempt=message.attempt,
+            tokens=(done.token,),
+            logprobs=() if done.logprob is None else (done.logprob,),
+            finish_reason=finish_reason(
+                output,
+                len(message.prompt) + len(output),
+                message.sampling,
+                eos_token_ids=self._engine.info.eos_token_ids,
+                max_model_len=self._engine.max_model_len,
+            ),
+        )
+        self._deliver(generating, update)
+
+    def _deliver(self, generating: Generating, update: TokenUpdate) -> None:
+        generating.session.put(generating.give_out(update, self._clock(), self._replica_id))
+        if update.is_last:
+            self.end(generating, num_delivered=len(generating.output))
+
+    def fail(self, generating: Generating, error: BatonError) -> None:
+        if generating.is_over:
+            return
+        receipt = generating.receipt(self._replica_id)
+        generating.session.put(replace(failed(generating.message, error), receipt=receipt))
+        self.end(generating, num_delivered=len(generating.output))
+
+    def end(self, generating: Generating, num_delivered: int) -> None:
+        """Forget the request and free what it holds, wherever it is."""
+        if generating.is_over:
+            return
+        generating.is_over = True
+        self.open.remove(generating)
+        num_sampled = len(generating.output)
+        num_delivered = min(num_delivered, num_sampled)
+        self.ledger.settle(delivered=num_delivered, discarded=num_sampled - num_delivered)
+        if generating.timer is not None:
+            generating.timer.cancel()
+        if generating.matcher is not None:
+            generating.matcher.cancel()
+        task = generating.task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        self._thread.post(lambda: self._abort(generating.engine_id))
+        self._on_change()
+        if not self.open:
+            self.idle.set()
+
+    def receive(self, report: StepReport) -> None:
+        """The tokens of one engine step, on the event loop."""
+        for output in report.outputs:
+            self._receive_output(output)
+        self._on_change()
+
+    def _receive_output(self, output: RequestOutput) -> None:
+        self.ledger.sample(len(output.tokens))
+        generating = self.open.by_engine_id(output.request.request_id)
+        if generating is None:  # cancelled while this step ran
+            self.ledger.settle(delivered=0, discarded=len(output.tokens))
+            return
+        generating.num_run = output.num_run
+        if output.error is not None:
+            self.fail(generating, output.error)
+            return
+        update = TokenUpdate(
+            request_id=generating.message.request_id,
+            attempt=generating.message.attempt,
+            tokens=output.tokens,
+            logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
+            embedding=output.embedding,
+            finish_reason=output.finish_reason,
+        )
+        self._deliver(generating, update)
+
+    def _abort(self, engine_id: str) -> None:
+        """On the engine's thread."""
+        self._engine.abort(engine_id)
+
+
+def failed(message: GenerateRequest, error: BatonError) -> TokenUpdate:
+    return TokenUpdate(request_id=message.request_id, attempt=message.attempt, error=error)
