@@ -41,6 +41,7 @@ class Replica:
     info: ReplicaInfo
     worker: Worker
     server: ReplicaServer
+    parts: TransportParts
 
     async def drain(self, timeout_s: float) -> bool:
         """Call itself unready and finish what it has; False if the time was not enough."""
@@ -53,6 +54,8 @@ class Replica:
         return True
 
     async def stop(self) -> None:
+        self.worker.kv_feed.close()
+        self.parts.switchboard.unplug(self.info.address)
         await self.worker.stop()
         await self.server.stop()
 
@@ -68,22 +71,38 @@ async def load_engine(
         pool.engine,
         dtype=config.dtype,
         device=config.device,
+        load_format=config.load_format,
         progress=progress,
     )
 
 
 async def start_replica(
-    config: DeploymentConfig, role: Role, engine: Engine, *, replica_id: ReplicaId, host: str
+    config: DeploymentConfig,
+    role: Role,
+    engine: Engine,
+    *,
+    replica_id: ReplicaId,
+    host: str,
+    parts: TransportParts | None = None,
 ) -> Replica:
-    """Wire `engine` into its role and listen on a free port of `host`."""
+    """Wire `engine` into its role and listen on a free port of `host`.
+
+    Replicas of one process that are to reach each other in memory share their `parts`.
+    """
     epoch = new_epoch()
+    parts = parts or TransportParts()
     if role is Role.PREFILL:
-        return await _start_prefill(config.prefill, engine, epoch, replica_id, host)
-    return await _start_decode(config, engine, epoch, replica_id, host)
+        return await _start_prefill(config.prefill, engine, epoch, replica_id, host, parts)
+    return await _start_decode(config, engine, epoch, replica_id, host, parts)
 
 
 async def _start_prefill(
-    config: PrefillConfig, engine: Engine, epoch: Epoch, replica_id: ReplicaId, host: str
+    config: PrefillConfig,
+    engine: Engine,
+    epoch: Epoch,
+    replica_id: ReplicaId,
+    host: str,
+    parts: TransportParts,
 ) -> Replica:
     worker = PrefillWorker(engine, epoch=epoch, max_queued_tokens=config.max_queued_tokens)
 
@@ -95,11 +114,17 @@ async def _start_prefill(
     await worker.start()
     info = _info(engine, replica_id, epoch, Role.PREFILL, await server.start(host))
     info = replace(info, max_queued_tokens=config.max_queued_tokens)
-    return Replica(info, worker, server)
+    parts.switchboard.plug(info.address, worker.outbox)
+    return Replica(info, worker, server, parts)
 
 
 async def _start_decode(
-    config: DeploymentConfig, engine: Engine, epoch: Epoch, replica_id: ReplicaId, host: str
+    config: DeploymentConfig,
+    engine: Engine,
+    epoch: Epoch,
+    replica_id: ReplicaId,
+    host: str,
+    parts: TransportParts,
 ) -> Replica:
     pool: DecodeConfig = config.decode
     worker = DecodeWorker(
@@ -107,7 +132,7 @@ async def _start_decode(
         replica_id=replica_id,
         epoch=epoch,
         prefill_client=GrpcPrefillClient(),
-        transport=create_transport(config.transfer.transport, TransportParts()),
+        transport=create_transport(config.transfer.transport, parts),
         settings=DecodeSettings(
             max_open=pool.max_open,
             max_leased_fraction=config.transfer.max_leased_fraction,
@@ -121,7 +146,7 @@ async def _start_decode(
     server = ReplicaServer(ReplicaGrpc(worker, replica_id, Role.DECODE), register)
     await worker.start()
     info = _info(engine, replica_id, epoch, Role.DECODE, await server.start(host))
-    return Replica(replace(info, max_open=pool.max_open), worker, server)
+    return Replica(replace(info, max_open=pool.max_open), worker, server, parts)
 
 
 def _info(

@@ -5,17 +5,21 @@ The operating system chooses the port; the registry tells it to the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from baton.core.errors import EngineFailed
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Capacity, Role
+from baton.engine.kv_feed import KvFeed
 from baton.kv_transfer.auditor import AuditReport
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
+from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
 from baton.proto.wire import capacity_to_proto
 
@@ -24,6 +28,7 @@ class Worker(Protocol):
     """What both roles have in common."""
 
     epoch: Epoch
+    kv_feed: KvFeed
 
     async def start(self) -> None: ...
     async def drain(self) -> None: ...
@@ -63,6 +68,21 @@ class ReplicaGrpc(ReplicaServicer):
             capacity=capacity_to_proto(self._worker.capacity()),
             metrics=[pb.Metric(name=name, value=value) for name, value in metrics.items()],
         )
+
+    async def WatchKv(
+        self,
+        request: pb.WatchKvRequest,
+        context: grpc.aio.ServicerContext[pb.WatchKvRequest, pb.KvEvents],
+    ) -> AsyncIterator[pb.KvEvents]:
+        if request.epoch != self._worker.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        try:
+            async with aclosing(self._worker.kv_feed.watch()) as feed:
+                async for events in feed:
+                    yield kv_events_to_proto(events)
+        except EngineFailed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
 
 class ReplicaServer:

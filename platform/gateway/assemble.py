@@ -10,8 +10,8 @@ from pathlib import Path
 
 from baton.core.errors import Unavailable
 from baton.platform.config import DeploymentConfig
-from baton.platform.gateway.dispatch import ReplicaDispatcher
-from baton.platform.gateway.fleet import RegistryClient
+from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.platform.gateway.fleet.fleet import RegistryClient
 from baton.platform.gateway.served_model import ServedModel
 from baton.platform.gateway.server import GatewayServer
 from baton.platform.router.policy import LeastWork
@@ -25,7 +25,7 @@ class GatewayNode:
             max_waiting=gateway.max_waiting,
             no_replica_grace_s=gateway.no_replica_grace_s,
         )
-        model = ServedModel.load(folder, config.model_name)
+        model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
         self.server = GatewayServer(model=model, dispatcher=self.dispatcher, config=gateway)
         self._following: asyncio.Task[None] | None = None
 

@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import partial
 
 from baton.core.errors import ContextExceeded
-from baton.core.ids import RequestId
 from baton.platform.gateway.api_keys import ApiKeys
+from baton.platform.gateway.choices import Completion, PromptChoices
+from baton.platform.gateway.completion_plan import plan_completion
 from baton.platform.gateway.completion_stream import CompletionStream
 from baton.platform.gateway.config import GatewayConfig
 from baton.platform.gateway.generation import Dispatcher, Generation
+from baton.platform.gateway.generation_run import GenerationRun
+from baton.platform.gateway.grammars.output_grammars import OutputGrammars
 from baton.platform.gateway.metrics import GatewayMetrics
-from baton.platform.gateway.sampling_options import (
-    SamplingOptions,
-    SamplingRules,
-    check_prompt,
-    check_stops,
-    resolve_sampling,
-)
+from baton.platform.gateway.order import CompletionOrder, Prompt
+from baton.platform.gateway.resumable.keeper import StreamKeeper
+from baton.platform.gateway.sampling_options import SamplingRules
 from baton.platform.gateway.served_model import ServedModel
+from baton.platform.gateway.text.echo import EchoedPrompt
 from baton.platform.gateway.text.output_text import OutputText
 from baton.platform.observe.traces import traces_from_environment
 
 LONG_TEXT_CHARS = 16_384
 """Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOrder:
-    """What a face has understood of a request, not yet checked."""
-
-    request_id: RequestId
-    prompt: tuple[int, ...]
-    options: SamplingOptions
-    default_max_tokens: int | None = None
-    """None: what is left of the context."""
-    field_by_option: Mapping[str, str] = field(default_factory=dict)
-    """The caller's names, for error messages."""
-    cache_salt: str = ""
-    time_left_s: float | None = None
 
 
 class Gateway:
@@ -51,8 +36,12 @@ class Gateway:
         self.dispatcher = dispatcher
         self.config = config
         self.keys = ApiKeys(config.api_keys)
+        self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()
         self.traces = traces_from_environment()
+        self.keeper = StreamKeeper(
+            max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s
+        )
         self.is_draining = False
         self._last_max_model_len = 0
 
@@ -83,32 +72,52 @@ class Gateway:
             tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
 
-    def complete(self, order: CompletionOrder) -> CompletionStream:
-        """Check the order and prepare its stream; nothing runs until that is entered.
+    def complete(self, order: CompletionOrder) -> Completion:
+        """Check the order and prepare its choices; nothing runs until their deltas are read.
 
         Raises InvalidRequest, naming the field as the caller did.
         """
-        rules = SamplingRules(
+        plan = plan_completion(
+            order,
+            self.sampling_rules(order),
+            max_choices=self.config.max_choices,
+            time_limit_s=self.config.request_timeout_s,
+        )
+        prompts = [
+            PromptChoices(
+                [self._stream(order, generation, plan.stops) for generation in generations],
+                echo=self._echo(prompt) if order.has_echo else None,
+                is_prompt_only=plan.is_prompt_only,
+            )
+            for prompt, generations in zip(order.prompts, plan.generations, strict=True)
+        ]
+        keeps_logprobs = order.options.logprobs is not None
+        return Completion(prompts, num_returned=plan.num_returned, keeps_logprobs=keeps_logprobs)
+
+    def sampling_rules(self, order: CompletionOrder) -> SamplingRules:
+        return SamplingRules(
             defaults=self.model.sampling,
             vocab_size=self.model.vocab_size,
             max_model_len=self.max_model_len,
+            encode=partial(self.model.tokenizer.encode, add_special_tokens=False),
             default_max_tokens=order.default_max_tokens,
             field_by_option=order.field_by_option,
         )
-        check_prompt(order.prompt, rules)
-        stops = check_stops(order.options, rules)
-        sampling = resolve_sampling(order.options, rules, num_prompt=len(order.prompt))
-        allowed_s = self.config.request_timeout_s
-        generation = Generation(
-            request_id=order.request_id,
-            prompt=order.prompt,
-            sampling=sampling,
-            salt=order.cache_salt.encode(),
-            time_left_s=min(allowed_s, order.time_left_s or allowed_s),
-        )
+
+    def _echo(self, prompt: Prompt) -> EchoedPrompt:
+        return EchoedPrompt.of(self.model.tokenizer, prompt.tokens, prompt.text)
+
+    def _stream(
+        self, order: CompletionOrder, generation: Generation, stops: Sequence[str]
+    ) -> CompletionStream:
         output = OutputText(
-            self.model.tokenizer, order.prompt, stops=stops, min_tokens=sampling.min_tokens
+            self.model.tokenizer,
+            generation.prompt,
+            stops=stops,
+            min_tokens=generation.sampling.min_tokens,
+            shown_special=order.shown_special,
         )
-        return CompletionStream(
-            self.dispatcher, generation, output, metrics=self.metrics, traces=self.traces
-        )
+        return CompletionStream(self.run(generation), output)
+
+    def run(self, generation: Generation) -> GenerationRun:
+        return GenerationRun(self.dispatcher, generation, metrics=self.metrics, traces=self.traces)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton.core.ids import RequestId
-from baton.core.messages import Receipt, SamplingParams, TokenUpdate
+from baton.core.messages import Pooling, Receipt, SamplingParams, TokenUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,12 @@ class Generation:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     salt: bytes = b""
+    priority: int = 0
+    """Smaller comes first."""
+    pooling: Pooling | None = None
+    """Set: the only update is an embedding of the prompt."""
+    near: RequestId | None = None
+    """A request whose prompt this one shares (another choice of it): best placed beside it."""
     time_left_s: float | None = None
 
 

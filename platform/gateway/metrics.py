@@ -22,6 +22,12 @@ class GatewayMetrics:
             ("outcome",),
             registry=registry,
         )
+        self.calls = Counter(
+            "baton_gateway_calls",
+            "Answers begun over HTTP and gRPC, by path or method and by status",
+            ("method", "status"),
+            registry=registry,
+        )
         self.open_requests = Gauge(
             "baton_gateway_open_requests", "Generations under way", registry=registry
         )

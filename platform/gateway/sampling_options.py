@@ -7,42 +7,25 @@ Both faces come here, so that both refuse the same things in the same words.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from baton.core.errors import ContextExceeded, InvalidRequest
-from baton.core.messages import SamplingParams
+from baton.core.messages import Grammar, SamplingParams
+from baton.platform.gateway.options import RANGES, SamplingOptions
 from baton.platform.gateway.text.model_files import SamplingDefaults
 
-MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 256
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 256
 SEED_BITS = 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """As the caller wrote them; None is left out."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    """0 and -1 keep all tokens."""
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool | None = None
-    num_logprobs: int | None = None
-    seed: int | None = None
-    """Any 64 bits, with or without a sign."""
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,107 +35,124 @@ class SamplingRules:
     defaults: SamplingDefaults
     vocab_size: int
     max_model_len: int
+    encode: Callable[[str], tuple[int, ...]]
+    """Text to tokens, without special ones."""
     default_max_tokens: int | None = None
-    """None: what is left of the context."""
+    """Where neither the request nor the model says; None: what is left of the context."""
     field_by_option: Mapping[str, str] = field(default_factory=dict)
-    """Where the caller's name for an option, or for the prompt, is not ours."""
+    """Where the caller's name for an option is not ours."""
 
     def field(self, option: str) -> str:
         return self.field_by_option.get(option, option)
 
-    def invalid(self, option: str, remedy: str, index: int | None = None) -> InvalidRequest:
+    def invalid(self, option: str, remedy: str, index: int | str | None = None) -> InvalidRequest:
         name = self.field(option)
         path = name if index is None else f"{name}[{index}]"
         return InvalidRequest(f"{path} {remedy}", field=path)
 
 
-def check_prompt(prompt: Sequence[int], rules: SamplingRules) -> None:
+def check_prompt(prompt: Sequence[int], rules: SamplingRules, *, field: str = "prompt") -> None:
     """Raises InvalidRequest, or ContextExceeded if no room is left for output."""
     if not prompt:
-        raise rules.invalid("prompt", "is empty; it needs at least one token")
+        raise InvalidRequest(f"{field} is empty; it needs at least one token", field=field)
     if len(prompt) >= rules.max_model_len:
         raise ContextExceeded(
             f"this model's maximum context length is {rules.max_model_len} tokens, and the prompt "
             f"has {len(prompt)}; shorten it",
-            field=rules.field("prompt"),
+            field=field,
         )
-    if not 0 <= min(prompt) <= max(prompt) < rules.vocab_size:
-        index = next(i for i, token in enumerate(prompt) if not 0 <= token < rules.vocab_size)
-        raise rules.invalid("prompt", f"must be a token id below {rules.vocab_size}", index)
+    check_tokens(prompt, rules.vocab_size, field=field)
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int, *, field: str) -> None:
+    """Raises InvalidRequest, naming the first that is no token of the model."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        index = next(i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
+        path = f"{field}[{index}]"
+        remedy = f"must be a token id below {vocab_size}; got {tokens[index]}"
+        raise InvalidRequest(f"{path} {remedy}", field=path)
 
 
 def check_stops(options: SamplingOptions, rules: SamplingRules) -> tuple[str, ...]:
     """The stop strings. Raises InvalidRequest."""
-    if len(options.stop) > MAX_STOPS:
-        raise rules.invalid("stop", f"has {len(options.stop)} strings; at most {MAX_STOPS} can be")
-    for index, stop in enumerate(options.stop):
+    stops = [options.stop] if isinstance(options.stop, str) else options.stop or []
+    if len(stops) > MAX_STOPS:
+        raise rules.invalid("stop", f"has {len(stops)} strings; at most {MAX_STOPS} can be")
+    for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise rules.invalid("stop", f"must have 1 to {MAX_STOP_CHARS} characters", index)
-    return tuple(dict.fromkeys(options.stop))
+    return tuple(dict.fromkeys(stops))
 
 
 def resolve_sampling(
-    options: SamplingOptions, rules: SamplingRules, *, num_prompt: int
+    options: SamplingOptions,
+    rules: SamplingRules,
+    *,
+    num_prompt: int,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Every option with a value. Raises InvalidRequest, naming the option as the caller did."""
+    _check_ranges(options, rules)
+    if grammar is not None and options.ignore_eos:
+        remedy = "does not go with structured output, which ends where its grammar does"
+        raise rules.invalid("ignore_eos", f"{remedy}; leave it out")
     defaults = rules.defaults
+    top_k = _first(options.top_k, defaults.top_k)
     max_tokens = _max_tokens(options, rules, num_prompt)
     return SamplingParams(
-        temperature=_number(options, "temperature", rules, (0.0, math.inf), defaults.temperature),
-        top_k=_top_k(options, rules),
-        top_p=_number(options, "top_p", rules, (math.ulp(0.0), 1.0), defaults.top_p),
-        min_p=_number(options, "min_p", rules, (0.0, 1.0), defaults.min_p),
-        repetition_penalty=_number(
-            options,
-            "repetition_penalty",
-            rules,
-            (math.ulp(0.0), math.inf),
-            defaults.repetition_penalty,
-        ),
-        presence_penalty=_number(options, "presence_penalty", rules, (-2.0, 2.0), 0.0),
-        frequency_penalty=_number(options, "frequency_penalty", rules, (-2.0, 2.0), 0.0),
+        temperature=_first(options.temperature, defaults.temperature),
+        top_k=min(max(top_k, 0), rules.vocab_size),
+        top_p=_first(options.top_p, defaults.top_p),
+        min_p=_first(options.min_p, defaults.min_p),
+        typical_p=_first(options.typical_p, defaults.typical_p),
+        repetition_penalty=_first(options.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_first(options.presence_penalty, 0.0),
+        frequency_penalty=_first(options.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(options, rules),
+        allowed_token_ids=_tokens("allowed_token_ids", options.allowed_token_ids, rules),
+        bad_words=_bad_words(options, rules),
+        grammar=grammar,
         max_tokens=max_tokens,
         min_tokens=_min_tokens(options, rules, max_tokens),
         stop_token_ids=_stop_tokens(options, rules),
         ignore_eos=bool(options.ignore_eos),
-        num_logprobs=_num_logprobs(options, rules),
+        num_logprobs=options.logprobs,
+        num_prompt_logprobs=options.prompt_logprobs,
         seed=_seed(options, rules),
     )
 
 
-def _number(
-    options: SamplingOptions,
-    name: str,
-    rules: SamplingRules,
-    limits: tuple[float, float],
-    default: float,
-) -> float:
-    value: float | None = getattr(options, name)
-    if value is None:
-        return default
-    low, high = limits
-    if not (low <= value <= high and math.isfinite(value)):
-        least = "above 0" if 0 < low < 1e-300 else f"at least {low:g}"
-        most = "" if math.isinf(high) else f" and at most {high:g}"
-        raise rules.invalid(name, f"must be {least}{most}; got {value:g}")
-    return float(value)
+def num_choices(options: SamplingOptions, rules: SamplingRules) -> tuple[int, int]:
+    """How many choices of a prompt to return, and how many to draw. Raises InvalidRequest."""
+    _check_ranges(options, rules)
+    num_returned = _first(options.n, 1)
+    num_drawn = _first(options.best_of, num_returned)
+    if num_drawn < num_returned:
+        remedy = f"must be at least {rules.field('n')}, here {num_returned}; got {num_drawn}"
+        raise rules.invalid("best_of", remedy)
+    return num_returned, num_drawn
 
 
-def _top_k(options: SamplingOptions, rules: SamplingRules) -> int:
-    top_k = rules.defaults.top_k if options.top_k is None else options.top_k
-    if top_k < -1:
-        raise rules.invalid("top_k", f"must be at least 1, or 0 for all tokens; got {top_k}")
-    return min(max(top_k, 0), rules.vocab_size)
+def _first(given: N | None, default: N) -> N:
+    return default if given is None else given
+
+
+def _check_ranges(options: SamplingOptions, rules: SamplingRules) -> None:
+    for name, allowed in RANGES.items():
+        value = getattr(options, name)
+        if value is not None and value not in allowed:
+            raise rules.invalid(name, f"must be {allowed}; got {value:g}")
 
 
 def _max_tokens(options: SamplingOptions, rules: SamplingRules, num_prompt: int) -> int:
     room = rules.max_model_len - num_prompt
-    asked = rules.default_max_tokens if options.max_tokens is None else options.max_tokens
-    if asked is None:
-        return room
+    if options.max_tokens is None:
+        default = rules.defaults.max_new_tokens or rules.default_max_tokens or room
+        return min(default, room)
+    asked = options.max_tokens
     if asked < 1:
         raise rules.invalid("max_tokens", f"must be at least 1; got {asked}")
-    if asked > room and options.max_tokens is not None:
+    if asked > room:
         name = rules.field("max_tokens")
         raise ContextExceeded(
             f"this model's maximum context length is {rules.max_model_len} tokens, and the request "
@@ -160,7 +160,7 @@ def _max_tokens(options: SamplingOptions, rules: SamplingRules, num_prompt: int)
             f"the prompt or lower {name}",
             field=name,
         )
-    return min(asked, room)
+    return asked
 
 
 def _min_tokens(options: SamplingOptions, rules: SamplingRules, max_tokens: int) -> int:
@@ -172,21 +172,48 @@ def _min_tokens(options: SamplingOptions, rules: SamplingRules, max_tokens: int)
 
 
 def _stop_tokens(options: SamplingOptions, rules: SamplingRules) -> tuple[int, ...]:
-    tokens = options.stop_token_ids
+    tokens = options.stop_token_ids or ()
     if len(tokens) > MAX_STOP_TOKENS:
         raise rules.invalid("stop_token_ids", f"can have at most {MAX_STOP_TOKENS} tokens")
-    for index, token in enumerate(tokens):
+    return _tokens("stop_token_ids", tokens, rules)
+
+
+def _tokens(option: str, tokens: Iterable[int] | None, rules: SamplingRules) -> tuple[int, ...]:
+    unique = tuple(dict.fromkeys(tokens or ()))
+    check_tokens(tuple(tokens or ()), rules.vocab_size, field=rules.field(option))
+    return unique
+
+
+def _logit_bias(options: SamplingOptions, rules: SamplingRules) -> tuple[tuple[int, float], ...]:
+    biases = options.logit_bias or {}
+    if len(biases) > MAX_BIASES:
+        raise rules.invalid("logit_bias", f"can have at most {MAX_BIASES} tokens")
+    for token, bias in biases.items():
         if not 0 <= token < rules.vocab_size:
-            remedy = f"must be a token id below {rules.vocab_size}; got {token}"
-            raise rules.invalid("stop_token_ids", remedy, index)
-    return tuple(dict.fromkeys(tokens))
+            remedy = f"is no token; ids are below {rules.vocab_size}"
+            raise rules.invalid("logit_bias", remedy, token)
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            remedy = f"must be at least {-MAX_BIAS:g} and at most {MAX_BIAS:g}; got {bias:g}"
+            raise rules.invalid("logit_bias", remedy, token)
+    return tuple(sorted(biases.items()))
 
 
-def _num_logprobs(options: SamplingOptions, rules: SamplingRules) -> int | None:
-    num_logprobs = options.num_logprobs
-    if num_logprobs is not None and not 0 <= num_logprobs <= MAX_LOGPROBS:
-        raise rules.invalid("num_logprobs", f"must be 0 to {MAX_LOGPROBS}; got {num_logprobs}")
-    return num_logprobs
+def _bad_words(options: SamplingOptions, rules: SamplingRules) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenised at the start of a text, and after a space."""
+    words = options.bad_words or ()
+    if len(words) > MAX_BAD_WORDS:
+        raise rules.invalid(
+            "bad_words", f"has {len(words)} strings; at most {MAX_BAD_WORDS} can be"
+        )
+    sequences: dict[tuple[int, ...], None] = {}
+    for index, word in enumerate(words):
+        bare = word.lstrip()
+        if not bare or len(word) > MAX_STOP_CHARS:
+            remedy = f"must have 1 to {MAX_STOP_CHARS} characters that are not all spaces"
+            raise rules.invalid("bad_words", remedy, index)
+        for text in (bare, f" {bare}"):
+            sequences[rules.encode(text)] = None
+    return tuple(sequences)
 
 
 def _seed(options: SamplingOptions, rules: SamplingRules) -> int:

@@ -20,13 +20,14 @@ class ServedModel:
     sampling: SamplingDefaults
     vocab_size: int
     context_len: int
+    eos_token_ids: tuple[int, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> ServedModel:
+    def load(cls, folder: Path, name: str, *, needs_tokenizer: bool = True) -> ServedModel:
         """Raises CheckpointError, naming the file, if the folder is missing something or broken."""
-        files = ModelFiles.read(folder)
+        files = ModelFiles.read(folder, needs_tokenizer=needs_tokenizer)
         source = files.chat_template
         return cls(
             name=name,
@@ -35,6 +36,7 @@ class ServedModel:
             sampling=files.sampling,
             vocab_size=files.vocab_size,
             context_len=files.context_len,
+            eos_token_ids=files.eos_token_ids,
         )
 
     def check_name(self, name: str | None) -> None:

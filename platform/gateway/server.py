@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.platform.gateway.app import build_app
 from baton.platform.gateway.config import GatewayConfig
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.generation import Dispatcher
-from baton.platform.gateway.grpc_server import GrpcServer
-from baton.platform.gateway.http_server import HttpServer
+from baton.platform.gateway.grpc.server import GrpcServer
+from baton.platform.gateway.http.app import build_app
+from baton.platform.gateway.http.server import HttpServer
 from baton.platform.gateway.served_model import ServedModel
+from baton.platform.gateway.tls import tls_identity
 
 
 class GatewayServer:
@@ -22,10 +23,12 @@ class GatewayServer:
     def __init__(
         self, *, model: ServedModel, dispatcher: Dispatcher, config: GatewayConfig
     ) -> None:
+        """Raises InvalidConfig if the certificate or its key cannot be used."""
         self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config)
         app = build_app(self._gateway)
-        self._http = HttpServer(app, host=config.host, port=config.port)
-        self._grpc = GrpcServer(self._gateway)
+        tls = tls_identity(config)
+        self._http = HttpServer(app, host=config.host, port=config.port, tls=tls)
+        self._grpc = GrpcServer(self._gateway, tls=tls)
 
     @property
     def http_port(self) -> int:
@@ -55,5 +58,6 @@ class GatewayServer:
         """Close the ports and return when all requests have ended; cancel them after `grace_s`."""
         await self.begin_drain()
         await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
+        await self._gateway.keeper.close()
         if self._gateway.traces is not None:
             await asyncio.to_thread(self._gateway.traces.close)

@@ -1,8 +1,13 @@
-"""What operators read about the replicas: leaks, status and metrics, made of their own books."""
+"""What operators read about the replicas: leaks, status and metrics.
+
+Made of the replicas' own books (`Inspections`) and of what this gateway knows of their prefix
+caches (`KvKnowledge`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.core.ids import Epoch
@@ -10,6 +15,23 @@ from baton.core.messages import ReplicaInfo
 from baton.proto import replica_pb2 as pb
 
 Inspections = Mapping[Epoch, pb.InspectReply | Exception]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvKnowledge:
+    """How well a gateway follows the prefix cache of one replica."""
+
+    num_blocks: int = 0
+    """In this gateway's index."""
+    num_events: int = 0
+    num_gaps: int = 0
+    """How often events were missing."""
+    num_resyncs: int = 0
+    """Snapshots after the first."""
+    is_synced: bool = False
+
+
+Knowledge = Mapping[Epoch, KvKnowledge]
 TERMS = ("quarantined", "leased", "live", "cached", "free")
 
 
@@ -44,7 +66,9 @@ def leaks_report(replicas: Sequence[ReplicaInfo], inspections: Inspections) -> d
     }
 
 
-def status_report(replicas: Sequence[ReplicaInfo], inspections: Inspections) -> dict[str, Any]:
+def status_report(
+    replicas: Sequence[ReplicaInfo], inspections: Inspections, knowledge: Knowledge
+) -> dict[str, Any]:
     """The pools, their replicas, and how busy each is."""
     pools: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": []}
     for info in replicas:
@@ -57,6 +81,7 @@ def status_report(replicas: Sequence[ReplicaInfo], inspections: Inspections) -> 
             "is_reachable": isinstance(reply, pb.InspectReply),
             "max_model_len": info.max_model_len,
             "num_blocks": info.num_blocks,
+            "kv_index": asdict(knowledge.get(info.epoch, KvKnowledge())),
         }
         if isinstance(reply, pb.InspectReply):
             row |= {
@@ -70,23 +95,37 @@ def status_report(replicas: Sequence[ReplicaInfo], inspections: Inspections) -> 
     return {"pools": pools}
 
 
-def metrics_report(replicas: Sequence[ReplicaInfo], inspections: Inspections) -> str:
-    """Prometheus text: `baton_replica_<name>{replica=...,role=...}`."""
+def metrics_report(
+    replicas: Sequence[ReplicaInfo], inspections: Inspections, knowledge: Knowledge
+) -> str:
+    """Prometheus text: `baton_replica_<name>` the replicas say, `baton_kv_<name>` this gateway."""
     samples: dict[str, list[str]] = {}
     for info in replicas:
-        reply = inspections.get(info.epoch)
-        is_up = isinstance(reply, pb.InspectReply)
         labels = f'{{replica="{info.replica_id}",role="{info.role.value}"}}'
-        samples.setdefault("up", []).append(f"{labels} {int(is_up)}")
-        if isinstance(reply, pb.InspectReply):
-            for metric in reply.metrics:
-                samples.setdefault(metric.name, []).append(f"{labels} {metric.value!r}")
-            for term in TERMS:
-                value = getattr(reply.audit, term)
-                samples.setdefault(f"blocks_{term}", []).append(f"{labels} {value}")
+        known = knowledge.get(info.epoch, KvKnowledge())
+        for name, value in (*_replica_samples(inspections.get(info.epoch)), *_kv_samples(known)):
+            samples.setdefault(name, []).append(f"{labels} {value!r}")
     lines: list[str] = []
     for name, values in sorted(samples.items()):
         kind = "counter" if name.endswith("_total") else "gauge"
-        lines.append(f"# TYPE baton_replica_{name} {kind}")
-        lines += [f"baton_replica_{name}{value}" for value in values]
+        lines.append(f"# TYPE {name} {kind}")
+        lines += [f"{name}{value}" for value in values]
     return "\n".join(lines) + "\n"
+
+
+def _replica_samples(reply: pb.InspectReply | Exception | None) -> Iterator[tuple[str, float]]:
+    yield "baton_replica_up", int(isinstance(reply, pb.InspectReply))
+    if not isinstance(reply, pb.InspectReply):
+        return
+    for metric in reply.metrics:
+        yield f"baton_replica_{metric.name}", metric.value
+    for term in TERMS:
+        yield f"baton_replica_blocks_{term}", getattr(reply.audit, term)
+
+
+def _kv_samples(known: KvKnowledge) -> Iterator[tuple[str, float]]:
+    yield "baton_kv_index_blocks", known.num_blocks
+    yield "baton_kv_index_synced", int(known.is_synced)
+    yield "baton_kv_events_total", known.num_events
+    yield "baton_kv_gaps_total", known.num_gaps
+    yield "baton_kv_resyncs_total", known.num_resyncs

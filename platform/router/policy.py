@@ -1,10 +1,11 @@
 """Where a request runs: one pure function of the request, what is known of the replicas, and time.
 
-    cost of a replica = tokens queued there + tokens of this prompt it does not have cached
+    cost of a replica = tokens queued there + tokens of this prompt it neither has nor soon will
 
 The decode replica with the least cost wins; requests it already runs count a little, so that equals
-are filled evenly. If it lacks no more than `local_prefill_tokens` of the prompt, or there is no
-prefill pool, it computes the prompt itself; else the prefill replicas are ranked the same way.
+are filled evenly. A request that belongs beside another goes there, if there is room. If the
+replica lacks no more than `local_prefill_tokens` of the prompt, or there is no prefill pool, it
+computes the prompt itself; else the prefill replicas are ranked the same way.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class PlacementRequest:
     num_tokens: int
     lost: frozenset[Epoch] = frozenset()
     """Replicas on which an earlier attempt failed."""
+    near: Epoch | None = None
+    """Where another choice of the same request runs, or has run."""
+    local_because: str = ""
+    """Why the decode replica must compute the prompt itself. Empty: it need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +44,15 @@ class ReplicaView:
     num_queued_tokens: int = 0
     """Tokens waiting to be computed there, as far as this gateway can tell."""
     num_cached_tokens: int = 0
-    """Leading tokens of this prompt that are probably in its prefix cache."""
+    """Leading tokens of this prompt that are in its prefix cache."""
+    num_expected_tokens: int = 0
+    """Leading tokens of this prompt that other requests placed there bring along, or brought."""
     capacity: Capacity | None = None
     """Decode only: the replica's own last word."""
+
+    @property
+    def num_soon_tokens(self) -> int:
+        return max(self.num_cached_tokens, self.num_expected_tokens)
 
     @property
     def has_room(self) -> bool:
@@ -65,6 +76,8 @@ class Placement:
     decode: ReplicaInfo
     prefill: tuple[ReplicaAddress, ...] = ()
     """Best first. Empty: the decode replica computes the prompt itself."""
+    num_prefill_tokens: int = 0
+    """Tokens that the best of them has to compute."""
     reason: str
 
 
@@ -80,25 +93,49 @@ class LeastWork:
         `now` is for policies that weigh the age of what they know; this one does not.
         """
         open_decode = [replica for replica in view.decode if replica.is_open]
-        decode = _cheapest(open_decode, request)
+        beside = _beside(open_decode, request)
+        decode = beside or _cheapest(open_decode, request)
         if decode is None:
             return None
-        num_missing = request.num_tokens - decode.num_cached_tokens
         ready = [replica for replica in view.prefill if replica.info.is_ready]
-        if not ready:
-            return Placement(decode=decode.info, reason="no prefill replica: computed locally")
-        if num_missing <= self.local_prefill_tokens:
-            reason = f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
-            return Placement(decode=decode.info, reason=reason)
-        ranked = sorted(ready, key=lambda replica: _cost(replica, request))
-        best = ranked[0]
+        reason = self._reason_for_local(request, decode, has_peers=bool(ready))
+        ranked: list[ReplicaView] = []
+        if not reason:
+            ranked = sorted(ready, key=lambda replica: _cost(replica, request))
+            reason = (
+                f"least work: {ranked[0].num_queued_tokens} tokens queued and "
+                f"{ranked[0].num_soon_tokens} cached on the prefill replica, "
+                f"{decode.num_open} requests open on the decode replica"
+            )
         return Placement(
             decode=decode.info,
             prefill=tuple(r.info.endpoint for r in ranked[:MAX_PREFILL_CANDIDATES]),
-            reason=f"least work: {best.num_queued_tokens} tokens queued and "
-            f"{best.num_cached_tokens} cached on the prefill replica, "
-            f"{decode.num_open} requests open on the decode replica",
+            num_prefill_tokens=request.num_tokens - ranked[0].num_soon_tokens if ranked else 0,
+            reason=f"beside another choice of this request; {reason}" if beside else reason,
         )
+
+    def _reason_for_local(
+        self, request: PlacementRequest, decode: ReplicaView, *, has_peers: bool
+    ) -> str:
+        """Why `decode` computes the prompt itself; empty if it does not."""
+        if request.local_because:
+            return f"{request.local_because}: computed locally"
+        if not has_peers:
+            return "no prefill replica: computed locally"
+        num_missing = request.num_tokens - decode.num_cached_tokens
+        limit = self.local_prefill_tokens
+        if decode.info.epoch == request.near:
+            limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds
+        if num_missing > limit:
+            return ""
+        return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
+
+
+def _beside(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:
+    for replica in replicas:
+        if replica.info.epoch == request.near and replica.info.epoch not in request.lost:
+            return replica
+    return None
 
 
 def _cheapest(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:
@@ -110,6 +147,6 @@ def _cost(replica: ReplicaView, request: PlacementRequest) -> tuple[bool, int]:
         replica.num_queued_tokens
         + RUNNING_REQUEST_COST * replica.num_open
         + request.num_tokens
-        - replica.num_cached_tokens
+        - replica.num_soon_tokens
     )
     return replica.info.epoch in request.lost, work

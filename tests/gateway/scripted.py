@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from baton.core.errors import DeadlineExceeded
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.platform.gateway.config import GatewayConfig
 from baton.platform.gateway.generation import Generation
@@ -107,15 +108,20 @@ class Script:
     """Raised after `num_before` tokens."""
     num_before: int = 0
     stalls_after: int | None = None
-    """Tokens after which nothing more comes."""
+    """Tokens after which nothing more comes, or not before `continues` is set."""
+    continues: asyncio.Event = field(default_factory=asyncio.Event)
     starts: asyncio.Event | None = None
     """Starting waits for it."""
     num_cached: int = 0
+    logprob: float = -0.5
+    """Of every output token."""
 
 
 @dataclass
 class ScriptedDispatcher:
     script: Script = field(default_factory=Script)
+    script_by_choice: dict[int, Script] = field(default_factory=dict)
+    """Of choices that go otherwise."""
     max_model_len: int = 100
     ready: bool = True
     generations: list[Generation] = field(default_factory=list)
@@ -125,15 +131,17 @@ class ScriptedDispatcher:
 
     async def start(self, generation: Generation) -> ScriptedGeneration:
         self.generations.append(generation)
+        script = self.script_by_choice.get(generation.sampling.choice, self.script)
         try:
-            if self.script.starts is not None:
-                await self.script.starts.wait()
+            if script.starts is not None:
+                async with _time_limit(generation):
+                    await script.starts.wait()
         except asyncio.CancelledError:
             self.stopped.set()
             raise
-        if self.script.start_error is not None:
-            raise self.script.start_error
-        return ScriptedGeneration(self, generation)
+        if script.start_error is not None:
+            raise script.start_error
+        return ScriptedGeneration(self, generation, script)
 
     def is_ready(self) -> bool:
         return self.ready
@@ -148,10 +156,28 @@ class ScriptedDispatcher:
         return "baton_replica_up 1\n"
 
 
+def embedding_of(prompt: Sequence[int]) -> tuple[float, ...]:
+    """No two orders of tokens have the same."""
+    weighted = sum(token * place for place, token in enumerate(prompt, start=1))
+    return (3.0, 4.0, float(len(prompt)), float(weighted))
+
+
+@asynccontextmanager
+async def _time_limit(generation: Generation) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(generation.time_left_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the request took longer than its time limit") from None
+
+
 class ScriptedGeneration:
-    def __init__(self, dispatcher: ScriptedDispatcher, generation: Generation) -> None:
+    def __init__(
+        self, dispatcher: ScriptedDispatcher, generation: Generation, script: Script
+    ) -> None:
         self._dispatcher = dispatcher
         self._generation = generation
+        self._script = script
         self._is_stopped = False
 
     @property
@@ -160,7 +186,7 @@ class ScriptedGeneration:
             decode_replica="d0",
             placement="least work",
             prompt_tokens=len(self._generation.prompt),
-            cached_tokens=self._dispatcher.script.num_cached,
+            cached_tokens=self._script.num_cached,
             decode_ms=2.5,
             notes=("stopped",) if self._is_stopped else (),
         )
@@ -172,7 +198,10 @@ class ScriptedGeneration:
             self._dispatcher.stopped.set()
 
     async def __aiter__(self) -> AsyncIterator[TokenUpdate]:
-        script, sampling = self._dispatcher.script, self._generation.sampling
+        script, sampling = self._script, self._generation.sampling
+        if self._generation.pooling is not None:
+            yield self._embedding()
+            return
         tokens = list(self._generation.prompt if script.tokens is None else script.tokens)
         if script.ends_with_eos:
             tokens.append(eos_token())
@@ -182,7 +211,8 @@ class ScriptedGeneration:
             if script.error is not None and start >= script.num_before:
                 raise script.error
             if script.stalls_after is not None and start >= script.stalls_after:
-                await asyncio.Event().wait()
+                async with _time_limit(self._generation):
+                    await script.continues.wait()
             await asyncio.sleep(0)
             part = tuple(tokens[start : start + script.num_per_update])
             is_last = start + script.num_per_update >= len(tokens)
@@ -192,15 +222,31 @@ class ScriptedGeneration:
                 attempt=1,
                 tokens=part,
                 logprobs=self._logprobs(part),
+                prompt_logprobs=() if start else self._prompt_logprobs(),
                 finish_reason=reason if is_last else None,
             )
+
+    def _embedding(self) -> TokenUpdate:
+        return TokenUpdate(
+            request_id=self._generation.request_id,
+            attempt=1,
+            embedding=embedding_of(self._generation.prompt),
+            finish_reason=FinishReason.STOP,
+        )
 
     def _logprobs(self, tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
         num = self._generation.sampling.num_logprobs
         if num is None:
             return ()
         top = tuple((10 + rank, -1.0 - rank) for rank in range(num))
-        return tuple(TokenLogprob(token, -0.5, top) for token in tokens)
+        return tuple(TokenLogprob(token, self._script.logprob, top) for token in tokens)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        num = self._generation.sampling.num_prompt_logprobs
+        if num is None:
+            return ()
+        top = tuple((20 + rank, -2.0 - rank) for rank in range(num))
+        return tuple(TokenLogprob(token, -1.5, top) for token in self._generation.prompt[1:])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.gateway.scripted import BOS, TEMPLATE, tokenizer_json
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -22,6 +19,77 @@ CHAT = [
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "Why?"},
 ]
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the <weather>.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALLING: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather in Paris?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Look it up.",
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": {"city": "Paris é"}},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    {"role": "assistant", "content": "<think>ok</think>\n\nSunny."},
+    {"role": "user", "content": "And Rome?"},
+]
+
+QWEN_LIKE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools>\\n<tool_call>\\n{\\"name\\": <name>}\\n</tool_call><|im_end|>\\n" }}
+{%- endif %}
+{%- set ns = namespace(is_turn=true, last=messages | length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages | length - 1) - loop.index0 %}
+    {%- if ns.is_turn and message.role == "user" and message.content is string %}
+        {%- set ns.is_turn = false %}{%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" %}
+        {%- set content = message.content if message.content is string else '' %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' + '<think>' + reasoning + '</think>' + content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {{- '<tool_call>{"name": "' + call.name + '", "arguments": ' }}
+            {%- if call.arguments is string %}{{- call.arguments }}
+            {%- else %}{{- call.arguments | tojson }}{%- endif %}
+            {{- '}</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
 
 LLAMA_LIKE = """\
 {%- if messages[0]['role'] == 'system' %}
@@ -63,6 +131,61 @@ def test_prompts_equal_those_of_transformers(template: str, adds: bool) -> None:
     assert text == expected
 
 
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_prompts_with_tools_equal_those_of_transformers(has_tools: bool) -> None:
+    oracle = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_str(tokenizer_json()), bos_token=BOS
+    )
+    tools: Any = [TOOL] if has_tools else None
+    expected = oracle.apply_chat_template(
+        CALLING, tools=tools, chat_template=QWEN_LIKE, tokenize=False, add_generation_prompt=True
+    )
+
+    text = ChatTemplate(QWEN_LIKE, {"bos_token": BOS}).render(CALLING, tools=tools)
+
+    assert text == expected
+
+
+@pytest.mark.parametrize("last", ["The answer", "  The answer is ", "4", "The [/S]\n"])
+def test_prompts_that_go_on_equal_those_of_transformers(last: str) -> None:
+    oracle = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_str(tokenizer_json()), bos_token=BOS
+    )
+    messages = [*CHAT, {"role": "assistant", "content": last}]
+    expected = oracle.apply_chat_template(
+        messages, chat_template=TEMPLATE, tokenize=False, continue_final_message=True
+    )
+
+    text = ChatTemplate(TEMPLATE, {"bos_token": BOS}).render_open(messages)
+
+    assert text == expected
+
+
+@pytest.mark.parametrize("content", ["", "  ", "lost"])
+def test_what_the_template_does_not_write_cannot_be_continued(content: str) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}", {})
+
+    with pytest.raises(InvalidRequest, match="continued"):
+        template.render_open([{"role": "assistant", "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("source", "is_text"),
+    [
+        ("{{ '```json' + '\\n' + tool['function']['arguments'] + '\\n' }}", True),
+        ("{{ '<sep>' + tool['function']['arguments'] + '<end>' }}", True),
+        ("{{ call.name ~ call.arguments }}", True),
+        ("{{ tool_call.arguments | tojson }}", False),
+        ("{{ '<a>' + tool['arguments']|tojson + '</a>' }}", False),
+        ("{% for k, v in call.arguments | items %}{{ k + v }}{% endfor %}", False),
+        (QWEN_LIKE, False),
+        (TEMPLATE, False),
+    ],
+)
+def test_templates_that_join_arguments_to_text_are_given_text(source: str, is_text: bool) -> None:
+    assert ChatTemplate(source, {}).has_text_arguments == is_text
+
+
 def test_templates_know_the_time() -> None:
     template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", {}, now=lambda: datetime(2026, 2, 3))
 
@@ -93,111 +216,3 @@ def test_what_a_template_refuses_is_the_callers_mistake() -> None:
 def test_a_broken_template_is_found_when_it_is_loaded() -> None:
     with pytest.raises(CheckpointError, match="compiled"):
         ChatTemplate("{% for %}", {})
-
-
-DOUBLING = "{% set ns = namespace(s=START) %}{% for i in range(60) %}STEP{% endfor %}END"
-
-
-def doubling(start: str, step: str, end: str = "") -> str:
-    return DOUBLING.replace("START", start).replace("STEP", step).replace("END", end)
-
-
-HOSTILE = {
-    "long loop": "{% for i in range(10**9) %}{% endfor %}",
-    "nested loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-    "recursion": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(0) }}",
-    "tree of calls": (
-        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}"
-    ),
-    "recursive loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "power": "{{ 10 ** (10 ** 10) }}",
-    "long string": "{{ 'a' * 10**10 }}",
-    "long list": "{{ ([1] * 10**9) | length }}",
-    "doubled string": doubling("'aaaa'", "{% set ns.s = ns.s ~ ns.s %}"),
-    "added string": doubling("'aaaa'", "{% set ns.s = ns.s + ns.s %}"),
-    "doubled block": doubling(
-        "'aaaa'", "{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"
-    ),
-    "doubled list": doubling("[1]", "{% set ns.s = ns.s + ns.s %}"),
-    "shared list": doubling("[1]", "{% set ns.s = [ns.s, ns.s] %}", "{{ ns.s }}"),
-    "shared dict": doubling("{}", "{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
-    "shared by call": doubling("{}", "{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
-    "itself": "{% set ns = namespace() %}{% set ns.me = ns %}{% set x = [ns] %}{{ x }}",
-    "wide %": "{{ '%1000000000d' % 1 }}",
-    "wide % by argument": "{{ '%*d' % (1000000000, 1) }}",
-    "wide format": "{{ '{:1000000000}'.format(1) }}",
-    "wide format by argument": "{{ '{:{}}'.format(1, 1000000000) }}",
-    "wide format filter": "{{ '%1000000000d' | format(1) }}",
-    "justified": "{{ 'x'.ljust(10**10) }}",
-    "centred": "{{ 'x' | center(10**10) }}",
-    "indented": "{{ ('x\n' * 1000000) | indent(9000) }}",
-    "indented json": "{{ [1] | tojson(indent=100000) }}",
-    "expanded tabs": "{{ ('\t' * 1000000).expandtabs(9999) }}",
-    "replaced": "{% set a = 'a' * 1000000 %}{{ a.replace('a', a) }}",
-    "replaced by filter": "{% set a = 'a' * 1000000 %}{{ a | replace('a', a) }}",
-    "replaced nothing": "{% set a = 'a' * 1000000 %}{{ a.replace('', a) }}",
-    "joined": "{% set a = 'a' * 1000000 %}{{ a.join(a) }}",
-    "joined by filter": "{% set a = 'a' * 1000000 %}{{ range(99999) | join(a) }}",
-    "joined by keyword": "{% set a = 'a' * 1000000 %}{{ (a | list) | join(d=a) }}",
-    "joined lazily": "{% set a = 'a' * 1000000 %}{{ a.join(range(9999) | map('string')) }}",
-    "mapped": "{{ range(99999) | map('replace', '', 'a' * 9999) | list | length }}",
-    "translated": "{% set a = 'a' * 1000000 %}{{ a.translate({97: a}) }}",
-    "batched": "{{ [1] | batch(10**10, 1) | list }}",
-    "lorem ipsum": "{{ lipsum(n=100000000) }}",
-    "class": "{{ ''.__class__.__mro__ }}",
-    "globals": "{{ raise_exception.__globals__['json'] }}",
-    "private": "{% set ns = namespace(__class__=1) %}",
-    "import": "{% import 'os' as os %}",
-    "include": "{% include '/etc/passwd' %}",
-    "mutation": "{{ messages.append(1) }}",
-    "division": "{{ 1 / 0 }}",
-    "undefined": "{{ nothing.at.all }}",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_stopped(name: str) -> None:
-    template = ChatTemplate(HOSTILE[name], {})
-
-    with pytest.raises(InvalidRequest):
-        template.render(CHAT)
-
-
-def test_private_attributes_are_invisible_to_filters_too() -> None:
-    assert ChatTemplate("{{ '' | attr('__class__') }}", {}).render(CHAT) == ""
-
-
-def test_limits_count_afresh_for_each_rendering() -> None:
-    template = ChatTemplate("{% for i in range(99999) %}{% endfor %}ok", {})
-
-    assert [template.render(CHAT) for _ in range(8)] == ["ok"] * 8
-
-
-FRAGMENTS = """\
-{{|}}|{%|%}|for x in messages|endfor|if x|endif|x|x.content| ~ |set x = |messages|[0]|(|)|''|*
-macro f()|f()|endmacro|9999|.__class__|namespace()|range|in|-|not""".replace("\n", "|").split("|")
-fragments = st.sampled_from([*FRAGMENTS, "|tojson", "|length", "|join", "\n"])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(fragments, max_size=14))
-def test_any_template_renders_or_fails_as_one(parts: list[str]) -> None:
-    try:
-        text = ChatTemplate(" ".join(parts), {}).render(CHAT)
-    except (CheckpointError, InvalidRequest):
-        return
-    assert isinstance(text, str)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=10,
-)
-
-
-@given(json_values)
-def test_tojson_writes_plain_json(value: Any) -> None:
-    text = ChatTemplate("{{ value | tojson }}", {}).render([], variables={"value": value})
-
-    assert text == json.dumps(value, ensure_ascii=False)

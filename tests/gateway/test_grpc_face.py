@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 import pytest
 from google.protobuf import descriptor_pb2
+from google.rpc import error_details_pb2 as details_pb
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.gateway.scripted import (
@@ -65,8 +67,33 @@ async def failure(
     return caught.value
 
 
-def metadata_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
-    return {key: value for key, value in error.trailing_metadata()}
+async def chat(gateway: Serving, request: pb.ChatRequest, **call: Any) -> list[pb.ChatResponse]:
+    async with stub_of(gateway) as stub:
+        return [response async for response in stub.Chat(request, **call)]
+
+
+def saying(text: str, role: str = "user") -> pb.ChatRequest:
+    return pb.ChatRequest(messages=[pb.ChatMessage(role=role, content=text)])
+
+
+D = TypeVar("D", details_pb.BadRequest, details_pb.RetryInfo, details_pb.ErrorInfo)
+
+
+def detail_of(error: grpc.aio.AioRpcError, kind: type[D]) -> D | None:
+    """Of the google.rpc.Status beside the code, which says the same."""
+    metadata = {key: value for key, value in error.trailing_metadata()}
+    status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
+    assert (status.code, status.message) == (error.code().value[0], error.details())
+    for packed in status.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            return detail
+    return None
+
+
+def field_of(error: grpc.aio.AioRpcError) -> str | None:
+    request = detail_of(error, details_pb.BadRequest)
+    return None if request is None else request.field_violations[0].field
 
 
 async def test_text_is_continued() -> None:
@@ -86,16 +113,19 @@ async def test_text_is_continued() -> None:
 
 
 async def test_tokens_and_chats_are_prompts_too() -> None:
-    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Hello")])
+    conversation = saying("Hello")
+    conversation.cache_salt = "tenant"
     async with serving() as gateway:
         await generate(gateway, pb.GenerateRequest(tokens=pb.TokenIds(ids=[5, 6])))
-        await generate(gateway, pb.GenerateRequest(chat=chat, cache_salt="tenant"))
+        responses = await chat(gateway, conversation)
 
     by_tokens, by_chat = gateway.dispatcher.generations
     rendered = f"{BOS}{USER}Hello{ASSISTANT}"
     assert by_tokens.prompt == (5, 6)
     assert by_chat.prompt == text_tokenizer().encode(rendered, add_special_tokens=False)
     assert by_chat.salt == b"tenant"
+    assert "".join(response.content for response in responses) == "Hello"
+    assert responses[-1].finish_reason == "length"
 
 
 async def test_options_reach_the_dispatcher_and_zero_is_not_left_out() -> None:
@@ -149,11 +179,8 @@ async def test_a_stop_string_ends_the_generation() -> None:
         (pb.GenerateRequest(text=""), "text"),
         (pb.GenerateRequest(tokens=pb.TokenIds()), "tokens.ids"),
         (pb.GenerateRequest(tokens=pb.TokenIds(ids=[1, 10**6])), "tokens.ids[1]"),
-        (pb.GenerateRequest(chat=pb.Chat()), "chat.messages"),
-        (
-            pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="x")])),
-            "chat.messages[0].role",
-        ),
+        (pb.GenerateRequest(prompts=pb.Prompts()), "prompts.prompts"),
+        (pb.GenerateRequest(prompts=pb.Prompts(prompts=[pb.Prompt()])), "prompts.prompts[0]"),
         (
             pb.GenerateRequest(text="x", sampling=pb.SamplingOptions(temperature=float("nan"))),
             "sampling.temperature",
@@ -178,7 +205,7 @@ async def test_a_bad_field_is_named(request_: pb.GenerateRequest, field: str) ->
         error = await failure(gateway, request_)
 
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert metadata_of(error)["field"] == field
+    assert field_of(error) == field
     assert gateway.dispatcher.generations == []
 
 
@@ -204,7 +231,8 @@ async def test_overload_tells_when_to_return() -> None:
         error = await failure(gateway, pb.GenerateRequest(text="x"))
 
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert metadata_of(error)["retry-after-ms"] == "1500"
+    retry = detail_of(error, details_pb.RetryInfo)
+    assert retry is not None and retry.retry_delay.ToMilliseconds() == 1500
 
 
 async def test_an_unknown_model_is_not_found() -> None:
@@ -220,9 +248,11 @@ async def test_a_failure_is_told_however_long_the_value_is_that_it_quotes() -> N
 
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert str(error.details()).startswith("the model `日日")
+    info = detail_of(error, details_pb.ErrorInfo)
+    assert info is not None and (info.reason, info.domain) == ("MODEL_NOT_FOUND", "baton")
 
 
-@pytest.mark.parametrize("method", ["Generate", "ListModels"])
+@pytest.mark.parametrize("method", ["Generate", "Chat", "Embed", "ListModels"])
 async def test_bytes_that_are_no_message_are_the_callers_mistake(method: str) -> None:
     async with serving() as gateway, channel_to(gateway) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -235,21 +265,21 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(method: str) ->
 
 
 async def test_a_text_far_too_long_names_its_field() -> None:
-    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="word " * 20_000)])
     async with serving() as gateway:
         by_text = await failure(gateway, pb.GenerateRequest(text="word " * 20_000))
-        by_chat = await failure(gateway, pb.GenerateRequest(chat=chat))
+        with pytest.raises(grpc.aio.AioRpcError) as by_chat:
+            await chat(gateway, saying("word " * 20_000))
 
-    assert by_text.code() is by_chat.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert (metadata_of(by_text)["field"], metadata_of(by_chat)["field"]) == ("text", "chat")
+    assert by_text.code() is by_chat.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (field_of(by_text), field_of(by_chat.value)) == ("text", "messages")
 
 
 async def test_a_model_without_a_template_refuses_chats() -> None:
-    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi")])
     async with serving(model=make_model(template=None)) as gateway:
-        error = await failure(gateway, pb.GenerateRequest(chat=chat))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await chat(gateway, saying("hi"))
 
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_client_that_cancels_stops_its_generation() -> None:
@@ -322,4 +352,5 @@ async def test_reflection_describes_the_service() -> None:
     file = descriptor_pb2.FileDescriptorProto()
     file.ParseFromString(described.file_descriptor_response.file_descriptor_proto[0])
     assert {"baton.v1.Inference", "grpc.health.v1.Health"} <= names
-    assert [method.name for method in file.service[0].method] == ["Generate", "ListModels"]
+    methods = [method.name for method in file.service[0].method]
+    assert methods == list(pb.DESCRIPTOR.services_by_name["Inference"].methods_by_name)

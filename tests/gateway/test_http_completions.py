@@ -91,7 +91,7 @@ async def test_options_reach_the_dispatcher() -> None:
     assert (sampling.stop_token_ids, sampling.ignore_eos) == ((9,), True)
     assert (sampling.num_logprobs, sampling.seed) == (2, 2**64 - 2)
     assert generation.salt == b"tenant"
-    assert generation.time_left_s == 600
+    assert generation.time_left_s is not None and 0 < generation.time_left_s <= 600
 
 
 async def test_the_models_own_defaults_apply() -> None:
@@ -128,6 +128,20 @@ async def test_usage_and_receipt_come_in_a_chunk_of_their_own() -> None:
     assert last["usage"]["completion_tokens"] == len(tokens_of(FOX))
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
     assert last["baton"]["decode_replica"] == "d0"
+
+
+async def test_usage_so_far_comes_with_every_chunk_if_asked_for() -> None:
+    tokens = tokens_of(FOX)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving(Script(tokens=tokens)) as gateway:
+        response = await gateway.complete(
+            prompt="Hello", max_tokens=50, stream=True, stream_options=options
+        )
+
+    *chunks, last = events_of(response)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1
+    assert counts[-1] == last["usage"]["completion_tokens"] == len(tokens)
 
 
 async def test_a_receipt_can_be_asked_for_by_header() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import grpc.aio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
 
-from baton.platform.gateway.http_server import bind
+from baton.platform.gateway.http.server import bind
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import InferenceStub
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -164,3 +167,18 @@ async def test_metrics_count_requests_and_tokens() -> None:
     assert values["baton_gateway_output_tokens_total"] == 2 * len(tokens_of("fox"))
     assert values["baton_gateway_time_to_first_token_seconds_count"] == 2
     assert values["baton_replica_up"] == 1
+
+
+async def test_calls_are_counted_by_path_and_status() -> None:
+    async with serving() as gateway:
+        await gateway.complete(prompt="Hello")
+        await gateway.complete(prompt="")
+        await gateway.http.get("/made/up")
+        async with grpc.aio.insecure_channel(gateway.grpc_target) as channel:
+            await InferenceStub(channel).ListModels(pb.ListModelsRequest())
+        text = (await gateway.http.get("/metrics")).text
+
+    assert 'baton_gateway_calls_total{method="/v1/completions",status="200"} 1.0' in text
+    assert 'baton_gateway_calls_total{method="/v1/completions",status="400"} 1.0' in text
+    assert 'baton_gateway_calls_total{method="other",status="404"} 1.0' in text
+    assert 'baton_gateway_calls_total{method="ListModels",status="OK"} 1.0' in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import openai
 import pytest
@@ -67,6 +69,53 @@ async def test_completion_logprobs() -> None:
     assert logprobs is not None
     assert logprobs.tokens == [text_of([token]) for token in tokens]
     assert logprobs.top_logprobs is not None and len(logprobs.top_logprobs[0]) == 4
+
+
+async def test_several_prompts_and_choices() -> None:
+    async with serving() as gateway:
+        completion = await openai_of(gateway).completions.create(
+            model=MODEL, prompt=[tokens_of("Hello"), tokens_of("fox")], n=2, echo=True
+        )
+        stream = await openai_of(gateway).chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], n=3, stream=True
+        )
+        indices = {chunk.choices[0].index async for chunk in stream}
+
+    assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in completion.choices] == ["HelloHello"] * 2 + ["foxfox"] * 2
+    assert indices == {0, 1, 2}
+
+
+async def test_embeddings_in_both_encodings() -> None:
+    async with serving() as gateway:
+        client = openai_of(gateway)
+        packed = await client.embeddings.create(model=MODEL, input=["Hello", "fox"])
+        plain = await client.embeddings.create(
+            model=MODEL, input="Hello", encoding_format="float", dimensions=2
+        )
+
+    assert [entry.index for entry in packed.data] == [0, 1]
+    assert sum(value**2 for value in packed.data[1].embedding) == pytest.approx(1)
+    assert plain.data[0].embedding == pytest.approx([0.6, 0.8])
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 0
+
+
+async def test_the_blocking_client() -> None:
+    def ask(url: str) -> tuple[str, str, list[float]]:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            whole = client.completions.create(model=MODEL, prompt="Hello", best_of=2)
+            stream = client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+            )
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+            vector = client.embeddings.create(model=MODEL, input="Hello").data[0].embedding
+        return whole.choices[0].text, "".join(pieces), vector
+
+    async with serving(Script(tokens=tokens_of("the fox"))) as gateway:
+        completed, chatted, vector = await asyncio.to_thread(ask, gateway.url)
+
+    assert completed == chatted == "the fox"
+    assert len(vector) == 4
 
 
 async def test_stop_and_seed() -> None:
@@ -176,7 +225,7 @@ async def test_errors_are_the_packages_own() -> None:
         with pytest.raises(openai.NotFoundError) as not_found:
             await client.completions.create(model="gpt-9", prompt="x")
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.completions.create(model=MODEL, prompt="x", n=2)
+            await client.completions.create(model=MODEL, prompt="x", n=200)
         with pytest.raises(openai.BadRequestError) as too_long:
             await client.completions.create(model=MODEL, prompt="x", max_tokens=1000)
 

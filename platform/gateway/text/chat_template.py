@@ -6,6 +6,7 @@ Semantics are those of transformers' `apply_chat_template`; the template itself 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -14,10 +15,17 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from jinja2.utils import Namespace
 
 from baton.core.errors import CheckpointError, InvalidRequest
+from baton.platform.gateway.text.template_limits import check_separators
 from baton.platform.gateway.text.template_sandbox import BoundedEnvironment
 
 MAX_INDENT = 16
-RESERVED_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+MAX_REASON = 500
+"""Characters of a template's own complaint that its caller is told."""
+RESERVED_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)
+ARGUMENTS_AS_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
+ARGUMENTS_AS_TEXT = re.compile(r"arguments['\"]?\]?\s*[+~]|[+~]\s*[\w.\[\]'\"]+arguments\b")
 
 
 class ChatTemplate:
@@ -31,6 +39,11 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Raises CheckpointError if `source` is not a template."""
+        self.source = source
+        self.has_text_arguments = bool(
+            ARGUMENTS_AS_TEXT.search(source) and not ARGUMENTS_AS_JSON.search(source)
+        )
+        """Arguments of tool calls are joined to text, and so must be text themselves."""
         self._environment = _environment(now)
         self._special_tokens = dict(special_tokens)
         try:
@@ -42,6 +55,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -61,13 +75,35 @@ class ChatTemplate:
             return self._template.render(
                 {**self._special_tokens, **extra},
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=None if tools is None else [dict(tool) for tool in tools],
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
         except _TEMPLATE_FAULTS as error:
-            message = f"the model's chat template does not take these messages: {error}"
+            reason = str(error)[:MAX_REASON]
+            message = f"the model's chat template does not take these messages: {reason}"
             raise InvalidRequest(message, field="messages") from error
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt up to the end of the last message's text, for the model to go on with it."""
+        last = str(messages[-1].get("content") or "")
+        text = self.render(messages, tools=tools, add_generation_prompt=False, variables=variables)
+        bare = last.strip()
+        begin = text.rfind(bare) if bare else -1
+        if begin < 0:
+            raise InvalidRequest(
+                "the last message cannot be continued: the chat template does not write it out",
+                field="messages",
+            )
+        end = begin + len(bare)
+        trailing = last[len(last.rstrip()) :]
+        return text[: end + len(trailing)] if text.startswith(trailing, end) else text[:end]
 
 
 # What an expression of a template can raise besides Jinja's own errors.
@@ -116,6 +152,7 @@ def _tojson(
     """Jinja's own filter would escape HTML."""
     if indent is not None and indent > MAX_INDENT:
         raise TemplateError(f"tojson indents by at most {MAX_INDENT}")
+    check_separators(separators or ())
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

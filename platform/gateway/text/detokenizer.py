@@ -10,7 +10,7 @@ incomplete one shows as U+FFFD only when nothing can complete it any more.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from baton.platform.gateway.text.tokenizer import TextTokenizer
 
@@ -22,9 +22,19 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one request's output."""
 
-    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt` may end within a character, which then becomes part of the output."""
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        prompt: Sequence[int] = (),
+        *,
+        shown_special: Set[int] = frozenset(),
+    ) -> None:
+        """`prompt` may end within a character, which then becomes part of the output.
+
+        Special tokens show nothing, but for `shown_special`: those show their names.
+        """
         self._tokenizer = tokenizer
+        self._shown_special = shown_special
         self._decoder = _Utf8Decoder("replace")
         ending = self._ending(prompt)
         self._decoder.decode(ending)
@@ -32,7 +42,7 @@ class Detokenizer:
 
     def feed(self, token: int) -> str:
         """The characters that `token` completes."""
-        if self._tokenizer.is_special(token):
+        if self._tokenizer.is_special(token) and token not in self._shown_special:
             return ""
         data = self._tokenizer.token_bytes(token)
         if self._drops_space and data:

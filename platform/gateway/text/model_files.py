@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from baton.core.errors import CheckpointError
+from baton.platform.gateway.text.byte_tokenizer import byte_tokenizer_json
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -29,7 +30,9 @@ class SamplingDefaults:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +44,32 @@ class ModelFiles:
     sampling: SamplingDefaults
     vocab_size: int
     """Rows of the embedding; token ids of requests must be less."""
+    eos_token_ids: tuple[int, ...]
     context_len: int
     """Tokens of prompt and output that the model was made for."""
 
     @classmethod
-    def read(cls, folder: Path) -> ModelFiles:
-        """Raises CheckpointError, naming the file, if something needed is missing or broken."""
+    def read(cls, folder: Path, *, needs_tokenizer: bool = True) -> ModelFiles:
+        """Raises CheckpointError, naming the file, if something needed is missing or broken.
+
+        Where no tokenizer is needed and there is none, tokens are bytes.
+        """
         config = _read_json(folder / "config.json")
         text_config = {**config, **_mapping(config.get("text_config"))}
         tokenizer_config = _read_json(folder / "tokenizer_config.json", default={})
         return cls(
-            tokenizer_json=_read_text(folder / "tokenizer.json"),
+            tokenizer_json=_tokenizer_json(folder / "tokenizer.json", needs_tokenizer),
             special_tokens=_special_tokens(tokenizer_config),
             chat_template=_chat_template(folder, tokenizer_config),
             sampling=_sampling_defaults(folder / "generation_config.json"),
             vocab_size=_positive_int(folder, text_config, ("vocab_size",)),
+            eos_token_ids=_eos_token_ids(folder / "generation_config.json", text_config),
             context_len=_positive_int(folder, text_config, CONTEXT_KEYS),
         )
+
+
+def _tokenizer_json(path: Path, is_needed: bool) -> str:
+    return _read_text(path) if is_needed or path.exists() else byte_tokenizer_json()
 
 
 def _read_text(path: Path) -> str:
@@ -86,6 +98,13 @@ def _positive_int(folder: Path, config: Mapping[str, Any], keys: tuple[str, ...]
         if isinstance(value, int) and value > 0:
             return value
     raise CheckpointError(f"{folder / 'config.json'} has no {' or '.join(keys)}")
+
+
+def _eos_token_ids(generation_config: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """As the engine takes them: generation_config's, else config's; a token or a list of them."""
+    given = _read_json(generation_config, default={}).get("eos_token_id")
+    found = config.get("eos_token_id") if given is None else given
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 
 from baton.core.messages import FinishReason, TokenLogprob, TokenUpdate
 from baton.platform.gateway.text.detokenizer import Detokenizer
+from baton.platform.gateway.text.echo import EchoedPrompt
 from baton.platform.gateway.text.stop import StopFinder
 from baton.platform.gateway.text.tokenizer import TextTokenizer
 
@@ -20,8 +21,21 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     """As many as tokens when asked for, else none."""
     text_offsets: tuple[int, ...] = ()
-    """By token: how many characters of output come before it."""
+    """By token: how many characters come before it, of the output and of an echoed prompt."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """In the first delta, when asked for: of the prompt's tokens but the first."""
+    echo: EchoedPrompt | None = None
+    """In the first delta, when asked for; `text` begins with its text."""
     finish_reason: FinishReason | None = None
+
+    def after(self, echo: EchoedPrompt, *, is_first: bool) -> TextDelta:
+        """The same behind an echoed prompt."""
+        return replace(
+            self,
+            text=echo.text + self.text if is_first else self.text,
+            text_offsets=tuple(offset + len(echo.text) for offset in self.text_offsets),
+            echo=echo if is_first else None,
+        )
 
 
 class OutputText:
@@ -34,9 +48,10 @@ class OutputText:
         *,
         stops: Sequence[str] = (),
         min_tokens: int = 0,
+        shown_special: Set[int] = frozenset(),
     ) -> None:
         """Stop strings are looked for only in the text after the first `min_tokens` tokens."""
-        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._detokenizer = Detokenizer(tokenizer, prompt, shown_special=shown_special)
         self._finder = StopFinder(stops) if stops else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -64,6 +79,7 @@ class OutputText:
             tokens=update.tokens[:num_tokens],
             logprobs=update.logprobs[:num_tokens],
             text_offsets=tuple(offsets),
+            prompt_logprobs=update.prompt_logprobs,
             finish_reason=FinishReason.STOP if self._is_stopped else reason,
         )
 
@@ -91,5 +107,7 @@ def merge(deltas: Sequence[TextDelta]) -> TextDelta:
         tokens=tuple(token for delta in deltas for token in delta.tokens),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
         text_offsets=tuple(offset for delta in deltas for offset in delta.text_offsets),
+        prompt_logprobs=deltas[0].prompt_logprobs if deltas else (),
+        echo=deltas[0].echo if deltas else None,
         finish_reason=deltas[-1].finish_reason if deltas else None,
     )

@@ -19,7 +19,14 @@ MAX_ARGUMENT = 10_000
 """For numbers handed to filters and methods of strings, such as widths."""
 MAX_INT_BITS = 4096
 
+MAX_SEPARATOR = 16
+"""Characters that `tojson` may put between elements."""
+
 WIDE_FORMAT = re.compile(r"\d{5,}|\*")
+FORBIDDEN_METHODS = frozenset({"encode", "to_bytes", "translate"})
+"""No honest template needs them; bytes would be one more type to weigh."""
+TEXT_FILTERS = frozenset({"format", "replace", "urlize"})
+"""They make text of any value before they work on it."""
 
 
 class LimitExceeded(SecurityError):
@@ -52,27 +59,44 @@ def check_arguments(values: Sequence[Any]) -> None:
         raise LimitExceeded(f"the chat template passes a number above {MAX_ARGUMENT}")
 
 
+def check_method(name: str) -> None:
+    if name in FORBIDDEN_METHODS:
+        raise LimitExceeded(f"chat templates cannot use the method {name}")
+
+
 def check_string_method(text: str, name: str, values: Sequence[Any]) -> None:
     """For the methods of `text`, and the filters that do the same; `values` are the arguments."""
     check_arguments(values)
-    if name in ("format", "format_map") and WIDE_FORMAT.search(text):
-        raise LimitExceeded("the chat template formats with too large a width")
-    if name == "translate":
-        raise LimitExceeded("chat templates cannot use str.translate")
-    if name == "replace" and len(values) > 1:
+    if name in ("format", "format_map"):
+        _check_format(text, "{%", values)
+    elif name == "replace" and len(values) > 1:
         check_size(len(text) + text.count(str(values[0])) * weigh(values[1]))
     elif name == "join" and values:
         check_size(weigh(values[0]) * (1 + len(text)))
     elif name in ("indent", "expandtabs", "wordwrap"):
         widths = [value if isinstance(value, int) else weigh(value) for value in values]
         check_size(len(text) * max(widths, default=1))
+    elif name == "urlize":
+        check_size(len(text) * weigh(values))  # arguments go into every link
+
+
+def check_sum(items: object, start: Sequence[Any]) -> None:
+    """Lists are added up by copying what there is already, once for each."""
+    if any(isinstance(value, list | tuple | str) for value in start):
+        num_items = len(items) if isinstance(items, list | tuple) else 1
+        check_size(num_items * weigh(items))
+
+
+def check_separators(separators: Sequence[str]) -> None:
+    if any(len(separator) > MAX_SEPARATOR for separator in separators):
+        raise LimitExceeded(f"tojson separates by at most {MAX_SEPARATOR} characters")
 
 
 def check_operation(operator: str, left: Any, right: Any) -> None:
     """For the operators + * ** %."""
     check_size(weigh(left) + weigh(right))
-    if operator == "%" and isinstance(left, str) and WIDE_FORMAT.search(left):
-        raise LimitExceeded("the chat template formats with too large a width")
+    if operator == "%" and isinstance(left, str):
+        _check_format(left, "%", right)
     if operator not in ("*", "**"):
         return
     if isinstance(left, int) and isinstance(right, int):
@@ -83,6 +107,14 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
         _check_repeat(right, left)
     elif isinstance(right, int):
         _check_repeat(left, right)
+
+
+def _check_format(text: str, signs: str, values: Any) -> None:
+    """Each place may show all of the values."""
+    if WIDE_FORMAT.search(text):
+        raise LimitExceeded("the chat template formats with too large a width")
+    num_places = sum(text.count(sign) for sign in signs)
+    check_size(len(text) + num_places * weigh(values))
 
 
 def _check_repeat(value: Any, times: int) -> None:

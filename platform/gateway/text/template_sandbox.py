@@ -27,11 +27,14 @@ from baton.platform.gateway.text.template_limits import (
     MAX_CPU_S,
     MAX_SIZE,
     MAX_STEPS,
+    TEXT_FILTERS,
     LimitExceeded,
     check_arguments,
+    check_method,
     check_operation,
     check_size,
     check_string_method,
+    check_sum,
     weigh,
 )
 
@@ -81,6 +84,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         values = (*args, *kwargs.values())
         weigh(values)
         owner = getattr(obj, "__self__", None)
+        check_method(getattr(obj, "__name__", ""))
         if isinstance(owner, str):
             check_string_method(owner, obj.__name__, values)
         if isinstance(obj, Macro):
@@ -147,11 +151,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             values = (*own[1:], *kwargs.values())
             weigh((own, values))
             check_arguments(values)
-            if own and isinstance(own[0], str):
-                check_string_method(own[0], name, values)
+            if own and (isinstance(own[0], str) or name in TEXT_FILTERS):
+                check_string_method(str(own[0]), name, values)
             elif own and name == "join":
                 separator = "".join(value for value in values if isinstance(value, str))
                 check_string_method(separator, name, own)
+            elif own and name == "sum":
+                check_sum(own[0], values)
             return _weighed(function(*args, **kwargs))
 
         return bounded

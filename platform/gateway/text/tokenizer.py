@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +36,14 @@ class TextTokenizer:
         """Whether one space at the very start of a decoded text disappears."""
         return self._rule.drops_leading_space
 
+    def to_json(self) -> str:
+        return str(self._tokenizer.to_str())
+
+    def special_tokens(self, names: Iterable[str]) -> dict[str, int]:
+        """Those of `names` that are special tokens of this model, by name."""
+        found = {name: self._tokenizer.token_to_id(name) for name in names}
+        return {name: token for name, token in found.items() if token in self._special}
+
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Long texts take a while; this call lets go of the interpreter lock meanwhile."""
         (encoding,) = self._tokenizer.encode_batch_fast(
@@ -54,6 +63,21 @@ class TextTokenizer:
                 return True
             num_chars *= 2
         return False
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a whole sequence, special tokens by their names."""
+        data = b"".join(map(self.token_bytes, tokens))
+        if self.drops_leading_space:
+            data = data.removeprefix(b" ")
+        return data.decode(errors="replace")
+
+    def token_text(self, token: int) -> str:
+        """A part of a character is written as OpenAI does: `bytes:\\xe2\\x82`."""
+        data = self.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of text `token` stands for; of a special token, its name. b"" if unknown."""

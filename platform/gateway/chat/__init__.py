@@ -1,0 +1,1 @@
+"""From messages to a prompt, and from output to content, reasoning and tool calls."""

@@ -1,0 +1,54 @@
+"""Reasoning that a model marks: <think> ... </think>, before its answer.
+
+Some chat templates open the mark at the end of the prompt; the output then begins within it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from baton.platform.gateway.chat.tools.pieces import PieceWriter
+from baton.platform.gateway.chat.tools.text_reader import Parse, TextReader
+from baton.platform.gateway.text.chat_template import ChatTemplate
+
+THINK_BEGIN, THINK_END = "<think>", "</think>"
+
+
+class ReasoningStart(Enum):
+    """Where reasoning can be in an output."""
+
+    NOWHERE = "nowhere"
+    """The model has none, or the prompt has closed it."""
+    FIRST = "first"
+    """The output may begin with it."""
+    OPEN = "open"
+    """The prompt has opened it."""
+
+
+def has_reasoning(parser: str, template: ChatTemplate) -> bool:
+    """`parser` is the setting gateway.reasoning_parser."""
+    if parser != "auto":
+        return parser == "think"
+    return THINK_BEGIN in template.source or "reasoning_content" in template.source
+
+
+def reasoning_start(prompt: str) -> ReasoningStart:
+    """For the text of a prompt of a model that reasons."""
+    ending = prompt.rstrip()
+    if ending.endswith(THINK_BEGIN):
+        return ReasoningStart.OPEN
+    return ReasoningStart.NOWHERE if ending.endswith(THINK_END) else ReasoningStart.FIRST
+
+
+def think(reader: TextReader, out: PieceWriter, start: ReasoningStart) -> Parse[int]:
+    """Read reasoning, if there is any, and nothing of what follows; returns where it ends."""
+    if start is ReasoningStart.NOWHERE:
+        return 0
+    begins = yield from reader.leads_with(THINK_BEGIN)
+    if not begins and start is not ReasoningStart.OPEN:
+        return 0
+    yield from reader.drop_space()
+    yield from reader.copy_until((THINK_END,), out.reasoning)
+    end = reader.position
+    yield from reader.drop_space()
+    return end

@@ -1,0 +1,164 @@
+"""The one long-lived stream between this gateway and one decode replica.
+
+    run()            connect, greet, pump frames; on a break tell every open attempt, then reconnect
+    open(request)    an Attempt: its updates, until the last one or ReplicaLost
+    attempt.close()  takes the request back, if it is not over
+
+All requests of this gateway share the stream; `(request id, attempt)` tells them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from baton.core.errors import BatonError
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import Capacity, GenerateRequest, ReplicaInfo, TokenUpdate
+from baton.proto import replica_pb2 as pb
+from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.replica_pb2_grpc import DecodeStub
+from baton.proto.wire import capacity_from_proto, generate_to_proto, update_from_proto
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.2
+
+
+class ReplicaLost(BatonError):
+    """The stream to the replica broke; what it was doing must be done elsewhere."""
+
+
+class Attempt:
+    """One request on one replica, seen from the gateway."""
+
+    def __init__(self, link: ReplicaLink, request: GenerateRequest) -> None:
+        self.link = link
+        self.request = request
+        self.is_over = False
+        self._updates: asyncio.Queue[TokenUpdate | BatonError] = asyncio.Queue()
+
+    @property
+    def key(self) -> tuple[RequestId, int]:
+        return self.request.request_id, self.request.attempt
+
+    async def next(self) -> TokenUpdate:
+        """Raises what `put` was given to raise: ReplicaLost when the stream broke too early."""
+        update = await self._updates.get()
+        if isinstance(update, BatonError):
+            raise update
+        return update
+
+    def put(self, update: TokenUpdate | BatonError) -> None:
+        self._updates.put_nowait(update)
+
+    def close(self, num_delivered: int) -> None:
+        """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
+        self.link.close_attempt(self, num_delivered)
+
+
+class ReplicaLink:
+    def __init__(
+        self, info: ReplicaInfo, gateway_epoch: Epoch, on_change: Callable[[], None]
+    ) -> None:
+        self.info = info
+        self.capacity: Capacity | None = None
+        self.is_connected = False
+        self._gateway_epoch = gateway_epoch
+        self._on_change = on_change
+        self._attempts: dict[tuple[RequestId, int], Attempt] = {}
+        self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
+        self._channel = grpc.aio.insecure_channel(info.address, options=CHANNEL_OPTIONS)
+        self._pump = asyncio.create_task(self._run(), name=f"link to {info.replica_id}")
+
+    @property
+    def num_open(self) -> int:
+        return len(self._attempts)
+
+    def open(self, request: GenerateRequest) -> Attempt:
+        if not self.is_connected:
+            raise ReplicaLost(f"{self.info.replica_id} is not connected")
+        frame = pb.GatewayFrame(generate=generate_to_proto(request))
+        attempt = Attempt(self, request)
+        self._attempts[attempt.key] = attempt
+        self._outgoing.put_nowait(frame)
+        return attempt
+
+    def close_attempt(self, attempt: Attempt, num_delivered: int) -> None:
+        if self._attempts.pop(attempt.key, None) is None:
+            return
+        if not attempt.is_over and self.is_connected:
+            request_id, number = attempt.key
+            cancel = pb.Cancel(request_id=request_id, attempt=number, num_delivered=num_delivered)
+            self._outgoing.put_nowait(pb.GatewayFrame(cancel=cancel))
+        self._on_change()
+
+    async def close(self) -> None:
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+        self._break("the replica has left")
+        await self._channel.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._pump_frames()
+                reason = "the replica ended the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            except Exception as error:  # a link that stops trying would be a replica lost for ever
+                log.exception("the link to %s failed", self.info.replica_id)
+                reason = f"{type(error).__name__}: {error}"
+            self._break(reason)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _pump_frames(self) -> None:
+        self._outgoing = asyncio.Queue()
+        stub = DecodeStub(self._channel)
+        call = stub.Session(wait_for_ready=False)
+        hello = pb.Hello(gateway_epoch=self._gateway_epoch, decode_epoch=self.info.epoch)
+        writer: asyncio.Task[None] | None = None
+        try:
+            await call.write(pb.GatewayFrame(hello=hello))
+            writer = asyncio.create_task(self._write_frames(call))
+            async for frame in call:
+                self._receive(frame)
+        finally:
+            call.cancel()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write_frames(
+        self, call: grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]
+    ) -> None:
+        while True:
+            await call.write(await self._outgoing.get())
+
+    def _receive(self, frame: pb.DecodeFrame) -> None:
+        for message in frame.updates:
+            attempt = self._attempts.get((RequestId(message.request_id), message.attempt))
+            if attempt is None:
+                continue  # taken back meanwhile, or fenced: nobody waits for it
+            update = update_from_proto(message)
+            attempt.is_over = update.is_last
+            attempt.put(update)
+        if frame.HasField("capacity"):
+            self.capacity = capacity_from_proto(frame.capacity)
+            self.is_connected = True  # the first frame answers our Hello
+            self._on_change()
+
+    def _break(self, reason: str) -> None:
+        self.is_connected = False
+        self.capacity = None
+        lost, self._attempts = self._attempts, {}
+        for attempt in lost.values():
+            if not attempt.is_over:
+                attempt.put(
+                    ReplicaLost(f"decode replica {self.info.replica_id} was lost: {reason}")
+                )
+        self._on_change()

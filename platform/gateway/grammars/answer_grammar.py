@@ -1,0 +1,90 @@
+"""The grammar of a whole output, of which a caller's rule is only the answer.
+
+[<think> ... </think>]  answer | calls
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import Grammar, GrammarKind
+from baton.engine.grammar_check import JSON_LAYOUT
+from baton.platform.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
+from baton.platform.gateway.grammars.structured_output import OutputRule
+
+NO_SPECIAL: Mapping[str, int] = MappingProxyType({})
+
+
+def answer_grammar(
+    rule: OutputRule,
+    reasoning: ReasoningStart,
+    calls: str | None = None,
+    *,
+    special_by_mark: Mapping[str, int] = NO_SPECIAL,
+) -> Grammar:
+    """`calls` is Lark's notation for a rule of that name: what may stand in place of the answer.
+
+    `special_by_mark` has the marks that are special tokens of the model, which text cannot spell.
+    Raises InvalidRequest for a rule that cannot be part of another grammar.
+    """
+    if reasoning is ReasoningStart.NOWHERE and calls is None:
+        return rule.grammar
+    if rule.grammar.kind is GrammarKind.LARK:
+        if reasoning is not ReasoningStart.OPEN and calls is None:
+            return rule.grammar  # the model could have reasoned, and now does not
+        raise InvalidRequest(
+            f"{rule.field}: the output may hold reasoning or tool calls as well, and a grammar "
+            "would have to say how; use a JSON schema or a regex, or switch those off "
+            "(chat_template_kwargs, tool_choice)",
+            field=rule.field,
+        )
+    begin = ""
+    if reasoning is ReasoningStart.OPEN:
+        begin = "think SPACE "
+    elif reasoning is ReasoningStart.FIRST:
+        begin = f"({written_mark(THINK_BEGIN, special_by_mark)} think SPACE)? "
+    end = "answer" if calls is None else "(answer | calls)"
+    lines = [f"start: {begin}{end}", f"answer: {_body(rule.grammar)}"]
+    if begin:
+        lines += (_think(special_by_mark), r"SPACE: /\n{0,2}/")
+    if calls is not None:
+        lines.append(calls)
+    return Grammar(GrammarKind.LARK, "\n".join(lines))
+
+
+def written_mark(mark: str, special_by_mark: Mapping[str, int]) -> str:
+    """In Lark's notation."""
+    token = special_by_mark.get(mark)
+    return f'"{mark}"' if token is None else f"<[{token}]>"
+
+
+def _think(special_by_mark: Mapping[str, int]) -> str:
+    """Any text up to the mark that ends it."""
+    if THINK_END in special_by_mark:
+        return f"think: THOUGHT {written_mark(THINK_END, special_by_mark)}\nTHOUGHT: /(?s:.*)/"
+    return f'think[suffix="{THINK_END}"]: /(?s:.*)/'
+
+
+def json_body(schema: Any) -> str:
+    """A schema in Lark's notation, with the layout that schemas have elsewhere."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": JSON_LAYOUT}
+    return "%json " + msgspec.json.encode(schema).decode()
+
+
+def _body(grammar: Grammar) -> str:
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return json_body(msgspec.json.decode(grammar.source))
+    return f"/(?:{_between_slashes(grammar.source)})/"
+
+
+def _between_slashes(regex: str) -> str:
+    r"""As a regex of Lark's notation, which ends at a slash or a line: `a/b` is written `a\/b`."""
+    pieces = re.findall(r"\\.|[^\\]", regex, flags=re.DOTALL)
+    return "".join({"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(p, p) for p in pieces)

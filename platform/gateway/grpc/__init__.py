@@ -1,0 +1,1 @@
+"""The gRPC face, `baton.v1.Inference`."""

@@ -1,0 +1,1 @@
+"""Streams that outlive their connections."""

@@ -1,0 +1,86 @@
+"""What a chat with tools may not ask for, and what the refusal says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.gateway.chat_models import (
+    PARIS,
+    PLAIN,
+    USER,
+    WEATHER,
+    call_text,
+    chat_model,
+    dispatcher,
+    said,
+)
+from tests.gateway.scripted import (
+    error_of,
+    serving,
+)
+
+NAMED_TWICE = [WEATHER, WEATHER]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
+WRONG: dict[str, dict[str, Any]] = {
+    "tools[0].type": {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+    "tools[0].function": {"tools": [{"type": "function"}]},
+    "tools[1]": {"tools": NAMED_TWICE},
+    "tools[0]": {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+    "tools[0].function.name": {"tools": [{"type": "function", "function": {}}]},
+    "tool_choice": {"tools": [WEATHER], "tool_choice": "perhaps"},
+    "tools[0].function.parameters": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+    },
+    "messages[0].tool_calls[0].function.arguments": {
+        "messages": [{"role": "assistant", "tool_calls": [CALL]}]
+    },
+    "messages[0].tool_calls": {
+        "messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]
+    },
+    "response_format.json_schema.schema": {"response_format": {"type": "json_schema"}},
+    "continue_final_message": {"continue_final_message": True, "add_generation_prompt": True},
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+async def test_what_is_wrong_is_named(field: str) -> None:
+    body = {"messages": USER, **WRONG[field]}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.http.post("/v1/chat/completions", json=body)
+
+    assert response.status_code == 400
+    assert error_of(response)["param"] == field
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_what_is_not_there_cannot_be_called(choice: Any) -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.chat(tool_choice=choice)
+
+    assert error_of(response)["param"] == "tool_choice"
+
+
+async def test_a_model_whose_calls_are_not_known_says_what_helps() -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(PLAIN)) as gateway:
+        response = await gateway.chat(tools=[WEATHER])
+    script = said(call_text("get_weather", PARIS))
+    async with serving(
+        dispatcher=dispatcher(script), model=chat_model(PLAIN), tool_parser="hermes"
+    ) as gateway:
+        told = await gateway.chat(tools=[WEATHER])
+
+    error = error_of(response)
+    assert error["param"] == "tools" and "gateway.tool_parser" in error["message"]
+    assert told.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_a_rule_that_would_forbid_calls_is_refused() -> None:
+    model = chat_model(PLAIN)
+    async with serving(
+        dispatcher=dispatcher(said("x")), model=model, tool_parser="deepseek"
+    ) as gateway:
+        response = await gateway.chat(tools=[WEATHER], response_format={"type": "json_object"})
+
+    assert error_of(response)["param"] == "response_format"
