@@ -2,27 +2,40 @@
 
 BatonClientError
 ├── InvalidRequest        the request's fault; `field` says where    INVALID_ARGUMENT
-│   └── ModelNotFound     no such model is served there              NOT_FOUND
+│   ├── ModelNotFound     no such model is served there              NOT_FOUND
+│   └── StreamNotFound    the stream to be resumed is not held       NOT_FOUND
 ├── Unauthenticated       no API key, or an unknown one              UNAUTHENTICATED
 ├── Overloaded            refused before any work was done           RESOURCE_EXHAUSTED
 ├── Unavailable           the server, or its replicas, are away      UNAVAILABLE
 ├── DeadlineExceeded      `timeout_s` has passed                     DEADLINE_EXCEEDED
 ├── RequestCancelled      the call was taken back                    CANCELLED
 └── ServerFailed          anything else: a fault of the server       INTERNAL, UNKNOWN, ...
+
+The server's details travel as a google.rpc.Status beside the code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol, cast
+
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+DETAILS_KEY = "grpc-status-details-bin"
+STREAM_NOT_FOUND = "STREAM_NOT_FOUND"
 
 
 class BatonClientError(Exception):
     """The root of the tree drawn above."""
 
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
+    def __init__(self, message: str, code: grpc.StatusCode, *, reason: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.code = code
+        self.reason = reason
+        """The server's stable name for it; empty if the server had no say."""
 
 
 class InvalidRequest(BatonClientError):
@@ -33,6 +46,10 @@ class InvalidRequest(BatonClientError):
 
 class ModelNotFound(InvalidRequest):
     """No model of that name is served there."""
+
+
+class StreamNotFound(InvalidRequest):
+    """The stream has expired, or lives on another gateway."""
 
 
 class Unauthenticated(BatonClientError):
@@ -76,6 +93,16 @@ _KINDS: dict[grpc.StatusCode, type[BatonClientError]] = {
 }
 
 
+class FailedCall(Protocol):
+    """What both of gRPC's libraries raise."""
+
+    def code(self) -> grpc.StatusCode: ...
+
+    def details(self) -> str | None: ...
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
 def invalid_request(message: str, *, field: str) -> InvalidRequest:
     """For what cannot even be sent."""
     error = InvalidRequest(message, grpc.StatusCode.INVALID_ARGUMENT)
@@ -83,16 +110,50 @@ def invalid_request(message: str, *, field: str) -> InvalidRequest:
     return error
 
 
+def out_of_time(cause: BatonClientError) -> DeadlineExceeded:
+    """For a wait that would end after the deadline."""
+    return DeadlineExceeded(cause.message, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
 def from_rpc_error(error: grpc.RpcError) -> BatonClientError:
     """The typed form of what a gRPC call raised."""
-    if not isinstance(error, grpc.Call):
+    if not hasattr(error, "code"):
         return ServerFailed(str(error), grpc.StatusCode.UNKNOWN)
-    code = error.code()
-    translated = _KINDS.get(code, ServerFailed)(error.details() or code.name, code)
-    metadata = {key: value for key, value in error.trailing_metadata() or ()}
-    if isinstance(translated, InvalidRequest):
-        field = metadata.get("field")
-        translated.field = field if isinstance(field, str) else None
-    if isinstance(translated, Overloaded) and "retry-after-ms" in metadata:
-        translated.retry_after_s = int(metadata["retry-after-ms"]) / 1000
-    return translated
+    call = cast(FailedCall, error)
+    return from_status(call.code(), call.details() or "", call.trailing_metadata() or ())
+
+
+def from_status(
+    code: grpc.StatusCode, message: str, metadata: Iterable[tuple[str, str | bytes]]
+) -> BatonClientError:
+    details = _Details(dict(metadata).get(DETAILS_KEY, b""))
+    kind = _KINDS.get(code, ServerFailed)
+    if kind is ModelNotFound and details.info.reason == STREAM_NOT_FOUND:
+        kind = StreamNotFound
+    error = kind(details.message or message or code.name, code, reason=details.info.reason)
+    if isinstance(error, InvalidRequest):
+        error.field = next((v.field for v in details.request.field_violations), None) or None
+    if isinstance(error, Overloaded) and details.retry is not None:
+        error.retry_after_s = details.retry.retry_delay.ToTimedelta().total_seconds()
+    return error
+
+
+class _Details:
+    """The parts of a google.rpc.Status that mean something here."""
+
+    def __init__(self, data: str | bytes) -> None:
+        self.request = error_details_pb2.BadRequest()
+        self.info = error_details_pb2.ErrorInfo()
+        self.retry: error_details_pb2.RetryInfo | None = None
+        status = status_pb2.Status()
+        try:
+            status.ParseFromString(data if isinstance(data, bytes) else b"")
+            for detail in status.details:
+                retry = error_details_pb2.RetryInfo()
+                if detail.Unpack(retry):
+                    self.retry = retry
+                else:
+                    _ = detail.Unpack(self.request) or detail.Unpack(self.info)
+        except DecodeError:
+            pass  # a proxy's answer: the code alone has to do
+        self.message: str = status.message

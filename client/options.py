@@ -1,20 +1,29 @@
-"""What a caller may ask of one generation, and how it is written as a request."""
+"""What a caller may ask for, by name. What is left out takes the server's default, named here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
-
-from google.protobuf.message import Message
-
-from baton.client.errors import invalid_request
-from baton.proto import inference_pb2 as pb
-
-M = TypeVar("M", bound=Message)
+from typing import Any, Literal, Protocol, TypedDict
 
 
-class GenerateOptions(TypedDict, total=False):
-    """What is left out takes the model's own default, then the one named here."""
+class SchemaModel(Protocol):
+    """A class that can describe itself, such as those of pydantic."""
+
+    def model_json_schema(self) -> dict[str, Any]: ...
+
+
+JsonSchema = Mapping[str, Any] | str | SchemaModel
+"""A schema, its JSON text, or a class with `model_json_schema`."""
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+ToolChoice = Literal["none", "auto", "required"] | Mapping[str, Any]
+"""`{"name": ...}` or OpenAI's `{"type": "function", "function": {"name": ...}}`: call this one."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are drawn. The model's generation_config comes before the defaults named here."""
 
     temperature: float
     """1.0; 0 is greedy."""
@@ -24,12 +33,20 @@ class GenerateOptions(TypedDict, total=False):
     """1.0"""
     min_p: float
     """0.0"""
+    typical_p: float
+    """1.0"""
     repetition_penalty: float
     """1.0"""
     presence_penalty: float
     """0.0"""
     frequency_penalty: float
     """0.0"""
+    logit_bias: Mapping[int, float]
+    """By token id: added to its logit, from -100 to 100."""
+    allowed_token_ids: Sequence[int]
+    """All."""
+    bad_words: str | Sequence[str]
+    """Strings that the output may not contain."""
     max_tokens: int
     """What is left of the context."""
     min_tokens: int
@@ -39,67 +56,82 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     """False"""
+    n: int
+    """1; choices for each prompt."""
+    best_of: int
+    """n; so many are drawn, and the n most probable returned. Not for streams."""
     logprobs: int
-    """None; 0: of the sampled token; n: of n alternatives as well."""
+    """None; 0: of the sampled token; k: of k alternatives as well."""
+    prompt_logprobs: int
+    """None; like `logprobs`, of the prompt's tokens."""
     seed: int
     """Drawn by the server. Equal seeds give equal outputs."""
+    priority: int
+    """0; smaller comes first."""
+
+    json_schema: JsonSchema
+    """The output is JSON of this schema. At most one of these five."""
+    json_object: bool
+    """The output is some JSON object."""
+    regex: str
+    """The output matches all of it."""
+    grammar: str
+    """The output follows it; in Lark's notation."""
+    choice: Sequence[str]
+    """The output is one of these."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What concerns a request as a whole."""
 
     model: str
     """The only one served."""
     request_id: str
     """Drawn by the server."""
-    return_token_ids: bool
-    """False"""
     cache_salt: str
     """Prompts under different salts never share cached KV."""
+    return_token_ids: bool
+    """False"""
+    add_special_tokens: bool
+    """True for text; False for chats, whose templates write them out."""
+    resumable: bool
+    """The client's own: True. A broken connection is taken up again, without loss."""
+    timeout_s: float
+    """The client's own: 600. For the whole call, all attempts together."""
+
+
+class GenerateOptions(SamplingOptions, RequestOptions, total=False):
+    echo: bool
+    """False; give the prompt back before the output."""
+
+
+class ChatOptions(SamplingOptions, RequestOptions, total=False):
+    tools: Sequence[Mapping[str, Any]]
+    """OpenAI's form, or its `function` part: name, description, parameters, strict."""
+    tool_choice: ToolChoice
+    """auto, if there are tools."""
+    parallel_tool_calls: bool
+    """True"""
+    chat_template_kwargs: Mapping[str, Any]
+    """Variables for the switches of the model's own template."""
+    include_reasoning: bool
+    """True"""
+
+
+class EmbedOptions(TypedDict, total=False):
+    model: str
+    """The only one served."""
+    pooling: Literal["mean", "last"]
+    """mean"""
+    normalize: bool
+    """True: vectors of length 1."""
+    dimensions: int
+    """All; else the first so many, cut off before normalising."""
+    request_id: str
+    """Drawn by the server."""
+    cache_salt: str
+    """Prompts under different salts never share cached KV."""
+    priority: int
+    """0; smaller comes first."""
     timeout_s: float
     """The client's own."""
-
-
-REQUEST_FIELDS = frozenset({"model", "request_id", "return_token_ids", "cache_salt"})
-
-
-def text_request(prompt: str | Sequence[int], options: GenerateOptions) -> pb.GenerateRequest:
-    """`prompt` is text, or token ids."""
-    if isinstance(prompt, str):
-        return _request(options, text=prompt)
-    return _request(options, tokens=_message(pb.TokenIds, "tokens.ids", {"ids": prompt}))
-
-
-def chat_request(
-    messages: Sequence[Mapping[str, str]], options: GenerateOptions
-) -> pb.GenerateRequest:
-    """`messages` have a `role` and a `content` each."""
-    chat = pb.Chat(
-        messages=[
-            _message(pb.ChatMessage, f"chat.messages[{index}]", dict(message))
-            for index, message in enumerate(messages)
-        ]
-    )
-    return _request(options, chat=chat)
-
-
-def _request(options: GenerateOptions, **prompt: Any) -> pb.GenerateRequest:
-    """Raises TypeError for unknown options and wrong types, InvalidRequest for wrong values."""
-    request = _message(pb.GenerateRequest, next(iter(prompt)), prompt)
-    for name, value in options.items():
-        if name == "timeout_s" or value is None:
-            continue
-        if name not in GenerateOptions.__annotations__:
-            raise TypeError(f"unknown option {name!r}")
-        if name == "stop" and isinstance(value, str):
-            value = [value]
-        if name in REQUEST_FIELDS:
-            request.MergeFrom(_message(pb.GenerateRequest, name, {name: value}))
-        else:
-            path = f"sampling.{name}"
-            request.sampling.MergeFrom(_message(pb.SamplingOptions, path, {name: value}))
-    return request
-
-
-def _message(kind: type[M], path: str, fields: dict[str, Any]) -> M:
-    """Refuses what has no wire form, such as a negative count, as the server would."""
-    try:
-        return kind(**fields)
-    except ValueError as error:
-        raise invalid_request(f"{path}: {error}", field=path) from error

@@ -1,10 +1,18 @@
-"""What the server answers, as frozen values."""
+"""What the server answers, as frozen values.
+
+    stream      Delta, Delta, ...          ChatDelta, ChatDelta, ...
+    in one      GenerationResult           ChatResult
+                  choices: Choice            choices: ChatChoice -> AssistantMessage -> ToolCall
+
+Deltas of several choices come interleaved; `index` says whose they are. The shortcuts of a result
+(`text`, `receipt`, ...) are its first choice's.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-
-from baton.proto import inference_pb2 as pb
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,13 @@ class Usage:
     cached_tokens: int
     """Of the prompt, found in a prefix cache."""
     output_tokens: int
+    reasoning_tokens: int
+    """Of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Where the request ran and what it cost; times in milliseconds."""
+    """Where a choice ran and what it cost; times in milliseconds."""
 
     decode_replica: str
     prefill_replica: str
@@ -55,33 +65,212 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What has been generated since the last one."""
+    """What has been generated of one choice since its last delta."""
 
     request_id: str
     model: str
+    index: int
+    """Of the choice."""
     text: str
     """Never part of a character."""
     token_ids: tuple[int, ...]
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
+    prompt_token_ids: tuple[int, ...]
+    """In the first delta of a prompt's first choice, if asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    """The same."""
     finish_reason: str | None
-    """"stop" or "length" in the last delta, which alone has usage and receipt."""
-    usage: Usage | None
+    """"stop" or "length" in a choice's last delta, which alone has a receipt."""
     receipt: Receipt | None
+    usage: Usage | None
+    """In the last delta of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallDelta:
+    index: int
+    """Of the call within its choice."""
+    id: str
+    """In the first delta of a call."""
+    name: str
+    """In the first delta of a call."""
+    arguments: str
+    """Since the last delta."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDelta:
+    """What has been generated of one choice since its last delta."""
+
+    request_id: str
+    model: str
+    index: int
+    """Of the choice."""
+    text: str
+    """Of the message's content; never part of a character."""
+    reasoning: str
+    tool_calls: tuple[ToolCallDelta, ...]
+    token_ids: tuple[int, ...]
+    """Empty unless asked for with `return_token_ids`."""
+    logprobs: tuple[TokenLogprob, ...]
+    prompt_token_ids: tuple[int, ...]
+    """In the first delta of the first choice, if asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    """The same."""
+    finish_reason: str | None
+    """"stop", "length" or "tool_calls" in a choice's last delta, which alone has a receipt."""
+    receipt: Receipt | None
+    usage: Usage | None
+    """In the last delta of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    """Empty unless asked for with `return_token_ids`."""
+    logprobs: tuple[TokenLogprob, ...]
+    prompt_token_ids: tuple[int, ...]
+    """Of a prompt's first choice, if asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    """The same."""
+    finish_reason: str
+    """"stop" or "length"."""
+    receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
     request_id: str
     model: str
-    text: str
+    choices: tuple[Choice, ...]
+    """In order: with several prompts, choice i belongs to prompt i // n."""
+    usage: Usage
+    """Of all choices together."""
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def receipt(self) -> Receipt:
+        return self.choices[0].receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+    def parse(self) -> Any:
+        """The arguments as values. Raises json.JSONDecodeError: models make mistakes."""
+        return json.loads(self.arguments or "{}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantMessage:
+    """Can be put into the next request's messages as it is."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        calls = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls]
+        return {
+            "role": "assistant",
+            "content": self.content,
+            "reasoning": self.reasoning,
+            "tool_calls": calls,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChoice:
+    index: int
+    message: AssistantMessage
     token_ids: tuple[int, ...]
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
+    prompt_token_ids: tuple[int, ...]
+    """Of the first choice, if asked for."""
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    """The same."""
     finish_reason: str
-    """"stop" or "length"."""
-    usage: Usage
+    """"stop", "length" or "tool_calls"."""
     receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatResult:
+    request_id: str
+    model: str
+    choices: tuple[ChatChoice, ...]
+    usage: Usage
+    """Of all choices together."""
+
+    @property
+    def message(self) -> AssistantMessage:
+        return self.choices[0].message
+
+    @property
+    def text(self) -> str:
+        return self.message.content
+
+    @property
+    def reasoning(self) -> str:
+        return self.message.reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.message.tool_calls
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def receipt(self) -> Receipt:
+        return self.choices[0].receipt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    ids: tuple[int, ...]
+    tokens: tuple[bytes, ...]
+    """The bytes of each."""
+    max_model_len: int
+    """Tokens of prompt and output together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingResult:
+    request_id: str
+    model: str
+    embeddings: tuple[tuple[float, ...], ...]
+    """In the order of the inputs."""
+    usage: Usage
+
+    @property
+    def embedding(self) -> tuple[float, ...]:
+        """Of the first input."""
+        return self.embeddings[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,38 +280,3 @@ class Model:
     """Unix seconds."""
     max_model_len: int
     """Tokens of prompt and output together."""
-
-
-def delta_from(response: pb.GenerateResponse) -> Delta:
-    return Delta(
-        request_id=response.request_id,
-        model=response.model,
-        text=response.text,
-        token_ids=tuple(response.token_ids),
-        logprobs=tuple(map(_logprob_from, response.logprobs)),
-        finish_reason=response.finish_reason or None,
-        usage=_usage_from(response.usage) if response.HasField("usage") else None,
-        receipt=_receipt_from(response.receipt) if response.HasField("receipt") else None,
-    )
-
-
-def model_from(model: pb.Model) -> Model:
-    return Model(id=model.id, created=model.created, max_model_len=model.max_model_len)
-
-
-def _logprob_from(entry: pb.TokenLogprob) -> TokenLogprob:
-    top = tuple(TopLogprob(t.token_id, t.token, t.logprob) for t in entry.top)
-    return TokenLogprob(entry.token_id, entry.token, entry.logprob, top)
-
-
-def _usage_from(usage: pb.Usage) -> Usage:
-    return Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        output_tokens=usage.output_tokens,
-    )
-
-
-def _receipt_from(receipt: pb.Receipt) -> Receipt:
-    values = {name: getattr(receipt, name) for name in Receipt.__dataclass_fields__}
-    return Receipt(**{**values, "notes": tuple(receipt.notes)})

@@ -1,11 +1,20 @@
-"""When a failed call is worth repeating, and how long to wait before."""
+"""When a failed call is worth repeating, how long to wait before, and when its time is over."""
 
 from __future__ import annotations
 
+import math
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.client.errors import BatonClientError, Overloaded, Unavailable
+from baton.client.errors import (
+    BatonClientError,
+    Overloaded,
+    Unavailable,
+    invalid_request,
+    out_of_time,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +36,7 @@ class RetryPolicy:
     def delay_s(self, error: BatonClientError, num_failed: int) -> float | None:
         """How long to wait after `num_failed` attempts, of which `error` ended the last one.
 
-        None if another attempt is pointless or one too many. Only errors before any output may be
-        asked about: a repeated generation would give its first tokens twice.
+        None if another attempt is pointless or one too many.
         """
         if num_failed >= self.max_attempts or not _is_passing(error):
             return None
@@ -36,6 +44,49 @@ class RetryPolicy:
         delay_s = random.uniform(ceiling / 2, ceiling)  # so that many clients do not return as one
         advised_s = error.retry_after_s if isinstance(error, Overloaded) else None
         return max(delay_s, advised_s or 0.0)
+
+
+class Attempts:
+    """One call's attempts under one deadline. The caller does the waiting."""
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        timeout_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._ends_at = clock() + timeout_s
+        self._num_failed = 0
+
+    @property
+    def time_left_s(self) -> float:
+        return max(0.0, self._ends_at - self._clock())
+
+    def made_progress(self) -> None:
+        """What failed before is over: the next failure is the first again."""
+        self._num_failed = 0
+
+    def delay_s_after(self, error: BatonClientError) -> float:
+        """How long to wait before the next attempt. Raises if `error` is the end of it."""
+        self._num_failed += 1
+        delay_s = self._policy.delay_s(error, self._num_failed)
+        if delay_s is None:
+            raise error
+        if delay_s >= self.time_left_s:
+            raise error if self.time_left_s else out_of_time(error) from error
+        return delay_s
+
+
+def checked_timeout_s(timeout_s: float) -> float:
+    """Raises InvalidRequest for what is no time limit."""
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise invalid_request(
+            f"timeout_s must be a positive number of seconds, not {timeout_s}", field="timeout_s"
+        )
+    return timeout_s
 
 
 def _is_passing(error: BatonClientError) -> bool:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from baton.client.errors import BatonClientError, InvalidRequest, Overloaded, Unavailable
-from baton.client.retry import RetryPolicy
+from baton.client.errors import (
+    BatonClientError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
+from baton.client.retry import Attempts, RetryPolicy
 
 POLICY = RetryPolicy(max_attempts=6, first_delay_s=1, max_delay_s=5, growth=2)
 
@@ -47,3 +53,40 @@ def test_failures_that_will_not_pass_are_not_repeated(error: BatonClientError) -
 def test_a_policy_without_attempts_is_refused() -> None:
     with pytest.raises(ValueError, match="max_attempts"):
         RetryPolicy(max_attempts=0)
+
+
+def attempts(timeout_s: float, now: list[float]) -> Attempts:
+    patient = RetryPolicy(max_attempts=3, first_delay_s=1, max_delay_s=1)
+    return Attempts(patient, timeout_s, clock=lambda: now[0])
+
+
+def test_a_wait_that_would_outlast_the_deadline_is_not_begun() -> None:
+    now = [0.0]
+    call = attempts(10, now)
+    assert call.delay_s_after(unavailable()) <= 1
+    now[0] = 9.9
+
+    with pytest.raises(Unavailable):
+        call.delay_s_after(unavailable())
+
+    assert call.time_left_s == pytest.approx(0.1)
+
+
+def test_a_failure_after_the_deadline_is_the_deadlines() -> None:
+    now = [0.0]
+    call = attempts(10, now)
+    now[0] = 11
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        call.delay_s_after(unavailable())
+
+    assert isinstance(caught.value.__cause__, Unavailable)
+    assert call.time_left_s == 0
+
+
+def test_progress_begins_the_count_again() -> None:
+    call = attempts(100, [0.0])
+    for _ in range(5):
+        call.delay_s_after(unavailable())
+        call.delay_s_after(unavailable())
+        call.made_progress()

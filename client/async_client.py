@@ -1,0 +1,142 @@
+"""`BatonClient` for asyncio: the same surface, with `await`, `async with` and `async for`.
+
+async with AsyncBatonClient("localhost:8001") as client:
+    result = await client.generate("Once upon a time", max_tokens=50)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TypeVar, Unpack
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton.client.async_stream import AsyncStream
+from baton.client.calls import HEALTH_TIMEOUT_S, SERVICE, Calls, UnaryCall
+from baton.client.connection import CHANNEL_OPTIONS, ClientOptions, connection_to
+from baton.client.errors import from_rpc_error
+from baton.client.options import ChatOptions, EmbedOptions, GenerateOptions, Prompt
+from baton.client.requests import ChatMessage
+from baton.client.results import (
+    ChatDelta,
+    ChatResult,
+    Delta,
+    EmbeddingResult,
+    GenerationResult,
+    Model,
+    Tokens,
+)
+from baton.proto.inference_pb2_grpc import InferenceStub
+
+T = TypeVar("T")
+
+
+class AsyncBatonClient:
+    """A connection to one server. Made, and used, in one event loop.
+
+    Every method raises BatonClientError.
+    """
+
+    def __init__(self, target: str, **options: Unpack[ClientOptions]) -> None:
+        """`target` is host:port."""
+        self._connection = connection = connection_to(target, options)
+        if connection.credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(target, connection.credentials, CHANNEL_OPTIONS)
+        self._stub = InferenceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._calls = Calls(connection)
+
+    async def __aenter__(self) -> AsyncBatonClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancels what is still under way."""
+        await self._channel.close()
+
+    async def generate(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]
+    ) -> GenerationResult:
+        """Continue `prompt`: text, token ids, or several of these."""
+        async with self.stream(prompt, **options) as stream:
+            return await stream.result()
+
+    def stream(
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[GenerateOptions]
+    ) -> AsyncStream[Delta, GenerationResult]:
+        """Like `generate`, as it arrives."""
+        return AsyncStream(self._stub, self._calls.generate(prompt, options), self._connection)
+
+    async def chat(
+        self, messages: Iterable[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> ChatResult:
+        """Answer `messages`, each with a `role` (system, user, assistant, tool) and a `content`."""
+        async with self.stream_chat(messages, **options) as stream:
+            return await stream.result()
+
+    def stream_chat(
+        self, messages: Iterable[ChatMessage], **options: Unpack[ChatOptions]
+    ) -> AsyncStream[ChatDelta, ChatResult]:
+        """Like `chat`, as it arrives."""
+        return AsyncStream(self._stub, self._calls.chat(messages, options), self._connection)
+
+    async def tokenize(
+        self,
+        text: str | Iterable[ChatMessage],
+        *,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+    ) -> Tokens:
+        """The tokens of a text, or of a conversation as the model's chat template writes it."""
+        return await self._run(
+            self._calls.tokenize(text, model=model, add_special_tokens=add_special_tokens)
+        )
+
+    async def detokenize(self, ids: Sequence[int], *, model: str = "") -> str:
+        return await self._run(self._calls.detokenize(ids, model=model))
+
+    async def embed(
+        self, inputs: Prompt | Sequence[Prompt], **options: Unpack[EmbedOptions]
+    ) -> EmbeddingResult:
+        """A vector for each of `inputs`: text, token ids, or several of these."""
+        return await self._run(self._calls.embed(inputs, options))
+
+    async def models(self) -> list[Model]:
+        return await self._run(self._calls.models())
+
+    async def health(self) -> bool:
+        """Whether the server can take a request now. Raises Unavailable if it cannot be reached."""
+        try:
+            response = await self._health.Check(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=HEALTH_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _run(self, call: UnaryCall[T]) -> T:
+        attempts = self._calls.attempts(call.timeout_s)
+        while True:
+            try:
+                return call.read(
+                    await getattr(self._stub, call.method)(
+                        call.request,
+                        timeout=attempts.time_left_s,
+                        metadata=self._connection.metadata,
+                    )
+                )
+            except grpc.RpcError as error:
+                await asyncio.sleep(attempts.delay_s_after(from_rpc_error(error)))

@@ -1,0 +1,124 @@
+"""Closing a stream tells the server so, and never fails, whatever has become of the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from tests.client.both_clients import KINDS, client_of
+from tests.client.fake_server import FakeService, fake_server, numbered, response
+from tests.gateway.scripted import Script, serving, soon, tokens_of
+
+from baton.client.async_client import AsyncBatonClient
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
+
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def endless(context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+    yield from numbered(1, response("first"))
+    while context.is_active():
+        threading.Event().wait(0.01)
+
+
+@dataclass
+class SilentService(FakeService):
+    """Answers EndStream only when let."""
+
+    is_asked: threading.Event = field(default_factory=threading.Event)
+    may_answer: threading.Event = field(default_factory=threading.Event)
+
+    def EndStream(self, request: Any, context: Any) -> Any:
+        self.is_asked.set()
+        self.may_answer.wait()
+        return super().EndStream(request, context)
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[tuple[SilentService, str]]:
+    service, server = SilentService([endless]), grpc.server(ThreadPoolExecutor(4))
+    add_InferenceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        service.may_answer.set()
+        await asyncio.to_thread(server.stop(None).wait)
+
+
+async def close_client(kind: str, client: Any) -> None:
+    await (client.close() if kind == "sync" else client.aclose())
+
+
+@both
+async def test_the_key_goes_with_it(kind: str) -> None:
+    script = Script(tokens=tokens_of("the quick brown fox"), stalls_after=2)
+    async with (
+        serving(script, api_keys=frozenset({"key"})) as gateway,
+        client_of(kind, gateway.grpc_target, api_key="key") as client,
+    ):
+        async with client.stream("Hello") as stream:
+            await anext(stream)
+        await soon(gateway.dispatcher.stopped)
+
+    assert len(gateway.dispatcher.stops) == 1
+
+
+@both
+async def test_a_stream_may_be_closed_after_its_client(kind: str) -> None:
+    with fake_server(endless) as (service, target):
+        async with client_of(kind, target) as client:
+            stream = client.stream("x")
+            await anext(stream)
+            await close_client(kind, client)
+
+            await stream.aclose()
+
+    assert service.ended_streams == []
+
+
+@both
+async def test_a_stream_may_be_closed_after_its_server(kind: str) -> None:
+    with ExitStack() as server:
+        service, target = server.enter_context(fake_server(endless))
+        async with client_of(kind, target) as client:
+            stream = client.stream("x")
+            await anext(stream)
+            server.close()
+
+            await stream.aclose()
+
+    assert service.ended_streams == []
+
+
+@both
+async def test_a_server_that_never_answers_is_not_waited_for_long(kind: str) -> None:
+    async with silent_server() as (service, target), client_of(kind, target) as client:
+        stream = client.stream("x")
+        await anext(stream)
+
+        await stream.aclose()
+
+        assert not service.may_answer.is_set()
+
+
+async def test_a_client_that_closes_meanwhile_cancels_nobodys_task() -> None:
+    async with silent_server() as (service, target), AsyncBatonClient(target) as client:
+        stream = client.stream("x")
+        await anext(stream)
+        closing = asyncio.create_task(stream.aclose())
+        await asyncio.to_thread(service.is_asked.wait)
+
+        await client.aclose()
+        await closing
+
+    assert not closing.cancelled()
