@@ -1,6 +1,6 @@
 """The deployment as one frozen tree. A process is handed the branch it needs, never the root.
 
-    model, served_model_name, dtype, device
+    model, served_model_name, dtype, load_format, device
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
     gateway              the ports, limits and keys clients meet
@@ -35,13 +35,18 @@ class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
     """What one replica asks of Ray."""
 
     num_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """CPUs that Ray counts for it; threads are another matter."""
     num_gpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """GPUs, or a share of one."""
     num_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Torch threads on a CPU. 0: its share of this machine's cores."""
 
 
 class PoolConfig(ConfigNode, frozen=True, kw_only=True):
+    """The replicas of one role, all alike."""
+
     replicas: NumReplicas = 1
+    """Engines of this role. Without prefill replicas prompts are computed where they decode."""
     resources: ResourcesConfig = ResourcesConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -52,11 +57,15 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class PrefillConfig(PoolConfig, frozen=True, kw_only=True):
+    """Replicas that compute prompts."""
+
     max_queued_tokens: Count = 32_768
     """Prompts that would queue more tokens than these on one replica are refused at once."""
 
 
 class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
+    """Replicas that generate tokens."""
+
     max_open: Count = 128
     """Requests a replica takes at once; more wait at the gateways."""
 
@@ -66,13 +75,19 @@ class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
 
 
 class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
+    """What clients meet: the ports, and the limits and keys behind them."""
+
     replicas: Count = 1
+    """Gateway processes; those of one machine share the ports."""
     no_replica_grace_s: Seconds = 60.0
     """How long a request waits while no decode replica is connected, before it gets a 503."""
 
 
 class TransferConfig(ConfigNode, frozen=True, kw_only=True):
-    transport: Literal["grpc"] = "grpc"
+    """How KV travels from prefill to decode replicas."""
+
+    transport: Literal["grpc", "memory"] = "grpc"
+    """`memory` works only where both replicas live in one process, as in `baton verify`."""
     max_leased_fraction: Fraction = 0.5
     """Share of a decode replica's blocks that handoffs under way may hold."""
     prefill_timeout_s: Seconds = 60.0
@@ -80,7 +95,10 @@ class TransferConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class HealthConfig(ConfigNode, frozen=True, kw_only=True):
+    """When a replica counts as broken, and how one leaves."""
+
     check_period_s: Seconds = 1.0
+    """How often every replica is asked whether it is well."""
     stuck_after_s: Seconds = 120.0
     """A step that takes longer than this is taken for a hang, and the replica is replaced."""
     drain_s: Seconds = 30.0
@@ -88,6 +106,8 @@ class HealthConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class RayConfig(ConfigNode, frozen=True, kw_only=True):
+    """The cluster the replicas run on."""
+
     address: str = ""
     """Of the cluster to join. Empty: start one on this machine, and stop it at the end.
 
@@ -99,13 +119,19 @@ class RayConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
+    """One model, served by two pools of replicas behind a gateway."""
+
     model: str = DEMO_MODEL
-    """A folder in Hugging Face format, a Hugging Face id, or `demo`."""
+    """A folder in Hugging Face format, a Hugging Face id (`org/name` or `org/name@revision`), or
+    `demo`."""
     served_model_name: str = ""
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV. `auto` takes what the checkpoint says."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     gateway: GatewayPoolConfig = GatewayPoolConfig()
@@ -120,20 +146,38 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError("gateway.port and gateway.grpc_port must differ")
 
     @property
+    def wants_weights(self) -> bool:
+        """Whether this is about what the model says, not only about how fast."""
+        return self.load_format != "dummy"
+
+    @property
     def model_name(self) -> str:
-        return self.served_model_name or Path(self.model).name or self.model
+        name = Path(self.model).name or self.model
+        if not self.model.startswith((".", "/", "~")):
+            name = name.partition("@")[0] or name  # the revision of a Hugging Face id
+        return self.served_model_name or name
 
 
 def read_config(path: Path) -> DeploymentConfig:
     """Raises InvalidConfig with the path to the mistake."""
     try:
         raw = msgspec.yaml.decode(path.read_bytes())
-    except (OSError, ValueError, msgspec.DecodeError) as error:  # ValueError: month 13 of a date
-        raise InvalidConfig(f"{path}: {error}") from error
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, msgspec.DecodeError) as error:  # ValueError: month 13 of a date
+        reason = " ".join(str(error).replace('in "<byte string>",', "at").split())
+        raise InvalidConfig(f"{path}: not YAML: {reason}") from error
     try:
         return parse_config({} if raw is None else raw)
     except InvalidConfig as error:
-        raise InvalidConfig(f"{path}: {error}") from None
+        raise InvalidConfig(
+            f"{path}: {error}; `baton config schema` says what it may hold"
+        ) from None
+
+
+def configure(file: Path | None, changes: dict[str, Any]) -> DeploymentConfig:
+    """The file, if there is one, and what was said besides. Raises InvalidConfig."""
+    return override(DeploymentConfig() if file is None else read_config(file), changes)
 
 
 def parse_config(raw: Any) -> DeploymentConfig:

@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
+from baton.platform.cli import config
 from baton.platform.cli.chat import chat
+from baton.platform.cli.errors import OneLineErrors
+from baton.platform.cli.generate import generate
+from baton.platform.cli.models import models
 from baton.platform.cli.serve import serve
 from baton.platform.cli.status import status
+from baton.platform.cli.verify import verify
 
 app = typer.Typer(
-    help="Serve large language models with prefill and decode on separate replica pools.",
+    cls=OneLineErrors,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
 )
-app.command()(serve)
-app.command()(chat)
-app.command()(status)
+
+
+def _show_version(*, is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"baton {version('baton-llm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def baton(
+    is_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None:
+    """Serve large language models with prefill and decode on separate replica pools."""
+
+
+for command in (serve, generate, chat, status, models, verify):
+    app.command()(command)
+app.add_typer(config.app, name="config")
 
 if __name__ == "__main__":
     app()

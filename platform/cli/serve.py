@@ -9,56 +9,44 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
-from baton.core.errors import BatonError, InvalidConfig
+from baton.core.errors import InvalidConfig
+from baton.platform.cli.completion import complete_model
+from baton.platform.cli.config_options import SERVE_OPTIONS, with_config_options
+from baton.platform.cli.errors import told_in_one_line
 from baton.platform.cli.process_session import run_in_session
-from baton.platform.config import DeploymentConfig, override, read_config
+from baton.platform.cli.progress import download_bars
+from baton.platform.config import DeploymentConfig, configure
 from baton.platform.gateway.text.model_files import ModelFiles
+from baton.platform.gateway.tls import tls_identity
 from baton.platform.model_folder import find_model
 
-errors = Console(stderr=True)
 
-
-def serve(  # noqa: PLR0913 - one parameter an option
+@with_config_options(SERVE_OPTIONS)
+def serve(
+    changes: dict[str, Any],
     model: Annotated[
-        str | None, typer.Argument(help="Model folder or Hugging Face id.  [default: demo]")
+        str | None,
+        typer.Argument(
+            help="Model folder, Hugging Face id, or `demo`, the default.",
+            autocompletion=complete_model,
+        ),
     ] = None,
     config_file: Annotated[
         Path | None, typer.Option("-f", "--config", help="The deployment as a YAML file.")
     ] = None,
-    prefill: Annotated[
-        int | None, typer.Option(help="Prefill replicas; 0 computes prompts where they decode.")
-    ] = None,
-    decode: Annotated[int | None, typer.Option(help="Decode replicas.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="HTTP port (OpenAI API).")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port (baton.v1).")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model.")
-    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show replicas' logs.")] = False,
 ) -> None:
     """Serve a model: OpenAI-compatible HTTP and gRPC, prefill and decode in separate processes."""
-    changes = {
-        "model": model,
-        "prefill.replicas": prefill,
-        "decode.replicas": decode,
-        "gateway.host": host,
-        "gateway.port": port,
-        "gateway.grpc_port": grpc_port,
-        "dtype": dtype,
-        "served_model_name": served_model_name,
-    }
-    try:
-        config = _configure(config_file, changes)
-        folder = find_model(config.model)
-        ModelFiles.read(folder)
+    with told_in_one_line("baton serve"):
+        config = configure(config_file, changes if model is None else {**changes, "model": model})
+        _check_transport(config)
+        with download_bars() as bars:
+            folder = find_model(config.model, wants_weights=config.wants_weights, report=bars)
+        ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+        if not config.ray.address:  # else they are needed where the gateway is placed
+            tls_identity(config.gateway)
         _check_ports(config)
-    except BatonError as error:
-        errors.print(f"[red]baton serve:[/red] {error}", highlight=False)
-        raise typer.Exit(2) from None
     arguments = [
         "-m",
         "baton.platform.cli.serving",
@@ -70,9 +58,12 @@ def serve(  # noqa: PLR0913 - one parameter an option
     raise typer.Exit(run_in_session(arguments, stop_grace_s=grace_s, stdin=stdin))
 
 
-def _configure(config_file: Path | None, changes: dict[str, Any]) -> DeploymentConfig:
-    config = read_config(config_file) if config_file is not None else DeploymentConfig()
-    return override(config, {path: value for path, value in changes.items() if value is not None})
+def _check_transport(config: DeploymentConfig) -> None:
+    if config.transfer.transport == "memory" and config.prefill.replicas:
+        raise InvalidConfig(
+            "transfer.transport: replicas are processes of their own, which `memory` does not "
+            "cross; choose another with --transport, or have no prefill replicas (--prefill 0)"
+        )
 
 
 def _check_ports(config: DeploymentConfig) -> None:

@@ -17,15 +17,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.status import Status
 
 from baton.core.errors import BatonError
+from baton.platform.cli.errors import complain, status_of
 from baton.platform.cli.process_session import end_session, end_with_parent, is_orphan
+from baton.platform.cli.progress import StartBars, start_bars
 from baton.platform.config import DeploymentConfig
+from baton.platform.gateway.text.model_files import ModelFiles
 from baton.platform.local_cluster import OBJECT_STORE_BYTES, num_logical_cpus, ray_environment
 from baton.platform.registry import Loading
 
@@ -51,20 +53,24 @@ def main(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
     started = time.monotonic()
     is_started = False
     try:
-        with console.status("starting Ray") as status:
-            checking = _in_background(lambda: _check_model(folder))
+        with start_bars() as bars:
+            bars.show("starting Ray", {})
+            checking = _in_background(lambda: _check_model(config, folder))
             _start_ray(config, is_verbose)
             signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
             is_started = True
             checking.result()
-            _deploy(config, folder, status)
-        _announce(config, time.monotonic() - started)
+            _deploy(config, folder, bars, is_verbose)
+        _announce(config, folder, time.monotonic() - started)
         signal.pause()
     except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
-    except (BatonError, ConnectionError, RuntimeError) as error:
-        console.print(f"[red]baton serve:[/red] {error}")
+    except BatonError as error:
+        complain("baton serve", str(error))
+        return status_of(error)
+    except (ConnectionError, RuntimeError) as error:
+        complain("baton serve", str(error))
         return 1
     finally:
         if is_started:
@@ -87,11 +93,11 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
     return future
 
 
-def _check_model(folder: Path) -> None:
+def _check_model(config: DeploymentConfig, folder: Path) -> None:
     """Refuse a model that no replica could load, while Ray is still coming up."""
     from baton.engine.checkpoint.load import check_model
 
-    check_model(folder)
+    check_model(folder, load_format=config.load_format)
 
 
 def _start_ray(config: DeploymentConfig, is_verbose: bool) -> None:
@@ -112,22 +118,22 @@ def _start_ray(config: DeploymentConfig, is_verbose: bool) -> None:
     serve.start(proxy_location="Disabled", logging_config={"log_level": level})
 
 
-def _deploy(config: DeploymentConfig, folder: Path, status: Status) -> None:
+def _deploy(config: DeploymentConfig, folder: Path, bars: StartBars, is_verbose: bool) -> None:
     """Return when a request would be answered. Raises RuntimeError if that cannot be."""
     from ray import serve
 
     from baton.platform.deploy import APP_NAME, build_app
 
-    status.update("starting replicas")
+    bars.show("starting replicas", {})
     target = serve.RunTarget(build_app(config, folder), name=APP_NAME, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
     while True:
         overview = serve.status().applications[APP_NAME]
         if overview.status == "DEPLOY_FAILED":
-            raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")
+            raise RuntimeError(f"the replicas did not come up: {_reason(overview, is_verbose)}")
         if overview.status == "RUNNING" and _is_ready(APP_NAME):
             return
-        status.update(_progress(overview, APP_NAME))
+        bars.show(_stage(overview), _fractions(overview, APP_NAME))
         time.sleep(POLL_S)
 
 
@@ -138,17 +144,22 @@ def _is_ready(app_name: str) -> bool:
     return bool(gateway.is_ready.remote().result(timeout_s=READY_TIMEOUT_S))
 
 
-def _progress(overview: ApplicationStatusOverview, app_name: str) -> str:
-    """Which replicas are up, and how far the others have loaded."""
+def _stage(overview: ApplicationStatusOverview) -> str:
+    """How many replicas are up."""
     parts = []
     for name, deployment in overview.deployments.items():
         counts = deployment.replica_states
         num_running = sum(n for state, n in counts.items() if state == "RUNNING")
         parts.append(f"{name.lower()} {num_running}/{sum(counts.values())}")
-    registry = overview.deployments.get("Registry")
-    if registry is not None and registry.status == "HEALTHY":
-        parts += [f"{one.replica_id} {one.stage} {one.fraction:.0%}" for one in _loading(app_name)]
     return "starting replicas: " + ", ".join(parts)
+
+
+def _fractions(overview: ApplicationStatusOverview, app_name: str) -> dict[str, float]:
+    """How far those have loaded that have not finished."""
+    registry = overview.deployments.get("Registry")
+    if registry is None or registry.status != "HEALTHY":
+        return {}
+    return {f"{one.replica_id} {one.stage}": one.fraction for one in _loading(app_name)}
 
 
 def _loading(app_name: str) -> tuple[Loading, ...]:
@@ -159,13 +170,17 @@ def _loading(app_name: str) -> tuple[Loading, ...]:
     return loading
 
 
-def _reason(overview: ApplicationStatusOverview) -> str:
+def _reason(overview: ApplicationStatusOverview, is_verbose: bool) -> str:
     """What Serve says of the deployments that failed; the last line names the error itself."""
     messages = [d.message for d in overview.deployments.values() if d.status == "DEPLOY_FAILED"]
-    return "\n".join(messages) or overview.message
+    message = "\n".join(messages) or overview.message
+    if is_verbose:
+        return message
+    last = [line.strip() for line in message.splitlines() if line.strip()][-1:]
+    return "".join(last) + "; see more with --verbose"
 
 
-def _announce(config: DeploymentConfig, seconds: float) -> None:
+def _announce(config: DeploymentConfig, folder: Path, seconds: float) -> None:
     from ray import serve
 
     from baton.platform.deploy import APP_NAME
@@ -174,19 +189,33 @@ def _announce(config: DeploymentConfig, seconds: float) -> None:
     host = "localhost" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
     host = f"[{host}]" if ":" in host else host
     name = config.model_name
-    body = msgspec.json.encode(
-        {"model": name, "messages": [{"role": "user", "content": "Write the function `add`."}]}
-    ).decode()
+    url = f"{'https' if config.gateway.tls_cert_file else 'http'}://{host}:{port}"
     console.print(
         f"[bold]Baton serves {name}[/bold] with {config.prefill.replicas} prefill and "
         f"{config.decode.replicas} decode replicas, after {seconds:.1f} s\n"
-        f"  OpenAI API   http://{host}:{port}/v1\n"
+        f"  OpenAI API   {url}/v1\n"
         f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
-        f"  status       http://{host}:{port}/debug/status   /metrics   /debug/leaks\n\n"
-        f"  curl http://{host}:{port}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        f"    -d '{body}'\n\n"
+        f"  status       {url}/debug/status   /metrics   /debug/leaks\n\n"
+        f"{_example(config, folder, url)}\n\n"
         "Ctrl-C stops it.",
         soft_wrap=True,
+    )
+
+
+def _example(config: DeploymentConfig, folder: Path, url: str) -> str:
+    """A request to try, as a shell command."""
+    body: dict[str, Any] = {"model": config.model_name}
+    files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+    if files.chat_template is None:
+        path = "completions"
+        body["prompt"] = "def add(a, b):"
+    else:
+        path = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "Write the function `add`."}]
+    key = " -H 'authorization: Bearer KEY'" if config.gateway.api_keys else ""
+    return (
+        f"  curl {url}/v1/{path} -H 'content-type: application/json'{key} \\\n"
+        f"    -d '{msgspec.json.encode(body).decode()}'"
     )
 
 

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import openai
 import pytest
-from tests.live_server import Server, start_server
+from tests.live_server import Server, start_server, stop_server
 
 from baton.client.client import BatonClient
 from baton.platform.model_folder import find_model
@@ -182,3 +182,19 @@ def test_a_model_that_cannot_be_served_is_refused_by_name(tmp_path: Path) -> Non
 
     with pytest.raises(AssertionError, match="'NoSuchModel' is not supported; known are Llama"):
         start_server(str(tmp_path))
+
+
+def test_a_config_alone_is_enough_to_serve_dummy_weights(tmp_path: Path) -> None:
+    config = find_model("draft") / "config.json"
+    (tmp_path / "config.json").symlink_to(config)
+    body = {"prompt": "no tokenizer " * 9, "max_tokens": 5, "ignore_eos": True, "receipt": True}
+
+    server = start_server(str(tmp_path), "--load-format", "dummy")
+    try:
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+    finally:
+        status = stop_server(server)
+
+    assert answer["usage"]["prompt_tokens"] == len("no tokenizer " * 9)
+    assert answer["baton"]["kv_bytes"] > 0  # both replicas made up the same weights
+    assert status == 0

@@ -22,7 +22,7 @@ from baton.core.messages import (
     ReplicaInfo,
     TokenUpdate,
 )
-from baton.platform.gateway.dispatch import ReplicaDispatcher
+from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.router.policy import LeastWork
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS

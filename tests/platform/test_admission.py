@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from baton.core.errors import Overloaded
-from baton.platform.gateway.admission import AdmissionQueue
+from baton.platform.gateway.fleet.admission import AdmissionQueue
 
 
 class Room:
@@ -34,11 +34,13 @@ class Room:
         self.num_free += 1
         self.queue.wake()
 
-    async def enter(self, name: str, *, is_retry: bool = False) -> str:
-        return await self.queue.place(lambda: self.try_place(name), self.leave, is_retry=is_retry)
+    async def enter(self, name: str, *, is_retry: bool = False, priority: int = 0) -> str:
+        return await self.queue.place(
+            lambda: self.try_place(name), self.leave, is_retry=is_retry, priority=priority
+        )
 
-    def arrive(self, name: str, *, is_retry: bool = False) -> asyncio.Task[str]:
-        return asyncio.create_task(self.enter(name, is_retry=is_retry))
+    def arrive(self, name: str, *, is_retry: bool = False, priority: int = 0) -> asyncio.Task[str]:
+        return asyncio.create_task(self.enter(name, is_retry=is_retry, priority=priority))
 
     def free(self, num_places: int) -> None:
         self.num_free += num_places
@@ -81,6 +83,40 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     room.queue.wake()
 
     assert room.inside == ["first"]
+
+
+async def test_smaller_priorities_go_first_and_equals_in_the_order_they_came() -> None:
+    room = Room()
+    for name, priority in (("a", 5), ("b", 0), ("c", 5), ("d", -3), ("e", 0)):
+        room.arrive(name, priority=priority)
+        await settle()
+
+    room.free(5)
+    await settle()
+
+    assert room.inside == ["d", "b", "e", "a", "c"]
+
+
+async def test_a_newcomer_overtakes_those_who_wait_only_with_a_smaller_priority() -> None:
+    room = Room()
+    room.arrive("waiting")
+    await settle()
+    room.num_free = 1
+
+    assert await room.arrive("urgent", priority=-1) == "urgent"
+
+
+async def test_a_retry_goes_before_its_equals_but_after_smaller_priorities() -> None:
+    room = Room()
+    room.arrive("equal", priority=1)
+    room.arrive("urgent", priority=0)
+    room.arrive("retry", priority=1, is_retry=True)
+    await settle()
+
+    room.free(3)
+    await settle()
+
+    assert room.inside == ["urgent", "retry", "equal"]
 
 
 async def test_too_long_a_line_is_overload_at_once() -> None:
@@ -187,7 +223,7 @@ async def test_many_who_come_leave_and_give_up_never_lose_a_place() -> None:
 
     async def visit(number: int) -> None:
         async with asyncio.timeout(0.001 if number % 3 == 0 else None):
-            name = await room.enter(str(number), is_retry=number % 7 == 0)
+            name = await room.enter(str(number), is_retry=number % 7 == 0, priority=number % 5)
         await asyncio.sleep(0.001 * (number % 2))
         room.leave(name)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tests.platform.known_replicas import make_replica
 from tests.platform.scripted_replica import (
     Cut,
     Script,
@@ -28,10 +31,18 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import FinishReason, GenerateRequest, Receipt, SamplingParams
-from baton.platform.gateway.dispatch import MAX_ATTEMPTS, ReplicaDispatcher, RunningRequest
+from baton.core.messages import (
+    FinishReason,
+    GenerateRequest,
+    Pooling,
+    Receipt,
+    Role,
+    SamplingParams,
+)
+from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.platform.gateway.fleet.running_request import MAX_ATTEMPTS, RunningRequest
 from baton.platform.gateway.generation import Generation
-from baton.platform.router.prefix_memory import PrefixMemory
+from baton.platform.router.kv_index import KvIndex
 
 PROMPT = (5, 6, 7)
 
@@ -142,8 +153,8 @@ async def test_a_fault_of_the_request_is_not_tried_again(error: BatonError) -> N
 
 async def test_the_receipts_of_all_attempts_add_up() -> None:
     spent = Receipt(
-        decode_replica="d", computed_tokens=10, output_tokens=2, kv_bytes=100, queue_ms=1.0,
-        prefill_ms=2.0, transfer_ms=3.0, decode_ms=4.0, notes=("P refused",),
+        decode_replica="d", cached_tokens=2, computed_tokens=10, output_tokens=2, kv_bytes=100,
+        queue_ms=1.0, prefill_ms=2.0, transfer_ms=3.0, decode_ms=4.0, notes=("P refused",),
     )  # fmt: skip
     rest = Receipt(
         decode_replica="d", prefill_replica="p", cached_tokens=3, computed_tokens=5,
@@ -170,6 +181,7 @@ async def test_the_receipts_of_all_attempts_add_up() -> None:
         attempts=2,
         placement="no prefill replica: computed locally",
         prompt_tokens=len(PROMPT),
+        cached_tokens=2,  # of the attempt that answered for the prompt
         output_tokens=4,
         computed_tokens=10 + 1 + 5,  # token 3 came after the last receipt of the first attempt
         kv_bytes=150,
@@ -181,6 +193,19 @@ async def test_the_receipts_of_all_attempts_add_up() -> None:
     )
     assert receipt.notes[0] == "P refused"
     assert receipt.notes[1].startswith("attempt 1: decode replica d was lost")
+
+
+async def test_an_attempt_that_gave_nothing_has_not_answered_for_the_prompt() -> None:
+    found = Receipt(cached_tokens=3, output_tokens=1)
+    replica = ScriptedReplica(
+        "d",
+        fails_with(Unavailable("no")),
+        lambda request: [update(request, 1, finish=FinishReason.LENGTH, receipt=found)],
+    )
+    async with dispatching_to(replica) as dispatcher:
+        _, receipt = await ask(dispatcher)
+
+        assert receipt.cached_tokens == 3
 
 
 async def test_a_client_that_leaves_takes_its_request_back_and_says_what_it_got() -> None:
@@ -229,6 +254,29 @@ async def test_the_time_limit_ends_a_request_whose_replica_says_nothing() -> Non
             await tokens_of(running)
 
 
+async def test_tokens_that_came_in_time_are_delivered_before_the_limit_is_felt() -> None:
+    replica = ScriptedReplica("d", lambda request: [update(request, 1, 2)])
+    async with dispatching_to(replica) as dispatcher:
+        running = await dispatcher.start(generation(time_left_s=0.1))
+        updates = aiter(running)
+        await asyncio.sleep(0.2)  # the client reads late
+
+        assert (await anext(updates)).tokens == (1, 2)
+        with pytest.raises(DeadlineExceeded, match="after 2 tokens"):
+            await anext(updates)
+
+
+async def test_the_time_limit_counts_over_all_attempts() -> None:
+    replica = ScriptedReplica("d", breaks_after(1), silent)
+    async with dispatching_to(replica) as dispatcher:
+        running = await dispatcher.start(generation(time_left_s=0.5))
+
+        with pytest.raises(DeadlineExceeded, match="after 1 tokens"):
+            await tokens_of(running)
+
+        assert [request.attempt for request in replica.received] == [1, 2]
+
+
 async def test_requests_wait_their_turn_while_the_replica_is_full() -> None:
     replica = ScriptedReplica("d", silent, answers(2), max_open=1)
     async with dispatching_to(replica) as dispatcher:
@@ -240,6 +288,124 @@ async def test_requests_wait_their_turn_while_the_replica_is_full() -> None:
         await first.stop(0)
 
         assert await tokens_of(await waiting) == [2]
+
+
+async def test_a_smaller_priority_takes_the_next_free_place() -> None:
+    replica = ScriptedReplica("d", silent, answers(1), max_open=1)
+    async with dispatching_to(replica) as dispatcher:
+        first = await dispatcher.start(generation("first"))
+        batch = asyncio.create_task(dispatcher.start(replace(generation("batch"), priority=9)))
+        urgent = asyncio.create_task(dispatcher.start(replace(generation("urgent"), priority=-1)))
+        await asyncio.sleep(0.05)
+
+        await first.stop(0)
+        await (await urgent).stop(0)
+        await batch
+
+        await until(lambda: len(replica.received) == 3)
+        names = [(request.request_id, request.priority) for request in replica.received]
+        assert names == [("first", 0), ("urgent", -1), ("batch", 9)]
+
+
+async def test_another_choice_of_a_request_goes_where_the_first_one_runs() -> None:
+    one, other = ScriptedReplica("one", silent), ScriptedReplica("other", silent)
+    async with dispatching_to(one, other) as dispatcher:
+        await dispatcher.start(generation("busy"))  # on the one, so that the other is emptier
+        first = await dispatcher.start(generation("first"))
+        await dispatcher.start(generation("also busy"))
+
+        near = replace(generation("second"), near=RequestId("first"))
+        second = await dispatcher.start(near)
+
+        await until(lambda: len(other.received) == 2)
+        assert [request.request_id for request in other.received] == ["first", "second"]
+        assert second.receipt.placement.startswith("beside another choice of this request; ")
+        await first.stop(0)
+
+
+async def test_a_choice_whose_neighbour_is_over_goes_anywhere() -> None:
+    replica = ScriptedReplica("d", answers(1))
+    async with dispatching_to(replica) as dispatcher:
+        await ask(dispatcher)
+
+        second = await dispatcher.start(replace(generation("s"), near=RequestId("r")))
+
+        assert second.receipt.placement == "no prefill replica: computed locally"
+
+
+async def test_a_prompt_is_expected_where_it_was_placed_for_as_long_as_it_is_on_its_way() -> None:
+    replica = ScriptedReplica("d", lambda request: [update(request, 1)], silent)
+    async with dispatching_to(replica) as dispatcher:
+        fleet = dispatcher.fleet
+        await fleet.apply(snapshot(replica.info, PREFILL))
+        prompt = tuple(range(100))
+        hashes = fleet.hashes(prompt, b"tenant")
+
+        def expected() -> list[int]:
+            view = fleet.view(hashes)
+            return [one.num_expected_tokens for one in (*view.decode, *view.prefill)]
+
+        running = await dispatcher.start(replace(generation(), prompt=prompt))
+        assert expected() == [100, 100]
+        assert fleet.view(hashes).prefill[0].num_queued_tokens == 100
+        equal = await dispatcher.start(replace(generation("equal"), prompt=prompt))
+        assert fleet.view(hashes).prefill[0].num_queued_tokens == 100
+
+        await anext(aiter(running))  # the first token: the prefill is over
+        assert fleet.view(hashes).prefill[0].num_queued_tokens == 0
+        await equal.stop(0)
+        assert expected() == [100, 0]
+
+        await running.stop(1)
+        assert expected() == [0, 0]
+
+
+async def test_nothing_keeps_a_request_in_memory_that_was_stopped_long_before_its_limit() -> None:
+    async with dispatching_to(ScriptedReplica("d", answers(1))) as dispatcher:
+        running = await dispatcher.start(generation(time_left_s=600))
+        assert await tokens_of(running) == [1]
+        await running.stop(1)
+        gone = weakref.ref(running)
+
+        del running
+        gc.collect()
+
+        assert gone() is None
+
+
+PREFILL = make_replica("p", role=Role.PREFILL)
+WITH_PROMPT_LOGPROBS = replace(generation().sampling, num_prompt_logprobs=0)
+
+
+async def placed_with_a_prefill_pool(asked: Generation, *scripts: Script) -> list[GenerateRequest]:
+    """What a decode replica receives of a long request, while a prefill replica stands by."""
+    replica = ScriptedReplica("d", *scripts)
+    async with dispatching_to(replica) as dispatcher:
+        await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
+        running = await dispatcher.start(replace(asked, prompt=tuple(range(100))))
+        await tokens_of(running)
+        await running.stop(0)
+    return replica.received
+
+
+async def test_an_embedding_is_never_computed_elsewhere() -> None:
+    [plain] = await placed_with_a_prefill_pool(generation(), answers(1))
+    [pooled] = await placed_with_a_prefill_pool(
+        replace(generation(), pooling=Pooling.MEAN),
+        lambda request: [update(request, finish=FinishReason.STOP)],
+    )
+
+    assert plain.prefill == (PREFILL.endpoint,)
+    assert (pooled.prefill, pooled.pooling) == ((), Pooling.MEAN)
+
+
+async def test_logprobs_of_the_prompt_are_computed_locally_but_only_once() -> None:
+    first, second = await placed_with_a_prefill_pool(
+        replace(generation(), sampling=WITH_PROMPT_LOGPROBS), breaks_after(1), answers(2)
+    )
+
+    assert first.prefill == ()
+    assert second.prefill == (PREFILL.endpoint,)
 
 
 async def test_a_request_that_waits_for_room_ends_at_its_own_time_limit() -> None:
@@ -303,13 +469,13 @@ async def test_a_full_fleet_is_not_asked_again_and_again_what_it_has_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_up: list[Sequence[bytes]] = []
-    honest = PrefixMemory.num_cached_blocks
+    honest = KvIndex.num_cached_blocks
 
-    def look_up(self: PrefixMemory, hashes: Sequence[bytes]) -> dict[Epoch, int]:
+    def look_up(self: KvIndex, hashes: Sequence[bytes]) -> dict[Epoch, int]:
         looked_up.extend([hashes] if hashes else [])
         return honest(self, hashes)
 
-    monkeypatch.setattr(PrefixMemory, "num_cached_blocks", look_up)
+    monkeypatch.setattr(KvIndex, "num_cached_blocks", look_up)
     replica = ScriptedReplica("d", answers(1), max_open=0)
     async with dispatching_to(replica) as dispatcher:
         long = replace(generation(), prompt=tuple(range(64)))

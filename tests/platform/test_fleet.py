@@ -13,14 +13,15 @@ from tests.platform.known_replicas import make_replica
 from tests.platform.scripted_replica import ScriptedReplica, Step, snapshot, until, update
 
 from baton.core.ids import Epoch, RequestId, new_epoch
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.messages import FinishReason, GenerateRequest, Membership, ReplicaInfo, Role
-from baton.platform.gateway import fleet as fleet_module
-from baton.platform.gateway.fleet import Fleet
+from baton.platform.gateway.fleet import fleet as fleet_module
+from baton.platform.gateway.fleet.fleet import Fleet
 from baton.proto import replica_pb2 as pb
 
 P = make_replica("p", role=Role.PREFILL)
 REQUEST = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
-HASHES = [b"one", b"two", b"three"]
+HASHES = [bytes([number] * 16) for number in range(3)]
 
 
 def silent(request: GenerateRequest) -> list[Step]:
@@ -98,17 +99,32 @@ async def test_a_prefill_replica_has_no_stream_so_the_registrys_word_counts() ->
         assert names(fleet) == set()
 
 
-async def test_what_is_remembered_of_a_replica_goes_with_it() -> None:
+async def test_what_is_known_of_a_replica_goes_with_it() -> None:
     async with fleet_of(others=(P,)) as fleet:
-        fleet.remember(HASHES, [P.epoch])
+        three_blocks = KvEvent(KvChange.STORED, b"".join(HASHES))
+        fleet.index.apply(
+            P.epoch, KvEvents(first_sequence=1, events=(three_blocks,), is_snapshot=True)
+        )
+        fleet.index.expect(HASHES, P.epoch)
         fleet.add_prefill_tokens(P.epoch, 100)
-        assert fleet.view(HASHES).prefill[0].num_cached_tokens == 3 * P.layout.block_size
+        [view] = fleet.view(HASHES).prefill
+        assert view.num_cached_tokens == view.num_expected_tokens == 3 * P.layout.block_size
 
         await fleet.apply(snapshot())
         await fleet.apply(snapshot(P))
 
         [view] = fleet.view(HASHES).prefill
-        assert (view.num_cached_tokens, view.num_queued_tokens) == (0, 0)
+        assert (view.num_cached_tokens, view.num_expected_tokens) == (0, 0)
+        assert view.num_queued_tokens == 0
+
+
+async def test_a_replica_without_kv_events_serves_all_the_same() -> None:
+    replica = ScriptedReplica("d", silent)  # knows nothing of WatchKv
+    async with fleet_of(replica) as fleet:
+        [view] = fleet.view(HASHES).decode
+
+        assert (view.is_open, view.num_cached_tokens) == (True, 0)
+        assert not fleet.kv_knowledge()[replica.info.epoch].is_synced
 
 
 async def test_tokens_placed_on_a_prefill_replica_count_for_as_long_as_they_are_waited_for() -> (

@@ -10,6 +10,8 @@ from baton.core.messages import Capacity, Role
 from baton.platform.observe.fleet_report import (
     TERMS,
     Inspections,
+    Knowledge,
+    KvKnowledge,
     leaks_report,
     metrics_report,
     status_report,
@@ -20,6 +22,8 @@ from baton.proto.wire import capacity_to_proto
 P = make_replica("prefill-1", role=Role.PREFILL)
 D = make_replica("decode-2", role=Role.DECODE)
 NOBODY: Inspections = {}
+NOTHING: Knowledge = {}
+KNOWN = KvKnowledge(num_blocks=7, num_events=20, num_gaps=1, num_resyncs=2, is_synced=True)
 
 
 def reply(*, violations: tuple[str, ...] = (), **metrics: float) -> pb.InspectReply:
@@ -73,7 +77,7 @@ def test_a_replica_that_does_not_answer_is_no_proof_that_nothing_leaks() -> None
 
 
 def test_the_status_groups_replicas_by_pool_and_says_how_busy_each_is() -> None:
-    report = status_report([P, D], {D.epoch: reply(steps_total=3)})
+    report = status_report([P, D], {D.epoch: reply(steps_total=3)}, {D.epoch: KNOWN})
 
     [prefill], [decode] = report["pools"]["prefill"], report["pools"]["decode"]
     assert (prefill["replica"], prefill["is_reachable"]) == ("prefill-1", False)
@@ -82,16 +86,23 @@ def test_the_status_groups_replicas_by_pool_and_says_how_busy_each_is() -> None:
     assert (decode["num_running"], decode["num_waiting"]) == (5, 6)
     assert (decode["num_queued_tokens"], decode["num_free_blocks"]) == (70, 10)
     assert decode["metrics"] == {"steps_total": 3}
+    assert decode["kv_index"] == {
+        "num_blocks": 7, "num_events": 20, "num_gaps": 1, "num_resyncs": 2, "is_synced": True,
+    }  # fmt: skip
+    assert not prefill["kv_index"]["is_synced"]
 
 
 def test_the_status_of_no_replicas_still_names_both_pools() -> None:
-    assert status_report([], NOBODY) == {"pools": {"prefill": [], "decode": []}}
+    assert status_report([], NOBODY, NOTHING) == {"pools": {"prefill": [], "decode": []}}
 
 
 def test_prometheus_can_read_the_metrics() -> None:
-    text = metrics_report([P, D], {D.epoch: reply(steps_total=3, requests_open=2)})
+    text = metrics_report([P, D], {D.epoch: reply(steps_total=3, requests_open=2)}, NOTHING)
 
-    assert samples(text) == {
+    of_replicas = {
+        key: value for key, value in samples(text).items() if key[0].startswith("baton_replica_")
+    }
+    assert of_replicas == {
         ("baton_replica_up", "prefill-1"): 0,
         ("baton_replica_up", "decode-2"): 1,
         ("baton_replica_steps_total", "decode-2"): 3,
@@ -106,17 +117,43 @@ def test_prometheus_can_read_the_metrics() -> None:
     assert "# TYPE baton_replica_requests_open gauge" in text
 
 
+def test_the_metrics_say_how_well_the_gateway_follows_each_cache() -> None:
+    text = metrics_report([P, D], NOBODY, {D.epoch: KNOWN})
+
+    of_index = {
+        key: value for key, value in samples(text).items() if key[0].startswith("baton_kv_")
+    }
+    assert of_index == {
+        ("baton_kv_index_blocks", "decode-2"): 7,
+        ("baton_kv_index_synced", "decode-2"): 1,
+        ("baton_kv_events_total", "decode-2"): 20,
+        ("baton_kv_gaps_total", "decode-2"): 1,
+        ("baton_kv_resyncs_total", "decode-2"): 2,
+        ("baton_kv_index_blocks", "prefill-1"): 0,
+        ("baton_kv_index_synced", "prefill-1"): 0,
+        ("baton_kv_events_total", "prefill-1"): 0,
+        ("baton_kv_gaps_total", "prefill-1"): 0,
+        ("baton_kv_resyncs_total", "prefill-1"): 0,
+    }
+    assert "# TYPE baton_kv_resyncs_total counter" in text
+
+
 def test_a_metric_of_many_replicas_is_declared_once() -> None:
-    text = metrics_report([P, D], {P.epoch: reply(steps_total=1), D.epoch: reply(steps_total=2)})
+    both = {P.epoch: reply(steps_total=1), D.epoch: reply(steps_total=2)}
+
+    text = metrics_report([P, D], both, NOTHING)
 
     assert text.count("# TYPE baton_replica_steps_total") == 1
 
 
 def test_large_counters_keep_every_digit_so_that_rates_are_right() -> None:
-    text = metrics_report([D], {D.epoch: reply(kv_bytes_received_total=123_456_789_012.0)})
+    text = metrics_report([D], {D.epoch: reply(kv_bytes_received_total=123_456_789_012.0)}, NOTHING)
 
     assert samples(text)["baton_replica_kv_bytes_received_total", "decode-2"] == 123_456_789_012
 
 
 def test_an_answer_of_a_replica_unknown_by_now_is_left_out() -> None:
-    assert samples(metrics_report([], {Epoch("gone"): reply(steps_total=1)})) == {}
+    assert (
+        samples(metrics_report([], {Epoch("gone"): reply(steps_total=1)}, {Epoch("gone"): KNOWN}))
+        == {}
+    )

@@ -4,7 +4,7 @@ from tests.platform.known_replicas import make_replica
 
 from baton.core.ids import Epoch
 from baton.core.messages import Membership, ReplicaInfo
-from baton.platform.gateway.fleet import SETTLED_AFTER_S
+from baton.platform.gateway.fleet.fleet import SETTLED_AFTER_S
 from baton.platform.membership import merge
 from baton.platform.registry import HEARTBEAT_S
 

@@ -9,11 +9,6 @@ from baton.platform.config import DEMO_MODEL
 from baton.platform.model_folder import find_model
 
 
-@pytest.fixture(autouse=True)
-def _stay_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
 def test_a_model_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
 
@@ -44,10 +39,4 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["/nowhere", "./nowhere", "~/nowhere", "nowhere", "a/b/c"])
 def test_what_is_neither_a_folder_nor_an_id_is_refused_with_what_to_give(model: str) -> None:
     with pytest.raises(CheckpointError, match="give a model folder or a Hugging Face id"):
-        find_model(model)
-
-
-@pytest.mark.parametrize("model", ["nobody/nothing", "not an/id at all", "--/x"])
-def test_an_id_that_cannot_be_downloaded_is_refused_by_name(model: str) -> None:
-    with pytest.raises(CheckpointError, match=f"^{model} is no local folder, and could not be"):
         find_model(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -126,6 +127,82 @@ def test_a_lost_replica_is_tried_again_only_when_no_other_has_room() -> None:
     assert place_at(request, decode=[lost, full], prefill=[])[0] == "lost"
 
 
+def test_a_prompt_on_its_way_to_a_replica_draws_equal_ones_after_it() -> None:
+    idle, expecting = decode("idle"), decode("expecting", num_open=1, num_expected_tokens=960)
+
+    assert place_at(LONG, decode=[idle, expecting], prefill=[])[0] == "expecting"
+    assert place_at(
+        LONG,
+        decode=[idle],
+        prefill=[prefill("idle"), prefill("expecting", num_expected_tokens=960)],
+    )[1] == ["expecting", "idle"]
+
+
+def test_a_prompt_that_is_still_on_its_way_is_not_computed_locally_as_if_it_were_there() -> None:
+    expecting = decode("d", num_expected_tokens=992)
+
+    assert place_at(LONG, decode=[expecting], prefill=[prefill("p")]) == ("d", ["p"])
+
+
+def test_a_prefill_replica_is_charged_with_what_it_has_to_compute_only() -> None:
+    peer = prefill("p", num_cached_tokens=300, num_expected_tokens=600)
+
+    placement = place(LONG, decode=[decode("d")], prefill=[peer])
+    local = place(LONG, decode=[decode("d")], prefill=[])
+
+    assert placement is not None
+    assert placement.num_prefill_tokens == 400
+    assert local is not None
+    assert local.num_prefill_tokens == 0
+
+
+def test_a_request_goes_beside_the_one_it_belongs_to_though_others_have_less_work() -> None:
+    beside = decode("beside", num_open=3, num_queued_tokens=5000, num_cached_tokens=996)
+    near = replace(LONG, near=beside.info.epoch)
+
+    placement = place(near, decode=[decode("idle"), beside], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert (placement.decode.replica_id, placement.prefill) == ("beside", ())
+    assert placement.reason == (
+        "beside another choice of this request; 4 of 1000 tokens uncached: computed locally"
+    )
+
+
+def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill() -> None:
+    always_remote = LeastWork(local_prefill_tokens=0)
+    block_size = decode("d").info.layout.block_size
+    near = replace(LONG, near=decode("d").info.epoch)
+
+    def is_local(num_cached: int) -> bool:
+        there = View(decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),))
+        placement = always_remote.place(near, there, 0.0)
+        assert placement is not None
+        return not placement.prefill
+
+    assert is_local(1000 - block_size)
+    assert not is_local(1000 - block_size - 1)
+
+
+def test_a_neighbour_that_is_full_or_lost_does_not_hold_a_request_up() -> None:
+    full = decode("full", num_open=4)
+    lost = decode("lost")
+
+    for neighbour in (full, lost):
+        request = replace(LONG, near=neighbour.info.epoch, lost=frozenset({lost.info.epoch}))
+        assert place_at(request, decode=[neighbour, decode("other")], prefill=[])[0] == "other"
+
+
+def test_what_must_be_computed_locally_is_and_says_why() -> None:
+    request = replace(LONG, local_because="an embedding of the prompt")
+
+    placement = place(request, decode=[decode("d")], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert placement.reason == "an embedding of the prompt: computed locally"
+
+
 def test_the_reason_says_what_spoke_for_the_placement() -> None:
     placement = place(
         LONG,
@@ -157,6 +234,7 @@ def replica_views(draw: st.DrawFn, role: Role, number: int) -> ReplicaView:
         num_open=draw(st.integers(0, 3)),
         num_queued_tokens=draw(st.integers(0, 512)),
         num_cached_tokens=draw(st.integers(0, NUM_TOKENS)),
+        num_expected_tokens=draw(st.integers(0, NUM_TOKENS)),
         capacity=draw(st.none() | capacity) if role is Role.DECODE else None,
     )
 
@@ -184,7 +262,7 @@ def can_take(replica: ReplicaView) -> bool:
 
 def work(replica: ReplicaView) -> int:
     busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
-    return busy - replica.num_cached_tokens
+    return busy - max(replica.num_cached_tokens, replica.num_expected_tokens)
 
 
 @given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())

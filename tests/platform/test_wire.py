@@ -27,6 +27,9 @@ from baton.core.messages import (
     Capacity,
     FinishReason,
     GenerateRequest,
+    Grammar,
+    GrammarKind,
+    Pooling,
     PrefillDone,
     PrefillGranted,
     PrefillRequest,
@@ -52,6 +55,10 @@ floats = st.floats(allow_nan=False, width=32)  # logprobs are float32 on the wir
 tokens = st.lists(counts, max_size=5).map(tuple)
 finish_reasons = st.none() | st.sampled_from(FinishReason)
 
+grammars = st.builds(Grammar, st.sampled_from(GrammarKind), texts)
+priorities = st.integers(-(2**31), 2**31 - 1)
+poolings = st.none() | st.sampled_from(Pooling)
+
 samplings = st.builds(
     SamplingParams,
     temperature=doubles,
@@ -61,11 +68,17 @@ samplings = st.builds(
     repetition_penalty=doubles,
     presence_penalty=doubles,
     frequency_penalty=doubles,
+    typical_p=doubles,
+    logit_bias=st.lists(st.tuples(counts, doubles), max_size=3).map(tuple),
+    allowed_token_ids=tokens,
+    bad_words=st.lists(tokens, max_size=3).map(tuple),
+    grammar=st.none() | grammars,
     max_tokens=counts,
     min_tokens=counts,
     stop_token_ids=tokens,
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | counts,
+    num_prompt_logprobs=st.none() | counts,
     seed=big_counts,
     choice=counts,
 )
@@ -93,6 +106,8 @@ generates = st.builds(
     sampling=samplings,
     salt=st.binary(max_size=8),
     prefill=st.lists(addresses, max_size=2).map(tuple),
+    priority=priorities,
+    pooling=poolings,
     time_left_ms=st.none() | big_counts,
 )
 prefills = st.builds(
@@ -105,6 +120,7 @@ prefills = st.builds(
     output=tokens,
     sampling=samplings,
     salt=st.binary(max_size=8),
+    priority=priorities,
     time_left_ms=big_counts,
 )
 grants = st.builds(
@@ -149,6 +165,8 @@ updates = st.builds(
     attempt=counts,
     tokens=tokens,
     logprobs=st.lists(logprobs, max_size=3).map(tuple),
+    prompt_logprobs=st.lists(logprobs, max_size=3).map(tuple),
+    embedding=st.lists(floats, max_size=3).map(tuple),
     finish_reason=finish_reasons,
     receipt=st.none() | receipts,
 )
@@ -282,3 +300,13 @@ def test_a_finish_reason_of_a_newer_peer_is_none_we_know() -> None:
     message = pb.TokenUpdate.FromString(b"\x28\x63")  # finish_reason 99
 
     assert wire.update_from_proto(message).finish_reason is None
+
+
+def test_a_grammar_or_a_pooling_of_a_newer_peer_cannot_be_left_out() -> None:
+    grammar = pb.Grammar.FromString(b"\x08\x63")  # kind 99
+    pooled = pb.GenerateRequest.FromString(b"\x50\x63")  # pooling 99
+
+    with pytest.raises(InvalidRequest):
+        wire.grammar_from_proto(grammar)
+    with pytest.raises(InvalidRequest):
+        wire.generate_from_proto(pooled)

@@ -1,0 +1,93 @@
+"""What goes wrong, told in one line on standard error, with the remedy in it.
+
+exit 2     the command, the configuration or the model folder must be changed
+exit 1     it failed on the way
+exit 130   Ctrl-C
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from baton.core.errors import BatonError, CheckpointError, InvalidConfig, InvalidRequest
+
+INTERRUPTED = 130
+THE_USERS_OWN = (InvalidConfig, CheckpointError, InvalidRequest)
+
+
+class OneLineErrors(TyperGroup):
+    """Typer draws a box around usage errors; a line can be searched for, and copied."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        def run() -> Any:
+            return super(OneLineErrors, self).main(
+                args, prog_name, complete_var, False, windows_expand_args, **extra
+            )
+
+        if not standalone_mode:
+            return run()
+        try:
+            sys.exit(run() or 0)
+        except TyperException as error:
+            context: Any = getattr(error, "ctx", None)  # of usage errors
+            name = "baton" if context is None else context.command_path
+            if message := error.format_message():  # none where the help text has been shown instead
+                complain(name, f"{message.rstrip('.')}; see `{name} --help`")
+            sys.exit(error.exit_code)
+        except typer.Abort:
+            sys.exit(INTERRUPTED)
+
+
+def complain(command: str, text: str) -> None:
+    line = " ".join(text.split())
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble((f"{command}: ", "red"), line), soft_wrap=True)
+
+
+@contextmanager
+def warnings_silenced() -> Iterator[None]:
+    """For commands whose output tells it better: the services' log is for operators."""
+    log = logging.getLogger("baton")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def status_of(error: BatonError) -> int:
+    return 2 if isinstance(error, THE_USERS_OWN) else 1
+
+
+@contextmanager
+def told_in_one_line(command: str) -> Iterator[None]:
+    """Turn what Baton raises on purpose into a line and an exit status."""
+    try:
+        yield
+    except BatonError as error:
+        complain(command, str(error))
+        raise typer.Exit(status_of(error)) from None
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # who reads our output has gone: typer knows
+            raise
+        complain(command, str(error))
+        raise typer.Exit(1) from None

@@ -1,0 +1,89 @@
+"""Options of commands made from types and docs that exist elsewhere, so that nothing is said twice.
+
+command(model, values)  --with_options("values", [...])-->  what typer sees: model, --a, --b
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedOption:
+    parameter: str
+    flag: str
+    """As `typer.Option` takes it: `--port`, or `--this/--no-this`."""
+    hint: Any
+    """A type with its limits, as msgspec understands it. Lists may be given item by item."""
+    help: str
+    panel: str
+    """Under which heading `--help` lists it."""
+    variable: str | None = None
+    """An environment variable that stands for it."""
+
+
+def with_options(
+    into: str,
+    options: Sequence[GeneratedOption],
+    convert: Callable[[Mapping[str, Any]], Any] = dict,
+) -> Callable[[Command], Command]:
+    """Give a command `options` in the place of its parameter `into`.
+
+    That gets `convert({parameter: value})` of the options that were given.
+    """
+
+    def decorate(command: Command) -> Command:
+        def run(**values: Any) -> None:
+            given = {option.parameter: values.pop(option.parameter) for option in options}
+            given = {name: value for name, value in given.items() if value not in (None, [])}
+            command(**values, **{into: convert(given)})
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != into]
+        parameters += map(_parameter, options)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def _parameter(option: GeneratedOption) -> inspect.Parameter:
+    base, meta = _base_type(option.hint)
+    has_limits = base in (int, float)
+    info = typer.Option(
+        option.flag,
+        help=option.help,
+        rich_help_panel=option.panel,
+        envvar=option.variable,
+        min=meta.ge if has_limits else None,
+        max=meta.le if has_limits else None,
+    )
+    return inspect.Parameter(
+        option.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[base | None, info],
+    )
+
+
+def _base_type(hint: Any) -> tuple[Any, msgspec.Meta]:
+    """What typer is to parse, and the limits."""
+    meta = msgspec.Meta()
+    if typing.get_origin(hint) is Annotated:
+        hint, meta = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        hint = [kind for kind in typing.get_args(hint) if kind is not types.NoneType][-1]
+    if typing.get_origin(hint) in (frozenset, tuple, list):
+        return list[typing.get_args(hint)[0]], meta  # type: ignore[misc]
+    return hint, meta

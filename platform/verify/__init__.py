@@ -1,0 +1,1 @@
+"""`baton verify`: does the disaggregated engine say what the plain one says?"""

@@ -1,0 +1,118 @@
+"""Comparing answers. Pure: judges values.
+
+Numbers narrower than float32 round differently in batches of other shapes, so the most probable
+token may change where two are nearly as probable. Such a near tie is counted, and is no mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from baton.core.messages import TokenLogprob
+from baton.platform.verify.cases import Case
+from baton.platform.verify.fleets import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first token that is not the expected one."""
+
+    prompt_len: int
+    position: int
+    """In the output."""
+    expected: int | None
+    found: int | None
+    top2_gap: float
+    """Between the two most probable tokens there, in nats: a small one is a near tie."""
+
+    def __str__(self) -> str:
+        return (
+            f"prompt of {self.prompt_len}: output token {self.position} is {self.found}, not "
+            f"{self.expected} (the two best are {self.top2_gap:.2g} nats apart)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    case: str
+    transport: str
+    num_prompts: int
+    num_equal: int
+    num_near_ties: int
+    kv_bytes: int
+    ms: float
+    first_difference: Difference | None
+    problems: tuple[str, ...]
+    """What was wrong besides: leaks, corrupt pieces, KV that did not travel."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.first_difference is None and not self.problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a case left behind."""
+
+    expected: Sequence[Answer]
+    found: Sequence[Answer]
+    leaks: Sequence[str]
+    num_corrupt: int
+    num_squeezed: int
+    """Requests preempted and handoffs refused or taken back, for want of room."""
+    ms: float
+
+
+def judge(case: Case, transport: str, evidence: Evidence, *, tolerance: float = 0.0) -> Verdict:
+    """`tolerance`: nats between two tokens that make a near tie."""
+    pairs = list(zip(evidence.expected, evidence.found, strict=True))
+    all_differences = [difference for pair in pairs if (difference := _difference(*pair))]
+    differences = [one for one in all_differences if not one.top2_gap < tolerance]
+    return Verdict(
+        case=case.name,
+        transport=transport,
+        num_prompts=len(pairs),
+        num_equal=len(pairs) - len(all_differences),
+        num_near_ties=len(all_differences) - len(differences),
+        kv_bytes=sum(answer.receipt.kv_bytes for answer in evidence.found),
+        ms=evidence.ms,
+        first_difference=differences[0] if differences else None,
+        problems=tuple(_problems(case, transport, evidence)),
+    )
+
+
+def _difference(expected: Answer, found: Answer) -> Difference | None:
+    for position, (wanted, got) in enumerate(zip_longest(expected.tokens, found.tokens)):
+        if wanted != got:
+            return Difference(
+                prompt_len=expected.receipt.prompt_tokens,
+                position=position,
+                expected=wanted,
+                found=got,
+                top2_gap=_top2_gap(expected.logprobs[position : position + 1]),
+            )
+    return None
+
+
+def _top2_gap(logprobs: Sequence[TokenLogprob]) -> float:
+    values = [value for entry in logprobs for _, value in entry.top]
+    return values[0] - values[1] if len(values) > 1 else math.inf
+
+
+def _problems(case: Case, transport: str, evidence: Evidence) -> list[str]:
+    problems = list(evidence.leaks)
+    num_handed_over = sum(a.receipt.transport == transport for a in evidence.found)
+    if num_handed_over < len(evidence.found) and not case.is_crowded:
+        notes = {note for answer in evidence.found for note in answer.receipt.notes}
+        why = f": {min(notes)}" if notes else ""
+        problems.append(f"the KV of {len(evidence.found) - num_handed_over} did not travel{why}")
+    if evidence.num_corrupt:
+        problems.append(f"{evidence.num_corrupt} pieces came corrupt")
+    if case.is_crowded and not evidence.num_squeezed:
+        problems.append("there was room for all, so nothing was tried")
+    if case.is_repeated and not any(a.receipt.cached_tokens for a in evidence.found):
+        problems.append("nothing was in a prefix cache, so nothing was tried")
+    return problems
