@@ -1,6 +1,12 @@
-"""Train the demo checkpoint: a Llama of 4.5 million parameters, on the Python standard library.
+"""Train the demo checkpoint, a Llama of 4.5 million parameters, on the Python standard library.
 
     python examples/demo_model/train.py --minutes 40 --out examples/demo_model/checkpoint
+
+and its draft, of 0.9 million, which guesses ahead of it in speculative decoding: it must have the
+same tokenizer, so it takes the demo's.
+
+    python examples/demo_model/train.py --size draft --minutes 45 --out examples/demo_model/draft \
+        --tokenizer-from examples/demo_model/checkpoint
 
 Nothing is downloaded and no GPU is needed. The run ends when either the minutes or the steps are
 used up; the learning rate follows whichever is nearer its end. A usable checkpoint is in --out a
@@ -52,14 +58,28 @@ class Split:
     chat: Tensor  # [num_chat_tokens]
 
 
-def model_config(tokenizer: Tokenizer) -> LlamaConfig:
+SHAPES = {
+    "demo": {
+        "hidden_size": 256,
+        "intermediate_size": 640,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "draft": {
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def model_config(size: str, tokenizer: Tokenizer) -> LlamaConfig:
     return LlamaConfig(
+        **SHAPES[size],
         vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=640,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=MAX_POSITION,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -71,8 +91,8 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
-def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    model = LlamaForCausalLM(model_config(tokenizer))
+def new_model(size: str, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(model_config(size, tokenizer))
     model.generation_config = GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         eos_token_id=model.config.eos_token_id,
@@ -187,6 +207,7 @@ def save_checkpoint(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) ->
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SHAPES, default="demo")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "checkpoint")
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--steps", type=int, default=100_000)
@@ -194,6 +215,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--peak-learning-rate", type=float, default=3e-3)
     parser.add_argument("--start-from", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--tokenizer-from", type=Path, help="a checkpoint whose tokenizer to take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--bf16", action="store_true", help="compute in bfloat16; faster where the CPU supports it"
@@ -214,14 +236,14 @@ def main() -> None:
     torch.manual_seed(args.seed)
 
     corpora = read_corpus(args.seed)
-    if args.start_from:
-        tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json"))
+    if source := args.tokenizer_from or args.start_from:
+        tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     else:
         texts = [*corpora[0].texts, *render_chats(corpora[0].chats)]
         tokenizer = train_tokenizer(texts, VOCAB_SIZE)
     training = encode(corpora[0], tokenizer, CUT_RATE, args.seed)
     held_out = encode(corpora[1], tokenizer, 0, args.seed)
-    model = new_model(tokenizer)
+    model = new_model(args.size, tokenizer)
     if args.start_from:
         model.load_state_dict(LlamaForCausalLM.from_pretrained(args.start_from).state_dict())
     log.info("%d parameters", model.num_parameters())
