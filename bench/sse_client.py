@@ -22,7 +22,7 @@ class Streamed:
     """One answer. Times are seconds since the request was sent."""
 
     times: tuple[float, ...]
-    """Of each write; the server writes once for each update it has text for."""
+    """Of each write but [DONE]; the server writes once for each update it has text for."""
     events: tuple[dict[str, Any], ...]
     """Of the first and the last write."""
 
@@ -68,8 +68,9 @@ class Connection:
         times: list[float] = []
         first = last = b""
         while chunk := await self._chunk():
-            times.append(time.perf_counter() - sent_at)
-            first, last = first or chunk, chunk
+            if chunk.strip() != DONE:
+                times.append(time.perf_counter() - sent_at)
+                first, last = first or chunk, chunk
         return Streamed(tuple(times), (*_events(first), *_events(last)))
 
     async def _chunk(self) -> bytes:
