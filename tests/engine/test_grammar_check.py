@@ -57,6 +57,7 @@ def test_a_sound_grammar_passes(kind: GrammarKind, source: str) -> None:
         (REGEX, "a(b", "unclosed group"),
         (REGEX, r"(a)\1", "backreference"),
         (REGEX, r"[^\s\S]", "no sentence"),
+        (REGEX, "a{60000}", "written out"),
         (LARK, "start: missing", "missing"),
         (LARK, "start: <|nosuch|>", "nosuch"),
         (LARK, 'rule: "a"', "start"),
