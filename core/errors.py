@@ -19,6 +19,8 @@
         ├── StaleEpoch        a message for, or from, an earlier incarnation
         ├── CorruptPiece      bytes that do not match their checksum
         ├── TransferCut       the peer cannot be reached; the transfer may be opened again
+        │   └── TransportFailed   this way does not work between the two; another one may
+        ├── NoTransport       none of the ways that are allowed leads to the peer
         ├── UnknownTransfer   the peer holds nothing for it
         └── TransferAborted   one side gave up: cancel, expiry, crash or pressure
 
@@ -116,6 +118,14 @@ class CorruptPiece(TransferError):
 
 class TransferCut(TransferError):
     """The stream broke or its peer cannot be reached. The transfer may be opened again."""
+
+
+class TransportFailed(TransferCut):
+    """This way of carrying bytes does not work between the two replicas; another one may."""
+
+
+class NoTransport(TransferError):
+    """None of the transports that are allowed leads to the peer."""
 
 
 class UnknownTransfer(TransferError):

@@ -4,14 +4,23 @@
                                            ^ K, then V
 
 K and V of one (block, head) are contiguous: the *unit*, which a checksum covers and which a
-tensor-parallel slice takes whole.
+tensor-parallel slice takes whole. Where items are quantized, their scales follow within the unit:
+
+    items [2][block size][head dim], scales [2][block size] float32, zeros up to 64 bytes
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+QUANTIZED = frozenset(("int8", "float8_e4m3fn"))
+"""One scale for each token and head, of K and of V: item * scale is what was stored."""
+WIDE = tuple(dtype for dtype in ITEM_BYTES if dtype not in QUANTIZED)
+"""What models compute in, and keep as it is."""
+SCALE_BYTES = 4
+UNIT_ALIGNMENT = 64
+"""Bytes; of units with scales. Others are as long as their items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +33,42 @@ class KvLayout:
     head_dim: int
     block_size: int
     """Tokens per block."""
+    first_kv_head: int = 0
+    """The model's number of the first head held here: a tensor-parallel rank holds some of them."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"KV of dtype {self.dtype!r}; known are {', '.join(ITEM_BYTES)}")
+        sizes = (self.num_layers, self.num_kv_heads, self.head_dim, self.block_size)
+        if min(sizes) < 1 or self.first_kv_head < 0:
+            raise ValueError(f"impossible sizes of KV: {self}")
+
+    @property
+    def has_scales(self) -> bool:
+        return self.dtype in QUANTIZED
+
+    @property
+    def stop_kv_head(self) -> int:
+        """The model's number of the first head after those held here."""
+        return self.first_kv_head + self.num_kv_heads
+
+    @property
+    def token_bytes(self) -> int:
+        """The items of one token, of K or of V, of one head in one layer."""
+        return self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def items_bytes(self) -> int:
+        """All items of a unit; its scales, if there are any, begin behind them."""
+        return 2 * self.block_size * self.token_bytes
 
     @property
     def unit_bytes(self) -> int:
         """K and V of one block and one head in one layer."""
-        return 2 * self.block_size * self.head_dim * ITEM_BYTES[self.dtype]
+        if not self.has_scales:
+            return self.items_bytes
+        num_bytes = self.items_bytes + 2 * self.block_size * SCALE_BYTES
+        return -(-num_bytes // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
 
     @property
     def layer_block_bytes(self) -> int:

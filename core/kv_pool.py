@@ -47,6 +47,37 @@ class Census:
     """Unreferenced blocks without contents."""
 
 
+class BlockSource(Protocol):
+    """Some blocks of one holder in one layer, to be read on any thread while it keeps them."""
+
+    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+        """The `start`-th of them and so on, as from `KvPool.view`. May wait for a device."""
+
+
+class BlockTargets(Protocol):
+    """Fresh blocks of one holder, to be written on any thread while it keeps its references."""
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Of this host: otherwise they have no `view`."""
+
+    def view(self, index: int, layer: int) -> memoryview:
+        """The memory of the holder's `index`-th block in `layer`."""
+
+    def write(self, index: int, layer: int, offset: int, data: memoryview) -> None:
+        """Put `data` at byte `offset` of that block and layer."""
+
+
+class NameFollower(Protocol):
+    """Hears, on the owner's thread, what can be found in a pool. It must not change the pool."""
+
+    def named(self, name: bytes) -> None:
+        """A block of this name is full and computed, perhaps one more of several."""
+
+    def struck(self, name: bytes) -> None:
+        """What was computed under this name is wrong: whoever has a copy must drop it."""
+
+
 class KvPool(Protocol):
     @property
     def layout(self) -> KvLayout: ...
@@ -54,12 +85,39 @@ class KvPool(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def reserve(self, holder: Holder, tokens: Sequence[int], salt: bytes) -> int | None:
+    def reserve(
+        self, holder: Holder, tokens: Sequence[int], salt: bytes, *, tenant: str = ""
+    ) -> int | None:
         """Give `holder` blocks for all of `tokens` and return how many tokens were cached.
 
         The blocks of the cached prefix are shared and must not be written; the others are fresh.
         At least one token is always left uncached. Returns None, with nothing changed, if
-        too few blocks are available.
+        too few blocks are available, or `tenant`, on whose account they are, may have no more.
+        """
+
+    @property
+    def is_prefix_caching(self) -> bool:
+        """Whether named blocks can be found again."""
+
+    def num_cached(self, tokens: Sequence[int], salt: bytes) -> int:
+        """How many leading `tokens` are in named blocks, all of these full."""
+
+    def hold_cached(self, holder: Holder, tokens: Sequence[int], salt: bytes) -> int:
+        """Let `holder`, which must hold nothing, reference those blocks; return their tokens."""
+
+    def hold_named(self, holder: Holder, name: bytes) -> bool:
+        """Let `holder`, which must hold nothing, reference the block of this name, if there is one.
+
+        `name` is that of `baton.core.block_hash`.
+        """
+
+    def follow(self, follower: NameFollower) -> None:
+        """From now on `follower`, and nobody else, hears of names."""
+
+    def commit(self, holder: Holder, tokens: Sequence[int], num_computed: int, salt: bytes) -> None:
+        """Name the blocks of `holder` filled by the first `num_computed` of its `tokens`.
+
+        From now on they can be shared, and keep their contents when nobody references them.
         """
 
     def share(self, source: Holder, target: Holder, num_blocks: int) -> None:
@@ -74,13 +132,29 @@ class KvPool(Protocol):
     def release(self, holder: Holder) -> None:
         """Give up all references of `holder`. Nothing happens if it has none."""
 
+    def table(self, holder: Holder) -> Sequence[int]:
+        """The numbers of the holder's blocks, in token order. Live: copy it to keep it."""
+
     def view(self, holder: Holder, index: int, layer: int) -> memoryview:
         """The bytes of the holder's `index`-th block in `layer`.
 
         [KV heads][2][block size][head dim], `layout.layer_block_bytes` long, read-only.
         """
 
+    def source(self, holder: Holder, start: int, stop: int, layer: int) -> BlockSource:
+        """The holder's blocks from index `start` to before `stop`, all computed in `layer`."""
+
     def write(self, holder: Holder, index: int, layer: int, data: memoryview) -> None:
         """Copy `data` (as from `view`) into the holder's `index`-th block, its alone."""
+
+    def clear_tail(self, holder: Holder, num_tokens: int, layer: int) -> None:
+        """Zero what the block of the last of `num_tokens` has room for besides, in `layer`.
+
+        It may still hold what an earlier owner of the block wrote there. A block that has a name is
+        left alone: all of it was computed, and others may read it.
+        """
+
+    def targets(self, holder: Holder, start: int) -> BlockTargets:
+        """The holder's blocks from index `start` on, its alone, to be written."""
 
     def census(self) -> Census: ...

@@ -118,6 +118,14 @@ class ReplicaAddress:
     """host:port"""
 
 
+@dataclass(frozen=True, slots=True)
+class CachePoint:
+    """The first `num_tokens` of a prompt are to stay in the prefix cache for `ttl_s`."""
+
+    num_tokens: int
+    ttl_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """Gateway -> D: continue `prompt + output`.
@@ -140,6 +148,13 @@ class GenerateRequest:
     """Smaller comes first, and is preempted last."""
     pooling: Pooling | None = None
     """Set: nothing is generated, the answer is an embedding of the prompt."""
+    tenant: str = ""
+    """On whose account its blocks are."""
+    cache_points: tuple[CachePoint, ...] = ()
+    source: ReplicaAddress | None = None
+    """A replica that holds KV of more of the prompt than D: pulled, as far as that pays."""
+    is_moving: bool = False
+    """The request runs on `source` at this moment, and is to leave it."""
     time_left_ms: int | None = None
 
 
@@ -157,6 +172,10 @@ class PrefillRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     salt: bytes = b""
     priority: int = 0
+    tenant: str = ""
+    cache_points: tuple[CachePoint, ...] = ()
+    source: ReplicaAddress | None = None
+    """A replica that holds KV of more of the prompt than P: pulled, as far as that pays."""
     time_left_ms: int
 
 
@@ -169,6 +188,8 @@ class PrefillGranted:
 
     transfer_id: TransferId
     sender_epoch: Epoch
+    layout: KvLayout
+    """The sender's."""
     num_tokens: int
     num_cached: int
     """Tokens that P need not compute."""
@@ -195,6 +216,37 @@ class PrefillDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequest:
+    """Any replica -> any other: offer me the KV you hold of the beginning of `tokens`."""
+
+    transfer_id: TransferId
+    receiver_epoch: Epoch
+    layout: KvLayout
+    """The receiver's."""
+    tokens: tuple[int, ...]
+    salt: bytes = b""
+    num_held: int = 0
+    """Tokens that the receiver has already."""
+    request_id: RequestId | None = None
+    """Set: this request of the peer moves away, and stops there."""
+    attempt: int = 0
+    """The attempt of it that stops, or an earlier one."""
+    time_left_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullOffered:
+    """The answer: open the transfer. The peer keeps the blocks until it is settled."""
+
+    transfer_id: TransferId
+    sender_epoch: Epoch
+    layout: KvLayout
+    """The sender's."""
+    num_tokens: int
+    """From the first of `tokens` on; more than `num_held`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """What a request used. Times are milliseconds; tokens are counted, never estimated.
 
@@ -210,6 +262,10 @@ class Receipt:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens taken from a prefix cache, on whichever replica answered for the prompt."""
+    cache_write_tokens: int = 0
+    """Prompt tokens before a cache point that were not in the cache, and now stay there."""
+    pulled_tokens: int = 0
+    """Tokens whose KV came from another replica's cache or a tier instead of being computed."""
     computed_tokens: int = 0
     """Tokens run through the model, prompt and output, on all replicas, over all attempts."""
     output_tokens: int = 0
@@ -264,6 +320,8 @@ class Capacity:
     num_blocks: int = 0
     num_free_blocks: int = 0
     """Free or merely cached."""
+    is_draining: bool = False
+    """Place nothing more; what runs is to move elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,32 @@ class Prompts(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CacheControl(message.Message):
+    """Keep what is before this point in the prefix caches, for a while after each use. At most four in
+    a request.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    type: builtins.str
+    """ephemeral, which it is if empty"""
+    ttl: builtins.str
+    """5m or 1h; empty: 5m"""
+    def __init__(
+        self,
+        *,
+        type: builtins.str = ...,
+        ttl: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ttl", b"ttl", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class GenerateRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -140,6 +166,7 @@ class GenerateRequest(message.Message):
     ECHO_FIELD_NUMBER: builtins.int
     RESUMABLE_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    CACHE_CONTROL_FIELD_NUMBER: builtins.int
     model: builtins.str
     """empty: the only model served"""
     text: builtins.str
@@ -162,6 +189,10 @@ class GenerateRequest(message.Message):
 
     @builtins.property
     def sampling(self) -> SamplingOptions: ...
+    @builtins.property
+    def cache_control(self) -> CacheControl:
+        """of a point at the end of each prompt"""
+
     def __init__(
         self,
         *,
@@ -176,10 +207,11 @@ class GenerateRequest(message.Message):
         echo: builtins.bool = ...,
         resumable: builtins.bool = ...,
         add_special_tokens: builtins.bool | None = ...,
+        cache_control: CacheControl | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "prompt", b"prompt", "prompts", b"prompts", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "prompt", b"prompt", "prompts", b"prompts", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "echo", b"echo", "model", b"model", "prompt", b"prompt", "prompts", b"prompts", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "echo", b"echo", "model", b"model", "prompt", b"prompt", "prompts", b"prompts", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -224,6 +256,7 @@ class ChatMessage(message.Message):
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     REASONING_FIELD_NUMBER: builtins.int
+    CACHE_CONTROL_FIELD_NUMBER: builtins.int
     role: builtins.str
     """system, developer, user, assistant, tool"""
     content: builtins.str
@@ -236,6 +269,10 @@ class ChatMessage(message.Message):
     def tool_calls(self) -> containers.RepeatedCompositeFieldContainer[ToolCall]:
         """of an assistant"""
 
+    @builtins.property
+    def cache_control(self) -> CacheControl:
+        """of a point at the end of the message"""
+
     def __init__(
         self,
         *,
@@ -245,10 +282,11 @@ class ChatMessage(message.Message):
         tool_calls: abc.Iterable[ToolCall] | None = ...,
         tool_call_id: builtins.str = ...,
         reasoning: builtins.str = ...,
+        cache_control: CacheControl | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["cache_control", b"cache_control"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_control", b"cache_control", "content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -297,6 +335,7 @@ class ChatRequest(message.Message):
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     INCLUDE_REASONING_FIELD_NUMBER: builtins.int
+    CACHE_CONTROL_FIELD_NUMBER: builtins.int
     model: builtins.str
     request_id: builtins.str
     return_token_ids: builtins.bool
@@ -321,6 +360,10 @@ class ChatRequest(message.Message):
     def chat_template_kwargs(self) -> struct_pb2.Struct:
         """variables for the template's own switches"""
 
+    @builtins.property
+    def cache_control(self) -> CacheControl:
+        """of a point behind the last message"""
+
     def __init__(
         self,
         *,
@@ -338,10 +381,11 @@ class ChatRequest(message.Message):
         chat_template_kwargs: struct_pb2.Struct | None = ...,
         add_special_tokens: builtins.bool | None = ...,
         include_reasoning: builtins.bool | None = ...,
+        cache_control: CacheControl | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -680,10 +724,13 @@ class Usage(message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     REASONING_TOKENS_FIELD_NUMBER: builtins.int
+    CACHE_WRITE_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     cached_tokens: builtins.int
     output_tokens: builtins.int
     reasoning_tokens: builtins.int
+    cache_write_tokens: builtins.int
+    """of the prompt, before a cache point and not cached until now"""
     def __init__(
         self,
         *,
@@ -691,10 +738,11 @@ class Usage(message.Message):
         cached_tokens: builtins.int = ...,
         output_tokens: builtins.int = ...,
         reasoning_tokens: builtins.int = ...,
+        cache_write_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -716,6 +764,9 @@ class Receipt(message.Message):
     TRANSFER_MS_FIELD_NUMBER: builtins.int
     DECODE_MS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    CACHE_WRITE_TOKENS_FIELD_NUMBER: builtins.int
+    PULLED_TOKENS_FIELD_NUMBER: builtins.int
     decode_replica: builtins.str
     prefill_replica: builtins.str
     """empty: the decode replica computed the prompt itself"""
@@ -729,6 +780,12 @@ class Receipt(message.Message):
     prefill_ms: builtins.float
     transfer_ms: builtins.float
     decode_ms: builtins.float
+    cached_tokens: builtins.int
+    """of the prompt, found in a prefix cache"""
+    cache_write_tokens: builtins.int
+    """of the prompt, before a cache point and not cached until now"""
+    pulled_tokens: builtins.int
+    """whose KV came from another replica's cache or a tier"""
     @builtins.property
     def notes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -746,10 +803,13 @@ class Receipt(message.Message):
         transfer_ms: builtins.float = ...,
         decode_ms: builtins.float = ...,
         notes: abc.Iterable[builtins.str] | None = ...,
+        cached_tokens: builtins.int = ...,
+        cache_write_tokens: builtins.int = ...,
+        pulled_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempts", b"attempts", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "kv_bytes", b"kv_bytes", "notes", b"notes", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "kv_bytes", b"kv_bytes", "notes", b"notes", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

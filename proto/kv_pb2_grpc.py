@@ -34,22 +34,32 @@ class KvTransferStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Open = channel.unary_stream(
+        self.Open = channel.stream_stream(
                 '/baton.kv.v1.KvTransfer/Open',
-                request_serializer=baton_dot_proto_dot_kv__pb2.OpenRequest.SerializeToString,
-                response_deserializer=baton_dot_proto_dot_kv__pb2.KvPiece.FromString,
+                request_serializer=baton_dot_proto_dot_kv__pb2.OpenMessage.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_kv__pb2.KvPieces.FromString,
                 _registered_method=True)
         self.Settle = channel.unary_unary(
                 '/baton.kv.v1.KvTransfer/Settle',
                 request_serializer=baton_dot_proto_dot_kv__pb2.SettleRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_kv__pb2.SettleReply.FromString,
                 _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/baton.kv.v1.KvTransfer/Meet',
+                request_serializer=baton_dot_proto_dot_kv__pb2.MeetRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_kv__pb2.MeetReply.FromString,
+                _registered_method=True)
+        self.OfferProbe = channel.unary_unary(
+                '/baton.kv.v1.KvTransfer/OfferProbe',
+                request_serializer=baton_dot_proto_dot_kv__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_kv__pb2.ProbeOffer.FromString,
+                _registered_method=True)
 
 
 class KvTransferServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Open(self, request, context):
+    def Open(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -63,18 +73,42 @@ class KvTransferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Meet(self, request, context):
+        """What two ends of a transport must tell each other before its first piece.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OfferProbe(self, request, context):
+        """Lends D blocks of no meaning to fetch, so that it can measure a transport. Settle as ever.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvTransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Open': grpc.unary_stream_rpc_method_handler(
+            'Open': grpc.stream_stream_rpc_method_handler(
                     servicer.Open,
-                    request_deserializer=baton_dot_proto_dot_kv__pb2.OpenRequest.FromString,
-                    response_serializer=baton_dot_proto_dot_kv__pb2.KvPiece.SerializeToString,
+                    request_deserializer=baton_dot_proto_dot_kv__pb2.OpenMessage.FromString,
+                    response_serializer=baton_dot_proto_dot_kv__pb2.KvPieces.SerializeToString,
             ),
             'Settle': grpc.unary_unary_rpc_method_handler(
                     servicer.Settle,
                     request_deserializer=baton_dot_proto_dot_kv__pb2.SettleRequest.FromString,
                     response_serializer=baton_dot_proto_dot_kv__pb2.SettleReply.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=baton_dot_proto_dot_kv__pb2.MeetRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_kv__pb2.MeetReply.SerializeToString,
+            ),
+            'OfferProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferProbe,
+                    request_deserializer=baton_dot_proto_dot_kv__pb2.ProbeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_kv__pb2.ProbeOffer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,7 +122,7 @@ class KvTransfer:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Open(request,
+    def Open(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -98,12 +132,12 @@ class KvTransfer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/baton.kv.v1.KvTransfer/Open',
-            baton_dot_proto_dot_kv__pb2.OpenRequest.SerializeToString,
-            baton_dot_proto_dot_kv__pb2.KvPiece.FromString,
+            baton_dot_proto_dot_kv__pb2.OpenMessage.SerializeToString,
+            baton_dot_proto_dot_kv__pb2.KvPieces.FromString,
             options,
             channel_credentials,
             insecure,
@@ -131,6 +165,60 @@ class KvTransfer:
             '/baton.kv.v1.KvTransfer/Settle',
             baton_dot_proto_dot_kv__pb2.SettleRequest.SerializeToString,
             baton_dot_proto_dot_kv__pb2.SettleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.kv.v1.KvTransfer/Meet',
+            baton_dot_proto_dot_kv__pb2.MeetRequest.SerializeToString,
+            baton_dot_proto_dot_kv__pb2.MeetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.kv.v1.KvTransfer/OfferProbe',
+            baton_dot_proto_dot_kv__pb2.ProbeRequest.SerializeToString,
+            baton_dot_proto_dot_kv__pb2.ProbeOffer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,7 @@ def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
         num_kv_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,
         block_size=layout.block_size,
+        first_kv_head=layout.first_kv_head,
     )
 
 
@@ -26,4 +27,5 @@ def layout_from_proto(message: pb.KvLayout) -> KvLayout:
         num_kv_heads=message.num_kv_heads,
         head_dim=message.head_dim,
         block_size=message.block_size,
+        first_kv_head=message.first_kv_head,
     )

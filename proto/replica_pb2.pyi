@@ -372,12 +372,18 @@ class GenerateRequest(message.Message):
     TIME_LEFT_MS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     POOLING_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    CACHE_POINTS_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    IS_MOVING_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     salt: builtins.bytes
     time_left_ms: builtins.int
     priority: builtins.int
     pooling: Pooling.ValueType
+    tenant: builtins.str
+    is_moving: builtins.bool
     @builtins.property
     def prompt(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
@@ -386,6 +392,10 @@ class GenerateRequest(message.Message):
     def sampling(self) -> Sampling: ...
     @builtins.property
     def prefill(self) -> containers.RepeatedCompositeFieldContainer[ReplicaAddress]: ...
+    @builtins.property
+    def cache_points(self) -> containers.RepeatedCompositeFieldContainer[CachePoint]: ...
+    @builtins.property
+    def source(self) -> ReplicaAddress: ...
     def __init__(
         self,
         *,
@@ -399,14 +409,40 @@ class GenerateRequest(message.Message):
         time_left_ms: builtins.int | None = ...,
         priority: builtins.int = ...,
         pooling: Pooling.ValueType = ...,
+        tenant: builtins.str = ...,
+        cache_points: abc.Iterable[CachePoint] | None = ...,
+        source: ReplicaAddress | None = ...,
+        is_moving: builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "source", b"source", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "output", b"output", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_left_ms: _TypeAlias = typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_ms) -> _WhichOneofReturnType__time_left_ms | None: ...
+
+@typing.final
+class CachePoint(message.Message):
+    """The first `num_tokens` of a prompt are to stay in the prefix cache for a while."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    TTL_MS_FIELD_NUMBER: builtins.int
+    num_tokens: builtins.int
+    ttl_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        num_tokens: builtins.int = ...,
+        ttl_ms: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_tokens", b"num_tokens", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class TopToken(message.Message):
@@ -499,6 +535,8 @@ class Receipt(message.Message):
     TRANSFER_MS_FIELD_NUMBER: builtins.int
     DECODE_MS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    CACHE_WRITE_TOKENS_FIELD_NUMBER: builtins.int
+    PULLED_TOKENS_FIELD_NUMBER: builtins.int
     decode_replica: builtins.str
     prefill_replica: builtins.str
     placement: builtins.str
@@ -513,6 +551,8 @@ class Receipt(message.Message):
     prefill_ms: builtins.float
     transfer_ms: builtins.float
     decode_ms: builtins.float
+    cache_write_tokens: builtins.int
+    pulled_tokens: builtins.int
     @builtins.property
     def notes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -533,10 +573,12 @@ class Receipt(message.Message):
         transfer_ms: builtins.float = ...,
         decode_ms: builtins.float = ...,
         notes: abc.Iterable[builtins.str] | None = ...,
+        cache_write_tokens: builtins.int = ...,
+        pulled_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempts", b"attempts", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "kv_bytes", b"kv_bytes", "notes", b"notes", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "kv_bytes", b"kv_bytes", "notes", b"notes", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "prompt_tokens", b"prompt_tokens", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -597,12 +639,14 @@ class Capacity(message.Message):
     NUM_QUEUED_TOKENS_FIELD_NUMBER: builtins.int
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_FREE_BLOCKS_FIELD_NUMBER: builtins.int
+    IS_DRAINING_FIELD_NUMBER: builtins.int
     max_open: builtins.int
     num_running: builtins.int
     num_waiting: builtins.int
     num_queued_tokens: builtins.int
     num_blocks: builtins.int
     num_free_blocks: builtins.int
+    is_draining: builtins.bool
     def __init__(
         self,
         *,
@@ -612,10 +656,11 @@ class Capacity(message.Message):
         num_queued_tokens: builtins.int = ...,
         num_blocks: builtins.int = ...,
         num_free_blocks: builtins.int = ...,
+        is_draining: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max_open", b"max_open", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_draining", b"is_draining", "max_open", b"max_open", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -634,6 +679,9 @@ class PrefillRequest(message.Message):
     SALT_FIELD_NUMBER: builtins.int
     TIME_LEFT_MS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    CACHE_POINTS_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -642,6 +690,7 @@ class PrefillRequest(message.Message):
     salt: builtins.bytes
     time_left_ms: builtins.int
     priority: builtins.int
+    tenant: builtins.str
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -650,6 +699,10 @@ class PrefillRequest(message.Message):
     def output(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
     def sampling(self) -> Sampling: ...
+    @builtins.property
+    def cache_points(self) -> containers.RepeatedCompositeFieldContainer[CachePoint]: ...
+    @builtins.property
+    def source(self) -> ReplicaAddress: ...
     def __init__(
         self,
         *,
@@ -664,10 +717,13 @@ class PrefillRequest(message.Message):
         salt: builtins.bytes = ...,
         time_left_ms: builtins.int = ...,
         priority: builtins.int = ...,
+        tenant: builtins.str = ...,
+        cache_points: abc.Iterable[CachePoint] | None = ...,
+        source: ReplicaAddress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -679,10 +735,15 @@ class PrefillGranted(message.Message):
     SENDER_EPOCH_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     NUM_CACHED_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     num_tokens: builtins.int
     num_cached: builtins.int
+    @builtins.property
+    def layout(self) -> kv_pb2.KvLayout:
+        """the sender's"""
+
     def __init__(
         self,
         *,
@@ -690,10 +751,11 @@ class PrefillGranted(message.Message):
         sender_epoch: builtins.str = ...,
         num_tokens: builtins.int = ...,
         num_cached: builtins.int = ...,
+        layout: kv_pb2.KvLayout | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["num_cached", b"num_cached", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "num_cached", b"num_cached", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -755,6 +817,306 @@ class PrefillEvent(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 @typing.final
+class PullRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: builtins.int
+    SENDER_EPOCH_FIELD_NUMBER: builtins.int
+    RECEIVER_EPOCH_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    NUM_HELD_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    TIME_LEFT_MS_FIELD_NUMBER: builtins.int
+    transfer_id: builtins.str
+    sender_epoch: builtins.str
+    """the incarnation the caller means; another one refuses"""
+    receiver_epoch: builtins.str
+    salt: builtins.bytes
+    num_held: builtins.int
+    """tokens that the caller has already"""
+    request_id: builtins.str
+    """set: this request moves away"""
+    attempt: builtins.int
+    """and this attempt of it, or an earlier one, stops"""
+    time_left_ms: builtins.int
+    @builtins.property
+    def layout(self) -> kv_pb2.KvLayout: ...
+    @builtins.property
+    def tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        transfer_id: builtins.str = ...,
+        sender_epoch: builtins.str = ...,
+        receiver_epoch: builtins.str = ...,
+        layout: kv_pb2.KvLayout | None = ...,
+        tokens: abc.Iterable[builtins.int] | None = ...,
+        salt: builtins.bytes = ...,
+        num_held: builtins.int = ...,
+        request_id: builtins.str = ...,
+        attempt: builtins.int = ...,
+        time_left_ms: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "layout", b"layout", "num_held", b"num_held", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sender_epoch", b"sender_epoch", "time_left_ms", b"time_left_ms", "tokens", b"tokens", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PullOffered(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: builtins.int
+    SENDER_EPOCH_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    transfer_id: builtins.str
+    sender_epoch: builtins.str
+    num_tokens: builtins.int
+    """from the first of `tokens` on"""
+    @builtins.property
+    def layout(self) -> kv_pb2.KvLayout: ...
+    def __init__(
+        self,
+        *,
+        transfer_id: builtins.str = ...,
+        sender_epoch: builtins.str = ...,
+        num_tokens: builtins.int = ...,
+        layout: kv_pb2.KvLayout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "num_tokens", b"num_tokens", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PullEvent(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    OFFERED_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def offered(self) -> PullOffered: ...
+    def __init__(
+        self,
+        *,
+        offered: PullOffered | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event", "offered", b"offered"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "offered", b"offered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["offered"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
+class DrainRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DrainReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_OPEN_FIELD_NUMBER: builtins.int
+    num_open: builtins.int
+    """requests that have yet to leave"""
+    def __init__(
+        self,
+        *,
+        num_open: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_open", b"num_open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ProbePeerRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: builtins.int
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    NUM_ROUNDS_FIELD_NUMBER: builtins.int
+    transport: builtins.str
+    num_bytes: builtins.int
+    num_rounds: builtins.int
+    @builtins.property
+    def peer(self) -> ReplicaAddress: ...
+    def __init__(
+        self,
+        *,
+        peer: ReplicaAddress | None = ...,
+        transport: builtins.str = ...,
+        num_bytes: builtins.int = ...,
+        num_rounds: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_bytes", b"num_bytes", "num_rounds", b"num_rounds", "peer", b"peer", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ProbePeerReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    ROUND_S_FIELD_NUMBER: builtins.int
+    LATENCY_S_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    latency_s: builtins.float
+    """to open a transfer and get its first piece"""
+    error: builtins.str
+    """why it could not be measured"""
+    num_bytes: builtins.int
+    """of one round"""
+    @builtins.property
+    def round_s(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """one a round, from the offer to the last verified byte"""
+
+    def __init__(
+        self,
+        *,
+        round_s: abc.Iterable[builtins.float] | None = ...,
+        latency_s: builtins.float = ...,
+        error: builtins.str = ...,
+        num_bytes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["error", b"error", "latency_s", b"latency_s", "num_bytes", b"num_bytes", "round_s", b"round_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChaosRule(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    FAULT_FIELD_NUMBER: builtins.int
+    RATE_FIELD_NUMBER: builtins.int
+    DELAY_S_FIELD_NUMBER: builtins.int
+    MAX_TIMES_FIELD_NUMBER: builtins.int
+    at: builtins.str
+    fault: builtins.str
+    rate: builtins.float
+    delay_s: builtins.float
+    max_times: builtins.int
+    def __init__(
+        self,
+        *,
+        at: builtins.str = ...,
+        fault: builtins.str = ...,
+        rate: builtins.float = ...,
+        delay_s: builtins.float = ...,
+        max_times: builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_max_times", b"_max_times", "max_times", b"max_times"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_times", b"_max_times", "at", b"at", "delay_s", b"delay_s", "fault", b"fault", "max_times", b"max_times", "rate", b"rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_times: _TypeAlias = typing.Literal["max_times"]  # noqa: Y015
+    _WhichOneofArgType__max_times: _TypeAlias = typing.Literal["_max_times", b"_max_times"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_times) -> _WhichOneofReturnType__max_times | None: ...
+
+@typing.final
+class ChaosRequest(message.Message):
+    """Takes the place of all rules so far; none end the chaos."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    RULES_FIELD_NUMBER: builtins.int
+    IS_KILLED_FIELD_NUMBER: builtins.int
+    STOPPED_S_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    seed: builtins.int
+    is_killed: builtins.bool
+    """the process ends at once, as by kill -9"""
+    stopped_s: builtins.float
+    """the process stands still for so long, as by kill -STOP"""
+    @builtins.property
+    def rules(self) -> containers.RepeatedCompositeFieldContainer[ChaosRule]: ...
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        seed: builtins.int = ...,
+        rules: abc.Iterable[ChaosRule] | None = ...,
+        is_killed: builtins.bool = ...,
+        stopped_s: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "is_killed", b"is_killed", "rules", b"rules", "seed", b"seed", "stopped_s", b"stopped_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChaosStrikes(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    AT_FIELD_NUMBER: builtins.int
+    FAULT_FIELD_NUMBER: builtins.int
+    NUM_STRIKES_FIELD_NUMBER: builtins.int
+    at: builtins.str
+    fault: builtins.str
+    num_strikes: builtins.int
+    def __init__(
+        self,
+        *,
+        at: builtins.str = ...,
+        fault: builtins.str = ...,
+        num_strikes: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["at", b"at", "fault", b"fault", "num_strikes", b"num_strikes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChaosReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    STRIKES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def strikes(self) -> containers.RepeatedCompositeFieldContainer[ChaosStrikes]:
+        """since the process began"""
+
+    def __init__(
+        self,
+        *,
+        strikes: abc.Iterable[ChaosStrikes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["strikes", b"strikes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class InspectRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -764,6 +1126,108 @@ class InspectRequest(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ExamineRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    FOLDERS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def folders(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """whose disks are to be looked at"""
+
+    def __init__(
+        self,
+        *,
+        folders: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["folders", b"folders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KnownWay(message.Message):
+    """One transport from one peer, as far as `auto` knows it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    IS_CHOSEN_FIELD_NUMBER: builtins.int
+    IS_DEMOTED_FIELD_NUMBER: builtins.int
+    BYTES_PER_S_FIELD_NUMBER: builtins.int
+    LATENCY_S_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    epoch: builtins.str
+    transport: builtins.str
+    is_chosen: builtins.bool
+    is_demoted: builtins.bool
+    bytes_per_s: builtins.float
+    latency_s: builtins.float
+    reason: builtins.str
+    """why it is demoted, or could not be measured"""
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        epoch: builtins.str = ...,
+        transport: builtins.str = ...,
+        is_chosen: builtins.bool = ...,
+        is_demoted: builtins.bool = ...,
+        bytes_per_s: builtins.float | None = ...,
+        latency_s: builtins.float | None = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_bytes_per_s", b"_bytes_per_s", "_latency_s", b"_latency_s", "bytes_per_s", b"bytes_per_s", "latency_s", b"latency_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_bytes_per_s", b"_bytes_per_s", "_latency_s", b"_latency_s", "address", b"address", "bytes_per_s", b"bytes_per_s", "epoch", b"epoch", "is_chosen", b"is_chosen", "is_demoted", b"is_demoted", "latency_s", b"latency_s", "reason", b"reason", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_s: _TypeAlias = typing.Literal["bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_s: _TypeAlias = typing.Literal["_bytes_per_s", b"_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__latency_s: _TypeAlias = typing.Literal["latency_s"]  # noqa: Y015
+    _WhichOneofArgType__latency_s: _TypeAlias = typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_s) -> _WhichOneofReturnType__bytes_per_s | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_s) -> _WhichOneofReturnType__latency_s | None: ...
+
+@typing.final
+class ExamineReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    UNIX_S_FIELD_NUMBER: builtins.int
+    ARRIVED_UNIX_S_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    WAYS_FIELD_NUMBER: builtins.int
+    unix_s: builtins.float
+    """by this machine's clock, as the reply was made"""
+    arrived_unix_s: builtins.float
+    """and as the question came"""
+    node: builtins.bytes
+    """NodeFacts of platform/doctor/node.py, as JSON"""
+    @builtins.property
+    def layout(self) -> kv_pb2.KvLayout: ...
+    @builtins.property
+    def ways(self) -> containers.RepeatedCompositeFieldContainer[KnownWay]: ...
+    def __init__(
+        self,
+        *,
+        unix_s: builtins.float = ...,
+        arrived_unix_s: builtins.float = ...,
+        node: builtins.bytes = ...,
+        layout: kv_pb2.KvLayout | None = ...,
+        ways: abc.Iterable[KnownWay] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["arrived_unix_s", b"arrived_unix_s", "layout", b"layout", "node", b"node", "unix_s", b"unix_s", "ways", b"ways"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

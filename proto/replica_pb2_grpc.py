@@ -184,6 +184,84 @@ class Prefill:
             _registered_method=True)
 
 
+class PeerStub:
+    """Both roles: what one replica may ask of another's cache.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Pull = channel.unary_stream(
+                '/baton.replica.v1.Peer/Pull',
+                request_serializer=baton_dot_proto_dot_replica__pb2.PullRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.PullEvent.FromString,
+                _registered_method=True)
+
+
+class PeerServicer:
+    """Both roles: what one replica may ask of another's cache.
+    """
+
+    def Pull(self, request, context):
+        """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
+        then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
+        With a request id, that request of the peer moves away: it stops there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PeerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Pull': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.PullRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.PullEvent.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.replica.v1.Peer', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.replica.v1.Peer', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Peer:
+    """Both roles: what one replica may ask of another's cache.
+    """
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.replica.v1.Peer/Pull',
+            baton_dot_proto_dot_replica__pb2.PullRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.PullEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class ReplicaStub:
     """Missing associated documentation comment in .proto file."""
 
@@ -198,6 +276,26 @@ class ReplicaStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.InspectRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.InspectReply.FromString,
                 _registered_method=True)
+        self.Examine = channel.unary_unary(
+                '/baton.replica.v1.Replica/Examine',
+                request_serializer=baton_dot_proto_dot_replica__pb2.ExamineRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.ExamineReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/baton.replica.v1.Replica/Drain',
+                request_serializer=baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.ProbePeer = channel.unary_unary(
+                '/baton.replica.v1.Replica/ProbePeer',
+                request_serializer=baton_dot_proto_dot_replica__pb2.ProbePeerRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.ProbePeerReply.FromString,
+                _registered_method=True)
+        self.Unsettle = channel.unary_unary(
+                '/baton.replica.v1.Replica/Unsettle',
+                request_serializer=baton_dot_proto_dot_replica__pb2.ChaosRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.ChaosReply.FromString,
+                _registered_method=True)
         self.WatchKv = channel.unary_stream(
                 '/baton.replica.v1.Replica/WatchKv',
                 request_serializer=baton_dot_proto_dot_replica__pb2.WatchKvRequest.SerializeToString,
@@ -210,6 +308,34 @@ class ReplicaServicer:
 
     def Inspect(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Examine(self, request, context):
+        """What `baton doctor` asks: the machine below this replica, and the ways to it that are known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProbePeer(self, request, context):
+        """Measure the way from another replica to this one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unsettle(self, request, context):
+        """Faults on purpose: FAILED_PRECONDITION unless the deployment has chaos enabled.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -228,6 +354,26 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.InspectRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.InspectReply.SerializeToString,
+            ),
+            'Examine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Examine,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.ExamineRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.ExamineReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.DrainRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.DrainReply.SerializeToString,
+            ),
+            'ProbePeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbePeer,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.ProbePeerRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.ProbePeerReply.SerializeToString,
+            ),
+            'Unsettle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unsettle,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.ChaosRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.ChaosReply.SerializeToString,
             ),
             'WatchKv': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchKv,
@@ -262,6 +408,114 @@ class Replica:
             '/baton.replica.v1.Replica/Inspect',
             baton_dot_proto_dot_replica__pb2.InspectRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Examine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/Examine',
+            baton_dot_proto_dot_replica__pb2.ExamineRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.ExamineReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/Drain',
+            baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbePeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/ProbePeer',
+            baton_dot_proto_dot_replica__pb2.ProbePeerRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.ProbePeerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unsettle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/Unsettle',
+            baton_dot_proto_dot_replica__pb2.ChaosRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.ChaosReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,12 +101,60 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class PeerStub:
+    """Both roles: what one replica may ask of another's cache."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> PeerAsyncStub: ...
+    Pull: _grpc.UnaryStreamMultiCallable[_replica_pb2.PullRequest, _replica_pb2.PullEvent]
+    """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
+    then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
+    With a request id, that request of the peer moves away: it stops there.
+    """
+
+@_typing.type_check_only
+class PeerAsyncStub(PeerStub):
+    """Both roles: what one replica may ask of another's cache."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Pull: _aio.UnaryStreamMultiCallable[_replica_pb2.PullRequest, _replica_pb2.PullEvent]  # type: ignore[assignment]
+    """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
+    then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
+    With a request id, that request of the peer moves away: it stops there.
+    """
+
+class PeerServicer(metaclass=_abc_1.ABCMeta):
+    """Both roles: what one replica may ask of another's cache."""
+
+    @_abc_1.abstractmethod
+    def Pull(
+        self,
+        request: _replica_pb2.PullRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_replica_pb2.PullEvent], _abc.AsyncIterator[_replica_pb2.PullEvent]]:
+        """Offers the KV that the peer holds of a sequence of tokens, from the first on: one event, Offered,
+        then the call stays open until the transfer is settled. NOT_FOUND if it holds nothing more.
+        With a request id, that request of the peer moves away: it stops there.
+        """
+
+def add_PeerServicer_to_server(servicer: PeerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class ReplicaStub:
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReplicaAsyncStub: ...
     Inspect: _grpc.UnaryUnaryMultiCallable[_replica_pb2.InspectRequest, _replica_pb2.InspectReply]
+    Examine: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ExamineRequest, _replica_pb2.ExamineReply]
+    """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
+    """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
+    ProbePeer: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]
+    """Measure the way from another replica to this one."""
+    Unsettle: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]
+    """Faults on purpose: FAILED_PRECONDITION unless the deployment has chaos enabled."""
     WatchKv: _grpc.UnaryStreamMultiCallable[_replica_pb2.WatchKvRequest, _replica_pb2.KvEvents]
     """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
@@ -114,6 +162,14 @@ class ReplicaStub:
 class ReplicaAsyncStub(ReplicaStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Inspect: _aio.UnaryUnaryMultiCallable[_replica_pb2.InspectRequest, _replica_pb2.InspectReply]  # type: ignore[assignment]
+    Examine: _aio.UnaryUnaryMultiCallable[_replica_pb2.ExamineRequest, _replica_pb2.ExamineReply]  # type: ignore[assignment]
+    """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
+    Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]  # type: ignore[assignment]
+    """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
+    ProbePeer: _aio.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]  # type: ignore[assignment]
+    """Measure the way from another replica to this one."""
+    Unsettle: _aio.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]  # type: ignore[assignment]
+    """Faults on purpose: FAILED_PRECONDITION unless the deployment has chaos enabled."""
     WatchKv: _aio.UnaryStreamMultiCallable[_replica_pb2.WatchKvRequest, _replica_pb2.KvEvents]  # type: ignore[assignment]
     """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
@@ -124,6 +180,38 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.InspectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.InspectReply, _abc.Awaitable[_replica_pb2.InspectReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Examine(
+        self,
+        request: _replica_pb2.ExamineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.ExamineReply, _abc.Awaitable[_replica_pb2.ExamineReply]]:
+        """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _replica_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.DrainReply, _abc.Awaitable[_replica_pb2.DrainReply]]:
+        """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def ProbePeer(
+        self,
+        request: _replica_pb2.ProbePeerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.ProbePeerReply, _abc.Awaitable[_replica_pb2.ProbePeerReply]]:
+        """Measure the way from another replica to this one."""
+
+    @_abc_1.abstractmethod
+    def Unsettle(
+        self,
+        request: _replica_pb2.ChaosRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.ChaosReply, _abc.Awaitable[_replica_pb2.ChaosReply]]:
+        """Faults on purpose: FAILED_PRECONDITION unless the deployment has chaos enabled."""
 
     @_abc_1.abstractmethod
     def WatchKv(

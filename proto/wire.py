@@ -15,6 +15,7 @@ from baton.core.errors import (
 )
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.messages import (
+    CachePoint,
     Capacity,
     FinishReason,
     GenerateRequest,
@@ -24,6 +25,8 @@ from baton.core.messages import (
     PrefillDone,
     PrefillGranted,
     PrefillRequest,
+    PullOffered,
+    PullRequest,
     Receipt,
     ReplicaAddress,
     SamplingParams,
@@ -154,6 +157,14 @@ def address_from_proto(message: pb.ReplicaAddress) -> ReplicaAddress:
     )
 
 
+def cache_point_to_proto(point: CachePoint) -> pb.CachePoint:
+    return pb.CachePoint(num_tokens=point.num_tokens, ttl_ms=round(point.ttl_s * 1e3))
+
+
+def cache_point_from_proto(message: pb.CachePoint) -> CachePoint:
+    return CachePoint(message.num_tokens, message.ttl_ms / 1e3)
+
+
 def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
     return pb.GenerateRequest(
         request_id=request.request_id,
@@ -165,6 +176,10 @@ def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         prefill=[address_to_proto(address) for address in request.prefill],
         priority=request.priority,
         pooling=_POOLING_TO_PROTO[request.pooling],
+        tenant=request.tenant,
+        cache_points=map(cache_point_to_proto, request.cache_points),
+        source=None if request.source is None else address_to_proto(request.source),
+        is_moving=request.is_moving,
         time_left_ms=request.time_left_ms,
     )
 
@@ -180,6 +195,10 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         prefill=tuple(address_from_proto(address) for address in message.prefill),
         priority=message.priority,
         pooling=_pooling_from_proto(message.pooling),
+        tenant=message.tenant,
+        cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
+        source=address_from_proto(message.source) if message.HasField("source") else None,
+        is_moving=message.is_moving,
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
     )
 
@@ -203,6 +222,9 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         sampling=sampling_to_proto(request.sampling),
         salt=request.salt,
         priority=request.priority,
+        tenant=request.tenant,
+        cache_points=map(cache_point_to_proto, request.cache_points),
+        source=None if request.source is None else address_to_proto(request.source),
         time_left_ms=request.time_left_ms,
     )
 
@@ -218,6 +240,9 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         sampling=sampling_from_proto(message.sampling),
         salt=message.salt,
         priority=message.priority,
+        tenant=message.tenant,
+        cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
+        source=address_from_proto(message.source) if message.HasField("source") else None,
         time_left_ms=message.time_left_ms,
     )
 
@@ -226,6 +251,7 @@ def granted_to_proto(granted: PrefillGranted) -> pb.PrefillGranted:
     return pb.PrefillGranted(
         transfer_id=granted.transfer_id,
         sender_epoch=granted.sender_epoch,
+        layout=layout_to_proto(granted.layout),
         num_tokens=granted.num_tokens,
         num_cached=granted.num_cached,
     )
@@ -235,6 +261,7 @@ def granted_from_proto(message: pb.PrefillGranted) -> PrefillGranted:
     return PrefillGranted(
         transfer_id=TransferId(message.transfer_id),
         sender_epoch=Epoch(message.sender_epoch),
+        layout=layout_from_proto(message.layout),
         num_tokens=message.num_tokens,
         num_cached=message.num_cached,
     )
@@ -262,6 +289,53 @@ def done_from_proto(message: pb.PrefillDone) -> PrefillDone:
     )
 
 
+def pull_to_proto(request: PullRequest, sender_epoch: Epoch) -> pb.PullRequest:
+    return pb.PullRequest(
+        transfer_id=request.transfer_id,
+        sender_epoch=sender_epoch,
+        receiver_epoch=request.receiver_epoch,
+        layout=layout_to_proto(request.layout),
+        tokens=request.tokens,
+        salt=request.salt,
+        num_held=request.num_held,
+        request_id=request.request_id or "",
+        attempt=request.attempt,
+        time_left_ms=request.time_left_ms,
+    )
+
+
+def pull_from_proto(message: pb.PullRequest) -> PullRequest:
+    return PullRequest(
+        transfer_id=TransferId(message.transfer_id),
+        receiver_epoch=Epoch(message.receiver_epoch),
+        layout=layout_from_proto(message.layout),
+        tokens=tuple(message.tokens),
+        salt=message.salt,
+        num_held=message.num_held,
+        request_id=RequestId(message.request_id) if message.request_id else None,
+        attempt=message.attempt,
+        time_left_ms=message.time_left_ms,
+    )
+
+
+def offered_to_proto(offered: PullOffered) -> pb.PullOffered:
+    return pb.PullOffered(
+        transfer_id=offered.transfer_id,
+        sender_epoch=offered.sender_epoch,
+        layout=layout_to_proto(offered.layout),
+        num_tokens=offered.num_tokens,
+    )
+
+
+def offered_from_proto(message: pb.PullOffered) -> PullOffered:
+    return PullOffered(
+        transfer_id=TransferId(message.transfer_id),
+        sender_epoch=Epoch(message.sender_epoch),
+        layout=layout_from_proto(message.layout),
+        num_tokens=message.num_tokens,
+    )
+
+
 def receipt_to_proto(receipt: Receipt) -> pb.Receipt:
     return pb.Receipt(
         decode_replica=receipt.decode_replica,
@@ -270,6 +344,8 @@ def receipt_to_proto(receipt: Receipt) -> pb.Receipt:
         attempts=receipt.attempts,
         prompt_tokens=receipt.prompt_tokens,
         cached_tokens=receipt.cached_tokens,
+        cache_write_tokens=receipt.cache_write_tokens,
+        pulled_tokens=receipt.pulled_tokens,
         computed_tokens=receipt.computed_tokens,
         output_tokens=receipt.output_tokens,
         kv_bytes=receipt.kv_bytes,
@@ -290,6 +366,8 @@ def receipt_from_proto(message: pb.Receipt) -> Receipt:
         attempts=message.attempts,
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
+        cache_write_tokens=message.cache_write_tokens,
+        pulled_tokens=message.pulled_tokens,
         computed_tokens=message.computed_tokens,
         output_tokens=message.output_tokens,
         kv_bytes=message.kv_bytes,
@@ -360,6 +438,7 @@ def capacity_to_proto(capacity: Capacity) -> pb.Capacity:
         num_queued_tokens=capacity.num_queued_tokens,
         num_blocks=capacity.num_blocks,
         num_free_blocks=capacity.num_free_blocks,
+        is_draining=capacity.is_draining,
     )
 
 
@@ -371,4 +450,5 @@ def capacity_from_proto(message: pb.Capacity) -> Capacity:
         num_queued_tokens=message.num_queued_tokens,
         num_blocks=message.num_blocks,
         num_free_blocks=message.num_free_blocks,
+        is_draining=message.is_draining,
     )

@@ -24,6 +24,7 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.core.messages import (
+    CachePoint,
     Capacity,
     FinishReason,
     GenerateRequest,
@@ -33,6 +34,8 @@ from baton.core.messages import (
     PrefillDone,
     PrefillGranted,
     PrefillRequest,
+    PullOffered,
+    PullRequest,
     Receipt,
     ReplicaAddress,
     SamplingParams,
@@ -50,6 +53,7 @@ M = TypeVar("M", bound=Message)
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 counts = st.integers(0, 2**32 - 1)
 big_counts = st.integers(0, 2**64 - 1)
+sizes = st.integers(1, 2**16)
 doubles = st.floats(allow_nan=False)
 floats = st.floats(allow_nan=False, width=32)  # logprobs are float32 on the wire
 tokens = st.lists(counts, max_size=5).map(tuple)
@@ -92,11 +96,15 @@ layouts = st.builds(
     KvLayout,
     model_fingerprint=st.binary(max_size=8),
     dtype=st.sampled_from(sorted(ITEM_BYTES)),
-    num_layers=counts,
-    num_kv_heads=counts,
-    head_dim=counts,
-    block_size=counts,
+    num_layers=sizes,
+    num_kv_heads=sizes,
+    head_dim=sizes,
+    block_size=sizes,
+    first_kv_head=counts,
 )
+cache_points = st.lists(
+    st.builds(CachePoint, counts, st.integers(0, 2**40).map(lambda ms: ms / 1e3)), max_size=3
+).map(tuple)
 generates = st.builds(
     GenerateRequest,
     request_id=texts.map(RequestId),
@@ -108,6 +116,10 @@ generates = st.builds(
     prefill=st.lists(addresses, max_size=2).map(tuple),
     priority=priorities,
     pooling=poolings,
+    tenant=texts,
+    cache_points=cache_points,
+    source=st.none() | addresses,
+    is_moving=st.booleans(),
     time_left_ms=st.none() | big_counts,
 )
 prefills = st.builds(
@@ -121,6 +133,9 @@ prefills = st.builds(
     sampling=samplings,
     salt=st.binary(max_size=8),
     priority=priorities,
+    tenant=texts,
+    cache_points=cache_points,
+    source=st.none() | addresses,
     time_left_ms=big_counts,
 )
 grants = st.builds(
@@ -131,6 +146,26 @@ grants = st.builds(
     num_left=st.integers(1, 2**31 - 1),
     transfer_id=texts.map(TransferId),
     sender_epoch=texts.map(Epoch),
+    layout=layouts,
+)
+pulls = st.builds(
+    PullRequest,
+    transfer_id=texts.map(TransferId),
+    receiver_epoch=texts.map(Epoch),
+    layout=layouts,
+    tokens=tokens,
+    salt=st.binary(max_size=8),
+    num_held=counts,
+    request_id=st.none() | st.text(st.characters(codec="utf-8"), min_size=1).map(RequestId),
+    attempt=counts,
+    time_left_ms=big_counts,
+)
+offers = st.builds(
+    PullOffered,
+    transfer_id=texts.map(TransferId),
+    sender_epoch=texts.map(Epoch),
+    layout=layouts,
+    num_tokens=counts,
 )
 dones = st.builds(
     PrefillDone,
@@ -149,6 +184,8 @@ receipts = st.builds(
     attempts=counts,
     prompt_tokens=counts,
     cached_tokens=counts,
+    cache_write_tokens=counts,
+    pulled_tokens=counts,
     computed_tokens=counts,
     output_tokens=counts,
     kv_bytes=big_counts,
@@ -178,6 +215,7 @@ capacities = st.builds(
     num_queued_tokens=big_counts,
     num_blocks=big_counts,
     num_free_blocks=big_counts,
+    is_draining=st.booleans(),
 )
 
 
@@ -226,6 +264,19 @@ def test_a_request_to_prefill_also_says_whom_it_means(value: PrefillRequest, pee
 @given(grants)
 def test_a_grant(value: PrefillGranted) -> None:
     assert_survives(value, wire.granted_to_proto, wire.granted_from_proto)
+
+
+@given(pulls, texts.map(Epoch))
+def test_a_request_to_pull_also_says_whom_it_means(value: PullRequest, peer: Epoch) -> None:
+    message = sent(wire.pull_to_proto(value, peer))
+
+    assert wire.pull_from_proto(message) == value
+    assert message.sender_epoch == peer
+
+
+@given(offers)
+def test_an_offer(value: PullOffered) -> None:
+    assert_survives(value, wire.offered_to_proto, wire.offered_from_proto)
 
 
 @given(dones)

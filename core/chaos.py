@@ -1,0 +1,155 @@
+"""Faults on purpose: drawn from a seed, at named points where things cross a process.
+
+    rules, seed --> Chaos --draw(point)--> a rule that strikes now, or None
+                      ^ set(): a live system can be told other rules
+
+Each rule draws from a stream of its own, named by seed, process, and place in the list: what one
+point sees does not depend on how often others were passed. Off unless rules are set.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+
+class Fault(StrEnum):
+    DROP = "drop"
+    DELAY = "delay"
+    DUPLICATE = "duplicate"
+    REORDER = "reorder"
+    CORRUPT = "corrupt"
+    """One bit is flipped."""
+    TRUNCATE = "truncate"
+    CUT = "cut"
+    """The connection breaks."""
+    PARTITION = "partition"
+    """The peer cannot be reached for `delay_s`."""
+    FULL = "full"
+    """There is no room."""
+    KILL = "kill"
+    """The process ends at once, as by kill -9."""
+
+
+_ON_ITS_WAY = frozenset(
+    (Fault.DROP, Fault.DELAY, Fault.DUPLICATE, Fault.REORDER, Fault.CUT, Fault.KILL)
+)
+
+POINTS: Mapping[str, frozenset[Fault]] = {
+    "transfer.open": frozenset((Fault.DELAY, Fault.CUT, Fault.PARTITION, Fault.KILL)),
+    "transfer.piece": _ON_ITS_WAY | {Fault.CORRUPT, Fault.TRUNCATE},
+    "transfer.settle": frozenset((Fault.DROP, Fault.DELAY, Fault.DUPLICATE, Fault.KILL)),
+    "pool.reserve": frozenset((Fault.FULL,)),
+    "tier.read": frozenset((Fault.DROP, Fault.DELAY, Fault.CORRUPT, Fault.TRUNCATE, Fault.KILL)),
+    "tier.write": frozenset(
+        (Fault.DROP, Fault.DELAY, Fault.CORRUPT, Fault.TRUNCATE, Fault.FULL, Fault.KILL)
+    ),
+    "registry.heartbeat": frozenset((Fault.DROP, Fault.DELAY, Fault.DUPLICATE)),
+    "registry.watch": frozenset((Fault.DELAY, Fault.CUT)),
+    "kv_events": frozenset((Fault.DROP, Fault.DELAY, Fault.DUPLICATE, Fault.REORDER, Fault.CUT)),
+}
+"""Where faults can strike, and which make sense there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosRule:
+    at: str
+    """One of `POINTS`."""
+    fault: Fault
+    rate: float = 0.01
+    """How often it strikes, of the times the point is passed."""
+    delay_s: float = 0.05
+    """Of a delay, or of a partition."""
+    max_times: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.at not in POINTS:
+            raise ValueError(f"no point is called {self.at!r}; there are {', '.join(POINTS)}")
+        if self.fault not in POINTS[self.at]:
+            possible = ", ".join(sorted(POINTS[self.at]))
+            raise ValueError(f"{self.fault} cannot happen at {self.at}; what can: {possible}")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate must be in (0, 1], not {self.rate}")
+        if not 0 <= self.delay_s < 3600:
+            raise ValueError(f"delay_s must be between 0 and an hour, not {self.delay_s}")
+        if self.max_times is not None and self.max_times < 1:
+            raise ValueError(f"max_times must be at least 1, not {self.max_times}")
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Chaos:
+    """The faults of one process, which goes by `name`. Each point may be a thread's own."""
+
+    def __init__(
+        self,
+        rules: Sequence[ChaosRule] = (),
+        *,
+        seed: int = 0,
+        name: str = "",
+        kill: Callable[[], None] = kill_this_process,
+    ) -> None:
+        self.strikes: Counter[tuple[str, Fault]] = Counter()
+        """By point and fault, since the process began."""
+        self.name = name
+        self._kill = kill
+        self.set(rules, seed)
+
+    @property
+    def rules(self) -> tuple[ChaosRule, ...]:
+        return tuple(rule for rule, _ in self._armed)
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._armed)
+
+    def set(self, rules: Sequence[ChaosRule], seed: int) -> None:
+        """Forget the rules so far; none at all ends the chaos."""
+        self._armed = [
+            (rule, Random(f"{seed}/{self.name}/{number}/{rule.at}/{rule.fault}"))
+            for number, rule in enumerate(rules)
+        ]
+        self._num_left = {
+            number: rule.max_times
+            for number, rule in enumerate(rules)
+            if rule.max_times is not None
+        }
+
+    def draw(self, point: str) -> ChaosRule | None:
+        """The rule that strikes at `point` this time. One that kills does not return."""
+        struck: ChaosRule | None = None
+        for number, (rule, random) in enumerate(self._armed):
+            # Every rule of the point draws, whether or not an earlier one struck.
+            if rule.at != point or random.random() >= rule.rate or struck is not None:
+                continue
+            left = self._num_left.get(number)
+            if left == 0:
+                continue
+            if left is not None:
+                self._num_left[number] = left - 1
+            struck = rule
+        if struck is not None:
+            self.strikes[point, struck.fault] += 1
+            if struck.fault is Fault.KILL:
+                self._kill()
+        return struck
+
+    def pick(self, below: int) -> int:
+        """Where a fault strikes, of `below` places; follows from how many struck before."""
+        return Random(f"{self.name}/{self.strikes.total()}").randrange(below)
+
+    def as_metrics(self) -> dict[str, float]:
+        """By Prometheus name."""
+        if not self.is_on and not self.strikes:
+            return {}
+        return {
+            "chaos_rules": len(self._armed),
+            "chaos_faults_total": self.strikes.total(),
+        }

@@ -1,0 +1,87 @@
+"""gRPC between our own processes: how a channel is opened, and how a server listens.
+
+The only place that knows how these connections are secured.
+"""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from baton.core.wire_security import PLAIN, WireSecurity
+from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
+from baton.proto.cluster_token import RefuseStrangers
+from baton.proto.secured_channel import SecuredChannel
+
+
+class Channels:
+    """Channels to our own processes: one an address, kept until closed."""
+
+    def __init__(self, security: WireSecurity = PLAIN) -> None:
+        self.security = security
+        self._channel_by_address: dict[str, grpc.aio.Channel] = {}
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        """The channel to `address` that all share who ask here."""
+        channel = self._channel_by_address.get(address)
+        if channel is None:
+            channel = self._channel_by_address[address] = self.new(address)
+        return channel
+
+    def new(self, address: str) -> grpc.aio.Channel:
+        """A channel, and so a connection, of the caller's own; theirs to close."""
+        if self.security == PLAIN:
+            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return SecuredChannel(address, self.security)
+
+    async def close(self) -> None:
+        channels, self._channel_by_address = self._channel_by_address, {}
+        for channel in channels.values():
+            await channel.close()
+
+
+def new_server(security: WireSecurity = PLAIN) -> grpc.aio.Server:
+    """A server for our own processes; see `listen`."""
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(RefuseStrangers(security),))
+
+
+def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN) -> int:
+    """Bind host:port, where port 0 lets the operating system choose; return the port."""
+    if not security.is_encrypted:
+        return server.add_insecure_port(address)
+    renewed = security.now
+
+    def identity() -> grpc.ServerCertificateConfiguration:
+        """Asked at every handshake, so that a renewed certificate needs no restart."""
+        now = renewed()
+        return grpc.ssl_server_certificate_configuration(
+            [(now.key_pem, now.certificate_pem)], now.authority_pem
+        )
+
+    credentials = grpc.dynamic_ssl_server_credentials(identity(), identity, security.checks_clients)
+    return server.add_secure_port(address, credentials)
+
+
+def explain(error: grpc.aio.AioRpcError) -> str:
+    """What `error` says, and what an operator can do about a handshake that failed."""
+    text = error.details() or error.code().name
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return text
+    for sign, remedy in _REMEDY_BY_SIGN.items():
+        if sign in text:
+            return f"{remedy} ({text})"
+    return text
+
+
+_REMEDY_BY_SIGN = {
+    "certificate has expired": "the peer's certificate has expired: renew security.tls_cert_file "
+    "on its node",
+    "CERTIFICATE_VERIFY_FAILED": "the peer's certificate is not of our authority: both sides need "
+    "certificates of one security.tls_ca_file",
+    "Hostname Verification Check failed": "the peer's certificate does not bear the name in "
+    "security.tls_server_name",
+    "WRONG_VERSION_NUMBER": "the peer does not speak TLS: all processes need one `security` "
+    "configuration",
+    "Socket closed": "the peer hung up: it has just ended, or it refuses our certificate "
+    "(security.tls_cert_file), or only one side speaks TLS",
+}

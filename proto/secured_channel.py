@@ -1,0 +1,94 @@
+"""A channel that proves who calls: by certificate, by the cluster's token, or by both.
+
+When the certificate has been renewed, new calls go over a new connection that shows the new one;
+calls under way stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.core.wire_security import WireSecurity
+from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.cluster_token import TOKEN_KEY
+
+
+class SecuredChannel(grpc.aio.Channel):
+    def __init__(self, address: str, security: WireSecurity) -> None:
+        self._address = address
+        self._security = security.now()
+        self._channel = _open(address, self._security)
+        self._earlier: list[grpc.aio.Channel] = []
+        """A few in a process's life, idle once their calls have ended."""
+
+    def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Any:
+        return self._calling("unary_unary", method, *codecs, **options)
+
+    def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Any:
+        return self._calling("unary_stream", method, *codecs, **options)
+
+    def stream_unary(self, method: str, *codecs: Any, **options: Any) -> Any:
+        return self._calling("stream_unary", method, *codecs, **options)
+
+    def stream_stream(self, method: str, *codecs: Any, **options: Any) -> Any:
+        return self._calling("stream_stream", method, *codecs, **options)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._current().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._current().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._current().channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        for channel in (*self._earlier, self._channel):
+            await channel.close(grace)
+
+    async def __aenter__(self) -> SecuredChannel:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _calling(self, kind: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
+        def call(*request: Any, metadata: Any = None, **arguments: Any) -> Any:
+            start = getattr(self._current(), kind)(*codecs, **options)
+            return start(*request, metadata=(*(metadata or ()), *self._token()), **arguments)
+
+        return call
+
+    def _current(self) -> grpc.aio.Channel:
+        security = self._security.now()
+        if security is not self._security:
+            if _identity(security) != _identity(self._security):
+                self._earlier.append(self._channel)
+                self._channel = _open(self._address, security)
+            self._security = security
+        return self._channel
+
+    def _token(self) -> tuple[tuple[str, str], ...]:
+        return tuple((TOKEN_KEY, token) for token in self._security.tokens[:1])
+
+
+def _open(address: str, security: WireSecurity) -> grpc.aio.Channel:
+    if not security.is_encrypted:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(*_identity(security))
+    name = ("grpc.ssl_target_name_override", security.server_name)
+    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, name))
+
+
+def _identity(security: WireSecurity) -> tuple[bytes, bytes, bytes]:
+    return security.authority_pem, security.key_pem, security.certificate_pem
