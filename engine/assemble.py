@@ -18,6 +18,8 @@ from baton.engine.runner import ModelRunner
 from baton.engine.structured_output import LlGuidanceCompiler
 
 CPU_CACHE_BYTES = 1 << 30
+KV_DTYPES = {"auto": "auto", "int8": "int8", "fp8": "float8_e4m3fn"}
+"""By the name in the configuration."""
 
 
 def assemble_engine(
@@ -57,7 +59,7 @@ def engine_around(
     grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
-    layout = loaded.info.layout(config.cache.block_size)
+    layout = loaded.info.layout(config.cache.block_size, KV_DTYPES[config.cache.kv_dtype])
     cache = KvCache(layout, cache_blocks(config.cache, layout, device), device)
     return Engine(ModelRunner(loaded, cache), config, grammars=grammars)
 

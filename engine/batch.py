@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,13 @@ from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
 from baton.kernels.attention_plan import ArenaShape, AttentionPlan, plan_attention
+
+OnLayer = Callable[[int], None]
+"""Called in the middle of a pass, with a layer whose KV of all chunks is written, in order."""
+
+
+def ignore_layer(layer: int) -> None:
+    """Of a pass that nobody follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,13 @@ class Batch:
         )
 
 
-def make_batch(chunks: Sequence[Chunk], layout: KvLayout, device: torch.device | str) -> Batch:
-    """Lay chunks end to end. Raises ValueError if one is empty or longer than its blocks."""
+def make_batch(
+    chunks: Sequence[Chunk], layout: KvLayout, device: torch.device | str, *, dtype: str
+) -> Batch:
+    """Lay chunks end to end, to be computed in `dtype`.
+
+    Raises ValueError if one is empty or longer than its blocks.
+    """
     tokens, positions, tables, output_rows = array("q"), array("q"), array("q"), array("q")
     context_lens = tuple(chunk.start + len(chunk.tokens) for chunk in chunks)
     width = layout.num_blocks_for(max(context_lens))
@@ -86,7 +98,7 @@ def make_batch(chunks: Sequence[Chunk], layout: KvLayout, device: torch.device |
         query_lens=query_lens,
         context_lens=context_lens,
         output_rows=_tensor(output_rows, device),
-        arena=_arena_shape(layout),
+        arena=_arena_shape(layout, dtype),
     )
 
 
@@ -96,10 +108,10 @@ def _tensor(values: array[int], device: torch.device | str) -> Tensor:
     return torch.frombuffer(values, dtype=torch.int64).to(device)
 
 
-def _arena_shape(layout: KvLayout) -> ArenaShape:
+def _arena_shape(layout: KvLayout, dtype: str) -> ArenaShape:
     return ArenaShape(
         num_kv_heads=layout.num_kv_heads,
         block_size=layout.block_size,
         row_bytes=layout.unit_bytes // 2,
-        dtype=getattr(torch, layout.dtype),
+        dtype=getattr(torch, dtype),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 def _check_positive(**fields: float | None) -> None:
@@ -16,15 +18,20 @@ class CacheConfig:
     """How much KV an engine keeps, and in which pieces."""
 
     block_size: int = 16
-    """Tokens per block. Prefill and decode must agree, or blocks cannot be handed over."""
+    """Tokens per block. Of prefill and decode, one must divide the other."""
     num_blocks: int | None = None
     """Blocks in the pool. None: as many as fit into the memory below."""
     memory_gib: float | None = None
     """Memory of the pool. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
     memory_fraction: float = 0.85
     """Share of the GPU memory left after the weights that becomes blocks."""
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """Of the KV kept. `auto`: as the model computes. Eight bits hold nearly twice the tokens of
+    sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and head."""
     prefix_caching: bool = True
     """Let prompts that begin alike share the blocks they have in common."""
+    pinned_fraction: float = 0.25
+    """Share of the blocks that explicit cache points may keep. Over it the oldest give way."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -32,6 +39,8 @@ class CacheConfig:
         )
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be in (0, 1], not {self.memory_fraction}")
+        if not 0 <= self.pinned_fraction <= 1:
+            raise ValueError(f"pinned_fraction must be in [0, 1], not {self.pinned_fraction}")
         if self.num_blocks is not None and self.memory_gib is not None:
             raise ValueError("num_blocks and memory_gib both size the pool: set one of them")
 
@@ -62,3 +71,5 @@ class SchedulerConfig:
 class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    kv_shares: Mapping[str, float] = field(default_factory=dict)
+    """By tenant: the share of the blocks that it may hold, and that is kept for what it caches."""

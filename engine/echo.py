@@ -18,7 +18,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Chunk
+from baton.engine.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.kv_cache import KvCache
 
@@ -84,7 +84,7 @@ class EchoRunner:
             arena.view(torch.int64).squeeze(1) for arena in self.cache.layers
         ]
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         if self.is_verifying:
             self._verify([chunk for chunk in chunks if chunk.start])
         cells, slots, outputs = array("Q"), array("q"), array("Q")
@@ -98,7 +98,7 @@ class EchoRunner:
                 cells.extend((token, position, digest, 0))
                 index, offset = divmod(position, block_size)
                 slots.append(chunk.blocks[index] * block_size + offset)
-        self._write(_tensor(cells).view(-1, _CELL), _tensor(slots))
+        self._write(_tensor(cells).view(-1, _CELL), _tensor(slots), on_layer)
         return _tensor(outputs).view(-1, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class EchoRunner:
             for chunk, digest in zip(chunks, digests, strict=True)
         ]
 
-    def _write(self, keys: Tensor, slots: Tensor) -> None:
+    def _write(self, keys: Tensor, slots: Tensor, on_layer: OnLayer) -> None:
         """Store `keys` [T, 4] and their values at `slots` [T] of every layer."""
         block_size = self.cache.layout.block_size
         blocks, offsets = slots // block_size, slots % block_size
@@ -129,6 +129,7 @@ class EchoRunner:
             keys[:, 3] = layer
             arena[blocks, 0, offsets] = keys
             arena[blocks, 1, offsets] = ~keys
+            on_layer(layer)
 
     def _verify(self, chunks: Sequence[Chunk]) -> None:
         if not chunks:

@@ -1,6 +1,7 @@
 """One model on one group of devices: requests in, tokens out, one step at a time.
 
-    schedule -> forward -> on_computed -> read prompts, or sample -> finish
+    schedule -> forward -> read prompts, or sample -> finish
+                 layer, on_layer, between_layers, layer, ...
 
 The hooks are where the services join in; they run on the engine's thread, inside a step.
 """
@@ -18,6 +19,7 @@ from baton.core.kv_pool import Holder
 from baton.core.messages import FinishReason
 from baton.engine.batch import Chunk
 from baton.engine.block_pool import BlockPool
+from baton.engine.cache_points import pin_computed
 from baton.engine.config import EngineConfig
 from baton.engine.grammar import GrammarCompiler
 from baton.engine.prompt_reading import read_prompts
@@ -38,15 +40,25 @@ def _ignore(request: Request) -> None:
     """The hook of an engine on its own."""
 
 
+def _ignore_layer(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+    """The same, for a layer."""
+
+
+def _nothing_to_run() -> None:
+    """The same, between layers."""
+
+
 class Engine:
     """Not thread-safe: see `baton.engine.engine_thread`.
 
-    The hooks are plain attributes and may be set later. They may abort a request.
+    The hooks are plain attributes and may be set later. `on_scheduled` may abort a request; those
+    in the middle of a pass must leave its blocks alone, but may share them.
 
-    reclaim       called before a request is preempted: release blocks and return True, or False
-    on_scheduled  called with a request that is about to run for the first time
-    on_computed   called with every request of a step once its KV is written, before its blocks
-                  can be freed
+    reclaim         called before a request is preempted: release blocks and return True, or False
+    on_scheduled    called with a request that is about to run for the first time
+    on_layer        called in the middle of a pass, with the number of a layer and all the chunks:
+                    their KV of this layer is in the cache, that of later layers is not
+    between_layers  called after it: the engine's thread lets others have a word
     """
 
     def __init__(
@@ -67,9 +79,16 @@ class Engine:
         """For the tokens of this model; None if it cannot follow a grammar."""
         self.reclaim: Callable[[], bool] = _nothing_to_reclaim
         self.on_scheduled: Callable[[Request], None] = _ignore
-        self.on_computed: Callable[[Request], None] = _ignore
+        self.on_layer: Callable[[int, Sequence[ScheduledChunk]], None] = _ignore_layer
+        self.between_layers: Callable[[], None] = _nothing_to_run
         self.stats = EngineStats()
-        self.pool = BlockPool(runner.cache, prefix_caching=config.cache.prefix_caching)
+        self.pool = BlockPool(
+            runner.cache,
+            prefix_caching=config.cache.prefix_caching,
+            pinned_fraction=config.cache.pinned_fraction,
+            kv_shares=config.kv_shares,
+            clock=clock,
+        )
         self.max_model_len = min(
             self.info.max_model_len,
             self.pool.num_blocks * block_size,
@@ -105,6 +124,10 @@ class Engine:
         """Of the unfinished requests, for the auditor."""
         return frozenset(self._request_by_id)
 
+    def request(self, request_id: str) -> Request | None:
+        """An unfinished request; None if there is none of that id."""
+        return self._request_by_id.get(request_id)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it can never run."""
         self._check(request)
@@ -124,6 +147,7 @@ class Engine:
         self.pool.hand_over(lease, request.holder)
         request.num_computed = num_computed
         self.pool.commit(request.holder, request.tokens, num_computed, request.salt)
+        pin_computed(request, self.pool)
         self._enter(request)
 
     def abort(self, request_id: str) -> Request | None:
@@ -170,13 +194,18 @@ class Engine:
     def _forward(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
         inputs = [self._input(chunk) for chunk in chunks]
-        hidden = self.runner.forward(inputs)
+
+        def on_layer(layer: int) -> None:
+            self.on_layer(layer, chunks)
+            self.between_layers()
+
+        hidden = self.runner.forward(inputs, on_layer)
         for chunk in chunks:
             request = chunk.request
             request.num_computed += chunk.num_tokens
             request.num_run += chunk.num_tokens
             self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
-            self.on_computed(request)
+            pin_computed(request, self.pool)
         hidden = read_prompts([chunk.request for chunk in chunks], inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
 
@@ -196,9 +225,7 @@ class Engine:
         return tuple(
             self._give_embedding(chunk.request, chunk.request.embedding.vector())
             for chunk in chunks
-            if chunk.request.embedding is not None
-            and not chunk.request.num_pending
-            and chunk.request.phase is Phase.RUNNING
+            if chunk.request.embedding is not None and not chunk.request.num_pending
         )
 
     def _give_embedding(self, request: Request, vector: tuple[float, ...]) -> RequestOutput:
@@ -231,7 +258,6 @@ class Engine:
             if is_finite and request.is_prompt_finite
             else self._fail_not_finite(request)
             for request, token, is_finite in zip(requests, sampled, are_finite, strict=True)
-            if request.phase is Phase.RUNNING  # a hook may have aborted it meanwhile
         )
 
     def _extend(self, request: Request, sampled: SampledToken, now: float) -> RequestOutput:
@@ -260,6 +286,7 @@ class Engine:
     def _fail_not_finite(self, request: Request) -> RequestOutput:
         """What comes of NaN or infinity would be silently wrong, as is the KV behind it."""
         self.pool.forget(request.holder)
+        self.pool.wipe(request.holder)  # KV from a peer may not be finite: ours always is
         error = Unavailable(
             f"the model's outputs are not finite after {len(request.tokens)} tokens; "
             f"{self.info.dtype} may be too narrow for this model"
@@ -283,8 +310,13 @@ class Engine:
             len(request.tokens),
             request.sampling,
             eos_token_ids=self.info.eos_token_ids,
-            max_model_len=self.max_model_len,
+            max_model_len=self.max_len_for(request.tenant),
         )
+
+    def max_len_for(self, tenant: str) -> int:
+        """Tokens of prompt and output together that a request of `tenant` may have."""
+        max_held = self.pool.accounts.max_held(tenant) * self.pool.layout.block_size
+        return min(self.max_model_len, max_held)
 
     def _enter(self, request: Request) -> None:
         request.arrived_at = self.clock()
@@ -298,6 +330,7 @@ class Engine:
         check_request(
             request,
             vocab_size=self.info.vocab_size,
+            max_len=self.max_len_for(request.tenant),
             max_model_len=self.max_model_len,
             finish_reason=self.finish_reason(request),
         )

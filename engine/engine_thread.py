@@ -4,6 +4,10 @@
                                               v
                  +--> run the mailbox, in order --> step --> on_step --+
                  +-----------------------------------------------------+
+                                              ^       ^ between two layers
+    other threads -- interject --> express ---+-------+
+
+What is interjected runs in order among itself, and before what waits in the mailbox.
 
 Without work, or with work that only a command can get going, it sleeps until a command comes. An
 exception in a step, in `on_step` or in a posted command is the end: the pool is not to be trusted
@@ -52,12 +56,14 @@ class EngineThread:
         self._on_step = on_step
         self._on_failure = on_failure
         self._mailbox: deque[_Command] = deque()
+        self._express: deque[_Command] = deque()
         self._changed = threading.Condition()
         self._loop_to_tell: asyncio.AbstractEventLoop | None = None
         self._is_idle = False
         self._is_stopping = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)
+        engine.between_layers = self._run_express
 
     def start(self) -> None:
         """Begin; inside a running event loop, which `tell` then means."""
@@ -82,24 +88,15 @@ class EngineThread:
 
     def call(self, function: Callable[[], T]) -> Awaitable[T]:
         """See `OwnerThread.call`; needs a running asyncio loop, and resolves on it."""
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # cancelling who awaits must not cancel the command
-        awaitable = asyncio.wrap_future(future)
+        return self._awaited(function, self._mailbox)
 
-        def run() -> None:
-            try:
-                result = function()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._hand_in(_Command(run, future.set_exception))
-        return awaitable
+    def interject(self, function: Callable[[], T]) -> Awaitable[T]:
+        """See `OwnerThread.interject`; needs a running asyncio loop, and resolves on it."""
+        return self._awaited(function, self._express)
 
     def post(self, function: Callable[[], None]) -> None:
         """See `OwnerThread.post`. Dropped once the thread has ended: its pool is gone as well."""
-        self._hand_in(_Command(function, lambda refusal: None))
+        self._hand_in(_Command(function, lambda refusal: None), self._mailbox)
 
     def tell(self, function: Callable[[], None]) -> None:
         """Run `function` on the event loop that started this thread: how hooks report.
@@ -123,10 +120,26 @@ class EngineThread:
             return False
         return self._is_idle or now - self.last_progress <= limit_s
 
-    def _hand_in(self, command: _Command) -> None:
+    def _awaited(self, function: Callable[[], T], box: deque[_Command]) -> Awaitable[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # cancelling who awaits must not cancel the command
+        awaitable = asyncio.wrap_future(future)
+
+        def run() -> None:
+            try:
+                result = function()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._hand_in(_Command(run, future.set_exception), box)
+        return awaitable
+
+    def _hand_in(self, command: _Command, box: deque[_Command]) -> None:
         with self._changed:
             if not self._has_ended:
-                self._mailbox.append(command)
+                box.append(command)
                 self._changed.notify()
                 return
         command.refuse(self._refusal())
@@ -152,15 +165,21 @@ class EngineThread:
                 if needs_command:
                     self._sleep()
                 num_commands, is_stopping = len(self._mailbox), self._is_stopping
+            self._run_express()
             for _ in range(num_commands):  # later ones wait, or they could keep steps from running
                 self._mailbox.popleft().run()
             if is_stopping:
                 return
             needs_command = self._step()
 
+    def _run_express(self) -> None:
+        if self._express:  # asked after every layer: no lock, no call
+            for _ in range(len(self._express)):
+                self._express.popleft().run()
+
     def _sleep(self) -> None:
         self._is_idle = not self.engine.has_work
-        self._changed.wait_for(lambda: self._mailbox or self._is_stopping)
+        self._changed.wait_for(lambda: self._mailbox or self._express or self._is_stopping)
         if self._is_idle:
             self.last_progress = self.engine.clock()
         self._is_idle = False
@@ -178,5 +197,6 @@ class EngineThread:
     def _end(self) -> None:
         with self._changed:
             self._has_ended = True
-        while self._mailbox:
-            self._mailbox.popleft().refuse(self._refusal())
+        for box in (self._express, self._mailbox):
+            while box:
+                box.popleft().refuse(self._refusal())

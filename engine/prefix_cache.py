@@ -2,14 +2,16 @@
 
 A named block is full, computed and never written again; its name (`baton.core.block_hash`) stands
 for all tokens up to its end. While somebody references it, it is only listed here; once nobody
-does it is *idle* and waits, least recently used first, to be matched again or evicted.
+does it is *idle* and waits, least recently used first, to be matched again or evicted. A pinned
+name's block is not evicted while its pin lasts.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from baton.engine.cache_pins import CachePins, Pin
+from baton.engine.idle_blocks import IdleBlocks
 from baton.engine.kv_event_log import KvEventLog
 
 
@@ -21,7 +23,8 @@ class PrefixCache:
         """Hears which names come and go, if anybody follows."""
         self._block_by_name: dict[bytes, int] = {}
         self._name_by_block: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle = IdleBlocks()
+        self._pins = CachePins()
 
     @property
     def num_idle(self) -> int:
@@ -38,8 +41,20 @@ class PrefixCache:
     def is_named(self, block: int) -> bool:
         return block in self._name_by_block
 
+    @property
+    def idle_tenants(self) -> Iterable[str]:
+        """Those who have idle blocks that may be evicted. Live."""
+        return self._idle.tenants
+
+    def num_evictable(self, tenant: str) -> int:
+        return self._idle.num_evictable(tenant)
+
     def is_idle(self, block: int) -> bool:
         return block in self._idle
+
+    def evictable_owners(self, blocks: Iterable[int]) -> Iterator[str]:
+        """Of those of the blocks that are idle and not pinned."""
+        return (self._idle.tenant_of(block) for block in blocks if self._idle.is_evictable(block))
 
     def match(self, names: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `names`, which may be lazy."""
@@ -66,17 +81,21 @@ class PrefixCache:
         if self.log is not None:
             self.log.stored(name)
 
-    def retire(self, block: int) -> None:
+    def retire(self, block: int, tenant: str) -> None:
         """The last reference to a named block is gone: it is the most recently used idle one."""
-        self._idle[block] = None
+        is_pinned = self._pins.has(self._name_by_block[block])
+        self._idle.add(block, tenant, is_pinned=is_pinned)
 
     def revive(self, block: int) -> None:
         """An idle block is referenced again."""
-        del self._idle[block]
+        self._idle.remove(block)
 
-    def evict(self) -> int:
-        """Forget the least recently used idle block and return it. Raises KeyError if none is."""
-        block, _ = self._idle.popitem(last=False)
+    def evict(self, tenants: Iterable[str]) -> int:
+        """Forget the least recently used idle block of `tenants`, pinned ones aside; return it.
+
+        Raises KeyError if there is none.
+        """
+        block = self._idle.pop_oldest(tenants)
         self.forget(block)
         return block
 
@@ -86,15 +105,59 @@ class PrefixCache:
         if name is None:
             return
         del self._block_by_name[name]
+        if self._pins.has(name):
+            for pin in [pin for pin in self._pins if name in pin.names]:
+                self.unpin(pin)
         if self.log is not None:
             self.log.evicted(name)
 
     def clear(self) -> list[int]:
         """Forget every name; return the blocks that were idle, which now hold nothing."""
-        idle = list(self._idle)
-        self._idle.clear()
+        idle = self._idle.clear()
+        self._pins.clear()
         self._block_by_name.clear()
         self._name_by_block.clear()
         if self.log is not None:
             self.log.cleared()
         return idle
+
+    @property
+    def pins(self) -> CachePins:
+        """To look at: blocks follow only what is done here."""
+        return self._pins
+
+    def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float, now: float) -> None:
+        """Keep the blocks of these names, which are all known, for a time."""
+        for name in self._pins.add(tuple(names), tenant, ttl_s, now):
+            self._idle.pin(self._block_by_name[name])
+
+    def unpin(self, pin: Pin) -> None:
+        """Its deepest block is the first to be evicted."""
+        for name in self._pins.drop(pin):
+            block = self._block_by_name.get(name)
+            if block is not None:
+                self._idle.unpin(block)
+
+    def use(self, names: Iterable[bytes], now: float) -> None:
+        """A prompt begins with these names: pins that it came to the end of last all anew."""
+        if len(self._pins):
+            for name in names:
+                self._pins.use(name, now)
+
+    def expire(self, now: float) -> int:
+        """Unpin what has not been used for its time; how many pins that were."""
+        if not self._pins.is_due(now):
+            return 0
+        expired = self._pins.expired(now)
+        for pin in expired:
+            self.unpin(pin)
+        return len(expired)
+
+    def idle_pins(self, tenants: Iterable[str]) -> Iterator[Pin]:
+        """Pins of `tenants` that keep idle blocks from eviction, least recently used first."""
+        owners = set(tenants)
+        for pin in self._pins:
+            if pin.tenant in owners and any(
+                self._block_by_name[name] in self._idle for name in reversed(pin.names)
+            ):
+                yield pin

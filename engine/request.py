@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import FinishReason, Pooling, SamplingParams, TokenLogprob
+from baton.core.messages import CachePoint, FinishReason, Pooling, SamplingParams, TokenLogprob
 from baton.engine.grammar import TokenMatcher
 from baton.engine.pooling import Embedding
 from baton.engine.prompt_logprobs import PromptLogprobs
@@ -39,6 +39,8 @@ class Request:
         output: Sequence[int] = (),
         sampling: SamplingParams,
         salt: bytes = b"",
+        tenant: str = "",
+        cache_points: Sequence[CachePoint] = (),
         priority: int = 0,
         matcher: TokenMatcher | None = None,
         pooling: Pooling | None = None,
@@ -54,6 +56,14 @@ class Request:
         """Tokens of `output` that were not sampled here."""
         self.sampling = sampling
         self.salt = salt
+        self.tenant = tenant
+        """On whose account its blocks are."""
+        self.cache_points = sorted(cache_points, key=lambda point: point.num_tokens)
+        """Those still to be pinned, nearest first."""
+        self.num_pinned = 0
+        """Tokens that its cache points keep in the prefix cache."""
+        self.cache_notes: list[str] = []
+        """What did not come of its cache points."""
         self.priority = priority
         """Smaller comes first."""
         self.matcher = matcher
@@ -75,6 +85,8 @@ class Request:
         self.num_preemptions = 0
         self.num_overtaken = 0
         """Requests admitted before it, out of turn, since it came to the head of the queue."""
+        self.is_over_share = False
+        """It waits because its tenant may hold no more blocks, not because the pool is full."""
         self.arrival = 0
         """Position in the order in which this engine's requests arrived."""
 

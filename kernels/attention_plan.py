@@ -33,6 +33,7 @@ class ArenaShape:
     row_bytes: int
     """K or V of one block and head."""
     dtype: torch.dtype
+    """Of queries and scores."""
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

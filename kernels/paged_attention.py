@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels.attention_plan import AttentionGroup, AttentionPlan
+from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.softcap_attention import softcap_attention
 
 
@@ -42,11 +43,14 @@ PLAIN = Scoring()
 
 
 def paged_attention(
-    q: Tensor, k: Tensor, v: Tensor, arena: Tensor, plan: AttentionPlan, scoring: Scoring = PLAIN
+    q: Tensor, k: Tensor, v: Tensor, arena: Arena, plan: AttentionPlan, scoring: Scoring = PLAIN
 ) -> Tensor:
     """Write k and v [T, K, H] into the arena; return what q [T, N, H] attends to, [T, N, H]."""
-    kv = torch.stack((k, v), dim=1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    arena.permute(0, 3, 2, 1, 4)[plan.blocks, plan.offsets] = kv  # [T, 2, K, H]
+    kv = torch.stack((k, v), dim=1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # [T, 2, K, H]
+    if isinstance(arena, QuantizedArena):
+        k, v = arena.write(plan.blocks, plan.offsets, kv).unbind(1)
+    else:
+        arena.permute(0, 3, 2, 1, 4)[plan.blocks, plan.offsets] = kv
     if len(plan.decodes) == 1 and not plan.prefills:
         return _attend_decodes(q, arena, plan.decodes[0], scoring)
     out = torch.empty_like(q)
@@ -58,10 +62,11 @@ def paged_attention(
     return out
 
 
-def _attend_decodes(q: Tensor, arena: Tensor, group: AttentionGroup, scoring: Scoring) -> Tensor:
+def _attend_decodes(q: Tensor, arena: Arena, group: AttentionGroup, scoring: Scoring) -> Tensor:
     """One new token each: q is [R, N, H]. The query heads of a KV head are its queries."""
-    (requests, num_heads, width), kv_heads = q.shape, arena.shape[1]
-    k, v = _gather(arena, group, requests)
+    requests, num_heads, width = q.shape
+    k, v = _gather(arena, group, requests, q.dtype)
+    kv_heads = k.shape[1]
     queries = q.reshape(requests, kv_heads, num_heads // kv_heads, width)
     if scoring.softcap is None:
         out = functional.scaled_dot_product_attention(
@@ -77,7 +82,7 @@ def _attend_decodes(q: Tensor, arena: Tensor, group: AttentionGroup, scoring: Sc
 def _attend_prefill(
     q: Tensor,
     new_kv: tuple[Tensor, Tensor],
-    arena: Tensor,
+    arena: Arena,
     group: AttentionGroup,
     scoring: Scoring,
 ) -> Tensor:
@@ -85,7 +90,7 @@ def _attend_prefill(
     if group.rows is None:
         k, v = (x.transpose(0, 1).unsqueeze(0) for x in new_kv)
     else:
-        k, v = _gather(arena, group, 1)
+        k, v = _gather(arena, group, 1, q.dtype)
     queries = q.transpose(0, 1).unsqueeze(0)  # [1, N, tokens, H]
     if scoring.softcap is not None:
         grouped = queries.view(1, k.shape[1], -1, *queries.shape[2:])
@@ -112,10 +117,17 @@ def _scale(scoring: Scoring, width: int) -> float:
     return float(width**-0.5) if scoring.scale is None else scoring.scale
 
 
-def _gather(arena: Tensor, group: AttentionGroup, requests: int) -> tuple[Tensor, Tensor]:
+def _gather(
+    arena: Arena, group: AttentionGroup, requests: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """K and V of all of a group's blocks, each [R, K, M * S, H]."""
-    _, kv_heads, _, block_size, width = arena.shape
     assert group.rows is not None
+    if isinstance(arena, QuantizedArena):
+        shape = requests, arena.units.shape[1], -1, arena.width
+        keys = group.rows[: len(group.rows) // 2]  # row = 2 * unit
+        k, v = arena.gather(keys // 2, dtype).unbind(1)
+        return k.reshape(shape), v.reshape(shape)
+    _, kv_heads, _, block_size, width = arena.shape
     kv = arena.view(-1, block_size * width).index_select(0, group.rows)
     k, v = kv.view(2, requests, kv_heads, -1, width)
     return k, v

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.core.errors import CheckpointError
-from baton.core.kv_layout import ITEM_BYTES
+from baton.core.kv_layout import WIDE
 from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.layers.attention import AttentionKind, HeadShape
 from baton.engine.layers.rope import Rope
@@ -199,8 +199,6 @@ def parse_eos(value: object) -> tuple[int, ...]:
 
 def _dtype(keys: ConfigKeys) -> str | None:
     value = keys.value("dtype") or keys.value("torch_dtype")  # the old and new names of one key
-    if value is None or (isinstance(value, str) and value in ITEM_BYTES):
+    if value is None or (isinstance(value, str) and value in WIDE):
         return value
-    raise CheckpointError(
-        f"config.json: `dtype` is {value!r}; supported are {', '.join(ITEM_BYTES)}"
-    )
+    raise CheckpointError(f"config.json: `dtype` is {value!r}; supported are {', '.join(WIDE)}")

@@ -17,17 +17,18 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     """Tokens that end an output; may be empty."""
     dtype: str
-    """Of weights and KV while serving."""
+    """Of weights, and of KV unless the cache is told otherwise, while serving."""
     fingerprint: bytes
     """Equal only for equal architecture, weights and dtype."""
     num_layers: int
     num_kv_heads: int
     head_dim: int
 
-    def layout(self, block_size: int) -> KvLayout:
+    def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
+        """`auto`: KV of the dtype that the model computes in."""
         return KvLayout(
             model_fingerprint=self.fingerprint,
-            dtype=self.dtype,
+            dtype=self.dtype if kv_dtype == "auto" else kv_dtype,
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import CheckpointError
-from baton.core.kv_layout import ITEM_BYTES
+from baton.core.kv_layout import WIDE
 from baton.engine.checkpoint.config import (
     ModelConfig,
     architecture_of,
@@ -170,8 +170,8 @@ def _first(names: list[str], limit: int = 8) -> str:
 def _serving_dtype(dtype: str, config: ModelConfig, first: TensorEntry) -> str:
     if dtype == "auto":
         return config.dtype or STORED_DTYPES[first.dtype]
-    if dtype not in ITEM_BYTES:
-        raise CheckpointError(f"dtype {dtype!r}; supported are auto, {', '.join(ITEM_BYTES)}")
+    if dtype not in WIDE:
+        raise CheckpointError(f"dtype {dtype!r}; supported are auto, {', '.join(WIDE)}")
     return dtype
 
 

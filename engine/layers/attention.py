@@ -11,6 +11,7 @@ from baton.engine.batch import Batch
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.kernels.paged_attention import PLAIN, Scoring, paged_attention
+from baton.kernels.quantized_kv import Arena
 from baton.kernels.rope import rope
 
 Rotation = tuple[Tensor, Tensor]
@@ -59,7 +60,7 @@ class Attention(nn.Module):
             self.q_norm = head_norm()
             self.k_norm = head_norm()
 
-    def forward(self, x: Tensor, rotation: Rotation | None, arena: Tensor, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, arena: Arena, batch: Batch) -> Tensor:
         """x is [T, D]. Heads of a model without rotary positions have no rotation."""
         heads, kind = self.heads, self.kind
         qkv = self.qkv(x).view(len(x), -1, heads.head_dim)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from baton.engine.batch import Batch
 from baton.engine.layers.attention import Attention, Rotation
+from baton.kernels.quantized_kv import Arena
 
 
 class Block(nn.Module):
@@ -34,7 +35,7 @@ class Block(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Tensor,
+        arena: Arena,
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
@@ -65,7 +66,7 @@ class SandwichBlock(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Tensor,
+        arena: Arena,
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
@@ -88,7 +89,7 @@ class ParallelBlock(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Tensor,
+        arena: Arena,
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
@@ -112,7 +113,7 @@ class SplitParallelBlock(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Tensor,
+        arena: Arena,
         batch: Batch,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from baton.engine.batch import Batch
+from baton.engine.batch import Batch, OnLayer
 from baton.engine.checkpoint.config import LayerConfig, ModelConfig
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.rope import RotaryAngles
+from baton.kernels.quantized_kv import Arena
 
 
 class Decoder(nn.Module):
@@ -48,16 +49,18 @@ class Decoder(nn.Module):
             for layer in config.layers
         ]
 
-    def forward(self, batch: Batch, arenas: Sequence[Tensor]) -> Tensor:
+    def forward(self, batch: Batch, arenas: Sequence[Arena], on_layer: OnLayer) -> Tensor:
         """Write the tokens' KV into the arenas, one a layer; return the outputs [S, D]."""
         rotations = [angles(batch.positions) for angles in self.angles]
         x: Tensor = self.embed(batch.tokens)
         if self.positions is not None:
             x = x + self.positions(batch.positions)
         residual: Tensor | None = None
-        for block, arena, index in zip(self.blocks, arenas, self.angles_of_block, strict=True):
+        layers = zip(self.blocks, arenas, self.angles_of_block, strict=True)
+        for layer, (block, arena, index) in enumerate(layers):
             rotation = None if index is None else rotations[index]
             x, residual = block(x, residual, rotation, arena, batch)
+            on_layer(layer)
         assert residual is not None
         x, _ = self.norm(x[batch.output_rows], residual[batch.output_rows])
         return x

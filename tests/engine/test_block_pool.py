@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from baton.core.block_hash import block_hashes, root_hash
@@ -33,8 +35,22 @@ class FakeBytes:
     def view(self, block: int, layer: int) -> memoryview:
         return memoryview(self._layers[layer][block]).toreadonly()
 
+    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
+        return tuple(self.view(block, layer) for block in blocks)
+
     def write(self, block: int, layer: int, data: memoryview) -> None:
         self._layers[layer][block][:] = data
+
+    def clear_tail(self, block: int, layer: int, num_used: int) -> None:
+        raise AssertionError("nothing is sent from here")
+
+    is_in_memory = True
+
+    def writable(self, block: int, layer: int) -> memoryview:
+        return memoryview(self._layers[layer][block])
+
+    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
+        self._layers[layer][block][offset : offset + len(data)] = data
 
 
 def make_pool(num_blocks: int = 8, *, prefix_caching: bool = True) -> BlockPool:
@@ -278,3 +294,14 @@ def test_names_follow_the_model_and_the_tenant() -> None:
     names = {next(block_hashes(root, range(BLOCK_SIZE), BLOCK_SIZE)) for root in roots}
 
     assert len(names) == 4
+
+
+def test_what_was_computed_before_a_reset_is_not_found_through_whoever_shares_it() -> None:
+    pool = make_pool()
+    hold(pool, "before", list(range(9)))
+    pool.reset_cache()
+
+    pool.share(request("before"), lease("copy"), 2)
+    pool.commit(lease("copy"), list(range(9)), 8, SALT)
+
+    assert pool.num_cached(list(range(9)), SALT) == 0

@@ -3,11 +3,15 @@
 Every computed block is really written: its bytes are a digest of the tenant and of all tokens up to
 its end. So bytes that are wrong anywhere mean a block written while shared, or matched wrongly.
 An index follows the pool's events, now and then too late, and must know its names at every step.
+
+Tenants come with and without a share of the pool. What is on whose account, and what each may take,
+is counted from the census alone; pins are followed by a list of (names, time left).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -15,10 +19,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from baton.core.block_hash import block_hashes, root_hash
+from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.kv_layout import KvLayout
-from baton.core.kv_pool import Holder, HolderKind
+from baton.core.kv_pool import Census, Holder, HolderKind
 from baton.engine.block_pool import BlockPool
 from baton.engine.kv_event_log import KvEventLog
 from baton.platform.router.kv_index import KvIndex
@@ -35,6 +41,10 @@ LAYOUT = KvLayout(
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9)
 REPLICA = Epoch("replica")
 SALTS = st.sampled_from([b"", b"tenant"])
+"""Each is a tenant's, of the same name."""
+SHARES = st.sampled_from([{}, {"tenant": 0.5}, {"": 0.4, "tenant": 0.6}, {"": 0.3}])
+PINNED_FRACTION = 0.5
+TTL_S = 10.0
 
 
 class FakeBytes:
@@ -46,8 +56,22 @@ class FakeBytes:
     def view(self, block: int, layer: int) -> memoryview:
         return memoryview(self._blocks[block])
 
+    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
+        return tuple(self.view(block, layer) for block in blocks)
+
     def write(self, block: int, layer: int, data: memoryview) -> None:
         self._blocks[block] = bytes(data)
+
+    def clear_tail(self, block: int, layer: int, num_used: int) -> None:
+        raise AssertionError("whole blocks are written here")
+
+    is_in_memory = False
+
+    def writable(self, block: int, layer: int) -> memoryview:
+        raise AssertionError("whole blocks are written here")
+
+    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
+        raise AssertionError("whole blocks are written here")
 
 
 @dataclass
@@ -68,9 +92,22 @@ def contents(held: Held, index: int) -> bytes:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(3, 10), max_names=st.sampled_from([0, 3, 1000]))
-    def start(self, num_blocks: int, max_names: int) -> None:
-        self.pool = BlockPool(FakeBytes(num_blocks))
+    @initialize(
+        num_blocks=st.integers(3, 10), max_names=st.sampled_from([0, 3, 1000]), shares=SHARES
+    )
+    def start(self, num_blocks: int, max_names: int, shares: Mapping[str, float]) -> None:
+        self.clock = ManualClock()
+        self.shares = shares
+        self.pool = BlockPool(
+            FakeBytes(num_blocks),
+            pinned_fraction=PINNED_FRACTION,
+            kv_shares=shares,
+            clock=self.clock,
+        )
+        self.owner: dict[int, str] = {}
+        """By block that is not free: whose account it is on."""
+        self.certain_until: dict[tuple[bytes, ...], float] = {}
+        """By names: when a pin that nothing has ended yet may end at the earliest."""
         self.log = KvEventLog(max_names)
         self.pool.record_in(self.log)
         self.index = KvIndex(stretch=2)
@@ -88,15 +125,34 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from([HolderKind.REQUEST, HolderKind.LEASE]), tokens=TOKENS, salt=SALTS)
     def reserve(self, kind: HolderKind, tokens: list[int], salt: bytes) -> None:
+        self.admit(kind, tokens, salt)
+
+    @rule(tokens=TOKENS, salt=SALTS, ttl_s=st.sampled_from([0.0, TTL_S]))
+    def run(self, tokens: list[int], salt: bytes, ttl_s: float) -> None:
+        """From its arrival to its end: what is left of it is cached, and perhaps pinned."""
+        holder = self.admit(HolderKind.REQUEST, tokens, salt)
+        if holder is None:
+            return
+        self.compute_up_to(holder, len(tokens))
+        if ttl_s:
+            self.pin_first(holder, len(tokens), ttl_s)
+        del self.held[holder]
+        self.pool.release(holder)
+
+    def admit(self, kind: HolderKind, tokens: list[int], salt: bytes) -> Holder | None:
         holder, before = self.new_holder(kind), self.pool.census()
-        num_cached = self.pool.reserve(holder, tokens, salt)
+        tenant, num_pinned = salt.decode(), self.pool.pins.num_names
+        num_cached = self.pool.reserve(holder, tokens, salt, tenant=tenant)
         num_blocks = -(-len(tokens) // BLOCK_SIZE)
         if num_cached is None:
-            assert num_blocks > len(before.free)
+            assert num_blocks > self.room(tenant, before) - num_pinned
             assert self.pool.census() == before
-            return
+            return None
         assert num_cached < len(tokens) and num_cached % BLOCK_SIZE == 0
+        assert num_blocks - num_cached // BLOCK_SIZE <= self.room(tenant, before)
         self.held[holder] = Held(tokens, salt, num_cached, num_blocks)
+        self.book(tenant, self.pool.table(holder)[num_cached // BLOCK_SIZE :])
+        return holder
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), more=TOKENS)
@@ -107,13 +163,78 @@ class PoolMachine(RuleBasedStateMachine):
             return
         num_tokens = len(held.tokens) + len(more)
         num_fresh = -(-num_tokens // BLOCK_SIZE) - held.num_blocks
-        fits = num_fresh <= len(before.free) + len(before.cached)
-        assert self.pool.grow(holder, num_tokens) == fits
-        if fits:
+        tenant, num_pinned = held.salt.decode(), self.pool.pins.num_names
+        room = self.room(tenant, before)
+        if self.pool.grow(holder, num_tokens):
+            assert num_fresh <= max(0, room)
+            self.book(tenant, self.pool.table(holder)[held.num_blocks :])
             held.tokens = held.tokens + more
             held.num_blocks += num_fresh
         else:
+            assert num_fresh > room - num_pinned
             assert self.pool.census() == before
+
+    def kept(self, tenant: str) -> int:
+        share = self.shares.get(tenant)
+        return 0 if share is None else max(1, int(share * self.pool.num_blocks))
+
+    def limit(self, tenant: str) -> int:
+        num_left = self.pool.num_blocks - sum(map(self.kept, self.shares))
+        return self.kept(tenant) or num_left
+
+    def room(self, tenant: str, census: Census) -> int:
+        """Blocks that the tenant could have if nothing were pinned."""
+        idle = Counter(self.owner[block] for block in census.cached)
+        held = Counter(
+            self.owner[block] for block in range(census.num_blocks) if block not in census.free
+        )
+        others = sum(
+            min(idle[other], max(0, held[other] - self.kept(other)))
+            for other in idle
+            if other != tenant
+        )
+        within_limit = self.limit(tenant) - held[tenant] + idle[tenant]
+        return min(within_limit, len(census.free) + idle[tenant] + others)
+
+    def book(self, tenant: str, fresh: Sequence[int]) -> None:
+        """`fresh` blocks are the tenant's now; nobody else lost what is kept for them."""
+        num_before = Counter(self.owner.values())
+        self.owner.update(dict.fromkeys(fresh, tenant))
+        num_after = Counter(self.owner.values())
+        for other in num_before.keys() - {tenant}:
+            assert num_after[other] >= min(num_before[other], self.kept(other))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), num_tokens=st.integers(0, 12), ttl_s=st.sampled_from([TTL_S, 4 * TTL_S]))
+    def pin(self, data: st.DataObject, num_tokens: int, ttl_s: float) -> None:
+        self.pin_first(self.pick(data), num_tokens, ttl_s)
+
+    def pin_first(self, holder: Holder, num_tokens: int, ttl_s: float) -> None:
+        held, before = self.held[holder], self.pool.census()
+        pinned = self.pool.pin(holder, num_tokens, ttl_s)
+        assert self.pool.census() == before
+        assert pinned.num_blocks * BLOCK_SIZE <= min(num_tokens, held.num_computed)
+        assert pinned.num_blocks <= PINNED_FRACTION * self.limit(held.salt.decode())
+        if pinned.num_displaced:
+            self.certain_until.clear()
+        root = root_hash(LAYOUT.model_fingerprint, held.salt)
+        names = tuple(block_hashes(root, held.tokens, BLOCK_SIZE))[: pinned.num_blocks]
+        if names:
+            self.certain_until[names] = max(
+                self.certain_until.get(names, 0.0), self.clock() + ttl_s
+            )
+
+    @rule(seconds=st.sampled_from([1.0, TTL_S / 2, TTL_S]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(salt=SALTS)
+    def give_way(self, salt: bytes) -> None:
+        before, num_pins = self.pool.census(), len(self.pool.pins)
+        if self.pool.supply.give_way(salt.decode()):
+            assert len(self.pool.pins) == num_pins - 1
+            self.certain_until.clear()
+        assert self.pool.census() == before
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -122,7 +243,10 @@ class PoolMachine(RuleBasedStateMachine):
         held = self.held[holder]
         if held.is_sealed or held.num_computed == len(held.tokens):
             return
-        end = data.draw(st.integers(held.num_computed + 1, len(held.tokens)))
+        self.compute_up_to(holder, data.draw(st.integers(held.num_computed + 1, len(held.tokens))))
+
+    def compute_up_to(self, holder: Holder, end: int) -> None:
+        held = self.held[holder]
         for index in range(held.num_computed // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
             self.pool.write(holder, index, 0, memoryview(contents(held, index)))
         held.num_computed = end
@@ -172,14 +296,17 @@ class PoolMachine(RuleBasedStateMachine):
                     continue
                 raise AssertionError(f"block {block} is shared and was written")
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.held and self.num_names % 8 == 7)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         """The model was wrong: what this holder computed is not found any more."""
+        self.certain_until.clear()
         self.pool.forget(self.pick(data))
 
+    @precondition(lambda self: self.num_names % 8 == 7)  # seldom: it undoes what others need
     @rule()
     def reset_cache(self) -> None:
+        self.certain_until.clear()
         self.pool.reset_cache()
         assert not self.pool.census().cached
 
@@ -208,6 +335,23 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_available == len(census.cached) + len(census.free)
 
     @invariant()
+    def every_block_is_on_the_account_of_who_took_it(self) -> None:
+        for block in self.pool.census().free:
+            self.owner.pop(block, None)
+        num_held = Counter(self.owner.values())
+        assert self.pool.accounts.num_held_by_tenant == num_held
+        assert all(num <= self.limit(tenant) for tenant, num in num_held.items())
+
+    @invariant()
+    def what_is_pinned_is_found_and_within_bounds(self) -> None:
+        found = set(self.pool.names())
+        for names, until in self.certain_until.items():
+            assert until <= self.clock() or found.issuperset(names)
+        pinned = {name for pin in self.pool.pins for name in pin.names}
+        assert found.issuperset(pinned)
+        assert len(pinned) == self.pool.pins.num_names <= PINNED_FRACTION * self.pool.num_blocks
+
+    @invariant()
     def every_holder_has_its_blocks_and_no_other_has_any(self) -> None:
         sizes = {holder: len(table) for holder, table in self.pool.census().tables.items()}
         assert sizes == {holder: held.num_blocks for holder, held in self.held.items()}
@@ -225,4 +369,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 from tests.echo_engines import VOCAB, make_engine, make_request, run
@@ -14,6 +14,7 @@ from baton.engine.config import EngineConfig, SchedulerConfig
 from baton.engine.echo import EchoRunner, echo_info, echo_output
 from baton.engine.engine import Engine
 from baton.engine.request import Phase, Request
+from baton.engine.scheduler import ScheduledChunk
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
@@ -46,8 +47,7 @@ def test_a_preempted_and_an_adopted_request_can_be_aborted_too() -> None:
     assert (engine.num_waiting, engine.pool.num_in_use) == (0, 0)
 
 
-@pytest.mark.parametrize("hook", ["on_scheduled", "on_computed"])
-def test_a_hook_may_abort_the_request_it_is_called_with(hook: str) -> None:
+def test_a_hook_may_abort_the_request_that_is_about_to_run() -> None:
     engine = make_engine()
     gone, stays = make_request("gone"), make_request("stays")
 
@@ -55,7 +55,7 @@ def test_a_hook_may_abort_the_request_it_is_called_with(hook: str) -> None:
         if request is gone:
             engine.abort("gone")
 
-    setattr(engine, hook, abort)
+    engine.on_scheduled = abort
     engine.add(gone)
     engine.add(stays)
     run(engine)
@@ -67,19 +67,26 @@ def test_a_hook_may_abort_the_request_it_is_called_with(hook: str) -> None:
 
 def test_hooks_see_a_request_before_it_runs_and_while_it_holds_its_blocks() -> None:
     engine, request = make_engine(), make_request(max_tokens=1)
-    seen: list[tuple[str, int, int, int]] = []
+    seen: list[tuple[str, int, int]] = []
 
-    def see(name: str) -> Callable[[Request], None]:
-        return lambda r: seen.append(
-            (name, r.num_computed, len(engine.pool.table(r.holder)), len(r.output))
-        )
+    def see(what: str, request: Request) -> None:
+        seen.append((what, request.num_computed, len(engine.pool.table(request.holder))))
 
-    engine.on_scheduled, engine.on_computed = see("scheduled"), see("computed")
+    def see_layer(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        for chunk in chunks:
+            see(f"layer {layer} of {chunk.num_tokens} tokens", chunk.request)
+
+    engine.on_scheduled = lambda request: see("scheduled", request)
+    engine.on_layer = see_layer
     engine.add(request)
 
     (report,) = run(engine)
 
-    assert seen == [("scheduled", 0, 3, 0), ("computed", 11, 3, 0)]
+    assert seen == [
+        ("scheduled", 0, 3),
+        ("layer 0 of 11 tokens", 0, 3),
+        ("layer 1 of 11 tokens", 0, 3),
+    ]
     assert report.first_scheduled == (request,)
 
 

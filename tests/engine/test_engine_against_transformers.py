@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.request import Request
+from baton.engine.scheduler import ScheduledChunk
 
 BLOCK_SIZE = 4
 MAX_TOKENS = 24
@@ -133,12 +134,13 @@ def prefill(engine: Engine, request: Request) -> tuple[Request, Holder]:
     """Compute a prompt; its blocks stay behind in a lease."""
     lease = Holder(HolderKind.LEASE, "out")
 
-    def share(computed: Request) -> None:
-        if not computed.num_pending:
-            num_blocks = len(engine.pool.table(computed.holder))
-            engine.pool.share(computed.holder, lease, num_blocks)
+    def share(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        for chunk in chunks:
+            if chunk.num_tokens == chunk.request.num_pending:
+                num_blocks = len(engine.pool.table(chunk.request.holder))
+                engine.pool.share(chunk.request.holder, lease, num_blocks)
 
-    engine.on_computed = share
+    engine.on_layer = share
     engine.add(request)
     while engine.has_work:
         engine.step()

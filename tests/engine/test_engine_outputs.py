@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
@@ -14,6 +14,7 @@ from baton.engine.config import SchedulerConfig
 from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
 from baton.engine.request import Phase, Request
+from baton.engine.scheduler import ScheduledChunk
 
 
 def make_prompts(count: int) -> list[list[int]]:
@@ -144,11 +145,14 @@ def adopt_elsewhere(
     lease_in = Holder(HolderKind.LEASE, "in")
     num_blocks = source.pool.layout.num_blocks_for(len(request.prompt))
 
-    def share(computed: Request) -> None:
-        count = num_blocks if not computed.num_pending else computed.num_computed // BLOCK_SIZE
-        source.pool.share(computed.holder, lease_out, count)
+    def share(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        for chunk in chunks:
+            num_computed = chunk.request.num_computed + chunk.num_tokens
+            is_whole = num_computed == len(request.prompt)
+            count = num_blocks if is_whole else num_computed // BLOCK_SIZE
+            source.pool.share(chunk.request.holder, lease_out, count)
 
-    source.on_computed = share
+    source.on_layer = share
     prefilled = make_request(request.request_id, request.prompt, max_new_tokens=1)
     source.add(prefilled)
     run(source)

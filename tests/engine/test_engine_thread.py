@@ -24,13 +24,16 @@ from baton.engine.step_report import StepReport
 class Harness:
     """An engine thread whose steps are handed to the test's own event loop."""
 
-    def __init__(self, *, num_blocks: int = 64, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self, *, num_blocks: int = 64, num_layers: int = 1, clock: ManualClock | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self.failures: list[BaseException] = []
         self.failed = asyncio.Event()
         config = EngineConfig(cache=CacheConfig(block_size=4))
-        runner = EchoRunner(echo_info(), num_blocks=num_blocks, block_size=4)
+        info = echo_info(num_layers=num_layers)
+        runner = EchoRunner(info, num_blocks=num_blocks, block_size=4)
         self.engine = Engine(runner, config, clock=clock or ManualClock())
 
         def fail(error: BaseException) -> None:
@@ -149,7 +152,7 @@ async def test_a_failure_ends_the_engine_and_is_told_to_everyone(culprit: str) -
     async with Harness() as harness:
         error = RuntimeError("broken")
         if culprit == "step":
-            harness.engine.on_computed = lambda request: fail_with(error)()
+            harness.engine.on_layer = lambda layer, chunks: fail_with(error)()
         elif culprit == "on_step":
             harness.thread._on_step = lambda report: fail_with(error)()
         else:
@@ -238,14 +241,126 @@ async def test_idleness_counts_as_progress_and_a_step_that_hangs_does_not() -> N
 
         gate, entered = threading.Event(), threading.Event()
 
-        def hang(request: Request) -> None:
+        def hang(layer: int, chunks: object) -> None:
             entered.set()
             gate.wait(30)
 
-        harness.engine.on_computed = hang
+        harness.engine.on_layer = hang
         harness.thread.post(lambda: harness.engine.add(make_request(max_tokens=1)))
         await asyncio.to_thread(entered.wait, 30)
         assert harness.thread.is_progressing(clock(), limit_s=10)
         clock.advance(11)
         assert not harness.thread.is_progressing(clock(), limit_s=10)
         gate.set()
+
+
+def in_layer(harness: Harness, wanted: int, function: Callable[[], None]) -> None:
+    """Let `function` run on the engine's thread in the middle of each pass, after one layer."""
+
+    def on_layer(layer: int, chunks: object) -> None:
+        if layer == wanted:
+            function()
+
+    harness.engine.on_layer = on_layer
+
+
+async def test_what_is_interjected_runs_between_two_layers_and_a_call_after_the_step() -> None:
+    async with Harness(num_layers=3) as harness:
+        in_first, may_go_on = threading.Event(), threading.Event()
+        order: list[str] = []
+
+        def on_layer(layer: int, chunks: object) -> None:
+            order.append(f"layer {layer}")
+            if layer == 0:
+                in_first.set()
+                may_go_on.wait(30)
+
+        harness.engine.on_layer = on_layer
+        request = make_request(max_tokens=1)
+        harness.thread.post(lambda: harness.engine.add(request))
+        await asyncio.to_thread(in_first.wait, 30)
+
+        called = harness.thread.call(lambda: order.append("called"))
+        said = [
+            harness.thread.interject(lambda word=word: order.append(word))  # type: ignore[misc]
+            for word in ("first", "second")
+        ]
+        may_go_on.set()
+        await asyncio.gather(called, *said)
+
+        assert order == ["layer 0", "first", "second", "layer 1", "layer 2", "called"]
+
+
+async def test_an_exception_in_what_is_interjected_concerns_neither_the_step_nor_its_like() -> None:
+    async with Harness(num_layers=2) as harness:
+        gate, request = threading.Event(), make_request()
+        in_layer(harness, 0, wait_for(gate))
+        added = harness.thread.call(lambda: harness.engine.add(request))
+        await added
+
+        failing = harness.thread.interject(fail_with(KeyError("mine")))
+        behind = harness.thread.interject(lambda: 1)
+        gate.set()
+
+        with pytest.raises(KeyError, match="mine"):
+            await failing
+        assert await behind == 1
+        await harness.finished(request)
+        assert request.output == echo_output(range(11), 8, 256)
+
+
+async def test_an_idle_engine_is_woken_by_what_is_interjected() -> None:
+    async with Harness() as harness:
+        await harness.thread.call(lambda: None)
+        while not harness.thread._is_idle:
+            await asyncio.sleep(0)
+
+        assert await harness.thread.interject(lambda: "soon") == "soon"
+
+
+async def test_what_is_interjected_is_refused_once_a_step_has_failed() -> None:
+    async with Harness(num_layers=2) as harness:
+        entered, gate = threading.Event(), threading.Event()
+
+        def fail_in_the_middle() -> None:
+            entered.set()
+            gate.wait(30)
+            raise RuntimeError("broken")
+
+        in_layer(harness, 1, fail_in_the_middle)
+        harness.thread.post(lambda: harness.engine.add(make_request()))
+        await asyncio.to_thread(entered.wait, 30)
+
+        waiting = harness.thread.interject(lambda: 1)
+        gate.set()
+
+        with pytest.raises(EngineFailed, match="has failed"):
+            await waiting
+        with pytest.raises(EngineFailed, match="has failed"):
+            await harness.thread.interject(lambda: 1)
+
+
+async def test_blocks_freed_and_taken_in_the_middle_of_a_step_do_not_disturb_it() -> None:
+    """Leases come and go between its layers, in a pool that is nearly full."""
+    async with Harness(num_blocks=10, num_layers=4) as harness:
+        pool, request = harness.engine.pool, make_request(max_tokens=16)
+        leases = [Holder(HolderKind.LEASE, f"lease {number}") for number in range(3)]
+        num_taken = 0
+
+        def come_and_go(layer: int, chunks: object) -> None:
+            nonlocal num_taken
+            pool.release(leases[0])
+            leases.append(leases.pop(0))
+            taken = pool.reserve(leases[-1], range(200 + layer, 204 + layer), b"")
+            if taken is not None:
+                num_taken += 1
+                for lent_layer in range(4):
+                    data = memoryview(bytes([255]) * pool.layout.layer_block_bytes)
+                    pool.write(leases[-1], 0, lent_layer, data)
+
+        harness.engine.on_layer = come_and_go
+        await harness.thread.call(lambda: harness.engine.add(request))
+        await harness.finished(request)
+
+        assert request.output == echo_output(range(11), 16, 256)
+        assert num_taken > 16

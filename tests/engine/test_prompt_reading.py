@@ -277,12 +277,12 @@ def test_what_is_read_of_a_prompt_and_is_not_finite_fails_the_request(
     engine, prompt = make_engine(folder), prompts[5]
     honest = engine.runner.forward
 
-    def spoil_one_row(chunks: object) -> Tensor:
-        hidden = honest(chunks).clone()  # type: ignore[arg-type]
+    def spoil_one_row(*pass_: object) -> Tensor:
+        hidden = honest(*pass_).clone()  # type: ignore[arg-type]
         hidden[1] = torch.nan
         return hidden
 
-    engine.runner.forward = spoil_one_row  # type: ignore[method-assign]
+    engine.runner.forward = spoil_one_row  # type: ignore[method-assign, assignment]
     for request in (
         embedding("mean", prompt, Pooling.MEAN),
         Request("logprobs", prompt, sampling=WITH_PROMPT),

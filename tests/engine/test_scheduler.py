@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.no_bytes import NoBytes
 
-from baton.core.kv_layout import KvLayout
+from baton.core.clock import ManualClock
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.engine.block_pool import BlockPool
@@ -18,45 +19,43 @@ from baton.engine.request import Phase, Request
 from baton.engine.scheduler import MAX_OVERTAKEN, ScheduledChunk, Scheduler
 
 
-class NoBytes:
-    """Blocks that are only counted."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
-        self.layout = KvLayout(
-            model_fingerprint=b"model",
-            dtype="float32",
-            num_layers=1,
-            num_kv_heads=1,
-            head_dim=1,
-            block_size=block_size,
-        )
-
-    def view(self, block: int, layer: int) -> memoryview:
-        raise AssertionError("the scheduler reads no KV")
-
-    def write(self, block: int, layer: int, data: memoryview) -> None:
-        raise AssertionError("the scheduler writes no KV")
-
-
 def make_scheduler(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
     reclaim: Callable[[], bool] = lambda: False,
     config: SchedulerConfig | None = None,
+    pinned_fraction: float = 0.25,
+    kv_shares: Mapping[str, float] | None = None,
 ) -> Scheduler:
-    pool = BlockPool(NoBytes(num_blocks, block_size))
+    pool = BlockPool(
+        NoBytes(num_blocks, block_size),
+        pinned_fraction=pinned_fraction,
+        kv_shares=kv_shares,
+        clock=ManualClock(),
+    )
     return Scheduler(pool, config or SchedulerConfig(), reclaim=reclaim)
 
 
 def make_request(
-    name: str, *, prompt_len: int = 8, first_token: int | None = None, priority: int = 0
+    name: str,
+    *,
+    prompt_len: int = 8,
+    first_token: int | None = None,
+    priority: int = 0,
+    tenant: str = "",
 ) -> Request:
     """Prompts of different names have nothing in common unless `first_token` makes them equal."""
     start = crc32(name.encode()) % 2**20 if first_token is None else first_token
     prompt = [start * 1000 + index for index in range(prompt_len)]
-    return Request(name, prompt, sampling=SamplingParams(max_tokens=100), priority=priority)
+    return Request(
+        name,
+        prompt,
+        sampling=SamplingParams(max_tokens=100),
+        salt=tenant.encode(),
+        tenant=tenant,
+        priority=priority,
+    )
 
 
 def compute(scheduler: Scheduler, chunks: Iterable[ScheduledChunk]) -> None:
@@ -73,13 +72,30 @@ def planned(chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
     return {chunk.request.request_id: chunk.num_tokens for chunk in chunks}
 
 
-def adopt(scheduler: Scheduler, request: Request) -> None:
-    """What the engine does with a finished handoff of all known tokens but the last."""
+def adopt(scheduler: Scheduler, request: Request) -> bool:
+    """What the engine does with a finished handoff of all known tokens but the last.
+
+    False if the blocks for it are not to be had.
+    """
     lease = Holder(HolderKind.LEASE, request.request_id)
-    assert scheduler.pool.reserve(lease, request.tokens[:-1], request.salt) is not None
+    num_cached = scheduler.pool.reserve(
+        lease, request.tokens[:-1], request.salt, tenant=request.tenant
+    )
+    if num_cached is None:
+        return False
     scheduler.pool.hand_over(lease, request.holder)
     request.num_computed = len(request.tokens) - 1
     scheduler.add(request)
+    return True
+
+
+def pin(scheduler: Scheduler, name: str, *, prompt_len: int) -> None:
+    """Run a prompt, and leave it behind as a cache point."""
+    request = make_request(name, prompt_len=prompt_len)
+    scheduler.add(request)
+    compute(scheduler, scheduler.step())
+    assert scheduler.pool.pin(request.holder, prompt_len, 300).num_blocks
+    scheduler.finish(request)
 
 
 def test_the_youngest_request_is_preempted_when_blocks_run_out() -> None:
@@ -494,3 +510,157 @@ def assert_priorities_are_kept(scheduler: Scheduler, before: set[Request]) -> No
     still = [request.priority for request in running if request in before]
     gone = [r.priority for r in before if r.phase is Phase.WAITING]
     assert not gone or max(still, default=0) <= min(gone)  # nobody paid for a lesser one
+
+
+def test_a_tenant_that_floods_is_held_to_its_share_while_others_are_served() -> None:
+    scheduler = make_scheduler(num_blocks=12, kv_shares={"flood": 0.5})
+    flood = [make_request(f"flood {n}", prompt_len=7, tenant="flood") for n in range(50)]
+    for request in flood:
+        scheduler.add(request)
+    compute(scheduler, scheduler.step())
+    other = make_request("other", prompt_len=15, tenant="other")
+    scheduler.add(other)
+
+    chunks = scheduler.step()
+
+    assert other.phase is Phase.RUNNING
+    assert [r.phase for r in flood].count(Phase.RUNNING) == 3
+    assert planned(chunks)["other"] == 15
+    assert not scheduler.is_starving
+
+
+def test_a_tenant_at_its_limit_preempts_its_own_and_nobody_elses() -> None:
+    scheduler = make_scheduler(num_blocks=12, kv_shares={"a": 0.5})
+    old, young = (make_request(name, prompt_len=11, tenant="a") for name in ("old", "young"))
+    other = make_request("other", prompt_len=3, tenant="b")
+    for request in (old, young, other):
+        scheduler.add(request)
+    for _ in range(3):
+        compute(scheduler, scheduler.step())
+
+    assert young.phase is Phase.WAITING
+    assert [r.phase for r in (old, other)] == [Phase.RUNNING] * 2
+    assert other.num_preemptions == old.num_preemptions == 0
+
+
+def test_whoever_has_a_share_is_served_from_it_however_full_the_pool_is_of_others() -> None:
+    scheduler = make_scheduler(num_blocks=12, kv_shares={"a": 0.25})
+    for n in range(3):
+        request = make_request(f"cached {n}", prompt_len=4, tenant="a")
+        scheduler.add(request)
+        compute(scheduler, scheduler.step())
+        scheduler.finish(request)
+    for n in range(20):
+        scheduler.add(make_request(f"flood {n}", prompt_len=10))
+    compute(scheduler, scheduler.step())
+    mine = make_request("mine", prompt_len=11, tenant="a")
+    scheduler.add(mine)
+
+    scheduler.step()
+
+    assert mine.phase is Phase.RUNNING
+    assert scheduler.num_preempted == 0
+
+
+def test_growth_never_preempts_whoever_stays_within_its_share() -> None:
+    scheduler = make_scheduler(num_blocks=8, kv_shares={"a": 0.5})
+    kept = make_request("kept", prompt_len=9, tenant="a", priority=1)
+    large = make_request("large", prompt_len=13)
+    for request in (large, kept):
+        scheduler.add(request)
+
+    for _ in range(6):
+        compute(scheduler, scheduler.step())
+
+    assert kept.num_preemptions == 0
+    assert large.num_preemptions > 0
+
+
+def test_adopted_requests_of_a_tenant_at_its_limit_hold_up_nobody_else() -> None:
+    scheduler = make_scheduler(num_blocks=16, kv_shares={"a": 0.5})
+    scheduler.add(make_request("running", prompt_len=5, tenant="a"))
+    compute(scheduler, scheduler.step())
+    for name in ("one", "two"):
+        adopt(scheduler, make_request(name, prompt_len=13, tenant="a"))
+    other, adopted = make_request("other", tenant="b"), make_request("adopted", tenant="c")
+    scheduler.add(other)
+    adopt(scheduler, adopted)
+
+    chunks = scheduler.step()
+
+    assert planned(chunks).keys() == {"running", "other", "adopted"}
+    assert not scheduler.is_starving
+
+
+def test_a_running_request_gets_the_blocks_of_pins_before_anybody_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=6, pinned_fraction=0.5)
+    pin(scheduler, "pinned", prompt_len=8)
+    old, young = make_request("old", prompt_len=8), make_request("young", prompt_len=7)
+    for request in (old, young):
+        scheduler.add(request)
+    compute(scheduler, scheduler.step())
+
+    chunks = scheduler.step()
+
+    assert planned(chunks) == {"old": 1, "young": 1}
+    assert scheduler.num_preempted == 0
+    assert scheduler.pool.supply.counters.num_given_way == 1
+
+
+def test_who_waits_leaves_pins_alone_unless_nothing_runs() -> None:
+    scheduler = make_scheduler(num_blocks=6, pinned_fraction=0.5)
+    pin(scheduler, "pinned", prompt_len=12)
+    running, large = make_request("running", prompt_len=3), make_request("large", prompt_len=20)
+    scheduler.add(running)
+    compute(scheduler, scheduler.step())
+    scheduler.add(large)
+    compute(scheduler, scheduler.step())
+
+    assert scheduler.num_waiting == 1
+    assert len(scheduler.pool.pins) == 1
+    scheduler.finish(running)
+    scheduler.step()
+    assert scheduler.num_waiting == 0
+    assert len(scheduler.pool.pins) == 0
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(1, 30), st.sampled_from(["a", "b", "c"]), st.integers(0, 9), st.booleans()
+    ),
+    max_size=12,
+)
+"""Prompt length, tenant, the step before which it comes, and whether it was handed off."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shares=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([0.2, 0.3, 0.4])),
+    arrivals=ARRIVALS,
+)
+def test_with_any_shares_every_request_that_fits_its_own_is_answered(
+    shares: dict[str, float], arrivals: list[tuple[int, str, int, bool]]
+) -> None:
+    scheduler = make_scheduler(num_blocks=10, pinned_fraction=0.5, kv_shares=shares)
+    accounts = scheduler.pool.accounts
+    unfinished = 0
+
+    for step in range(300):
+        for number, (length, tenant, arrives, is_adopted) in enumerate(arrivals):
+            if arrives == step and length < accounts.max_held(tenant) * 4:
+                request = make_request(str(number), prompt_len=length, tenant=tenant)
+                unfinished += 1
+                if not (is_adopted and length > 1 and adopt(scheduler, request)):
+                    scheduler.add(request)
+        for chunk in scheduler.step():
+            compute(scheduler, [chunk])
+            request = chunk.request
+            is_full = len(request.tokens) >= accounts.max_held(request.tenant) * 4
+            if len(request.output) >= 6 or is_full:
+                scheduler.pool.pin(request.holder, len(request.prompt), 300)
+                scheduler.finish(request)
+                unfinished -= 1
+        for tenant, num_held in accounts.num_held_by_tenant.items():
+            assert num_held <= accounts.max_held(tenant)
+
+    assert not unfinished

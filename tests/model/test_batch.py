@@ -19,7 +19,7 @@ LAYOUT = KvLayout(
 
 
 def batch_of(*chunks: Chunk) -> Batch:
-    return make_batch(chunks, LAYOUT, "cpu")
+    return make_batch(chunks, LAYOUT, "cpu", dtype="float32")
 
 
 def test_tokens_lie_end_to_end_at_the_slots_of_their_blocks() -> None:

@@ -1,0 +1,40 @@
+"""Blocks that are only counted: for tests of who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.core.kv_layout import KvLayout
+
+
+class NoBytes:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.layout = KvLayout(
+            model_fingerprint=b"model",
+            dtype="float32",
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=block_size,
+        )
+
+    def view(self, block: int, layer: int) -> memoryview:
+        raise AssertionError("no KV is read here")
+
+    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
+        raise AssertionError("no KV is read here")
+
+    def write(self, block: int, layer: int, data: memoryview) -> None:
+        raise AssertionError("no KV is written here")
+
+    def clear_tail(self, block: int, layer: int, num_used: int) -> None:
+        raise AssertionError("no KV is written here")
+
+    is_in_memory = False
+
+    def writable(self, block: int, layer: int) -> memoryview:
+        raise AssertionError("no KV is written here")
+
+    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
+        raise AssertionError("no KV is written here")
