@@ -6,33 +6,48 @@
 
     anything else, cancellation included --> abort --> (tell P: ABORTED)       the caller recomputes
 
-Telling P is done behind the caller's back, a bounded number of times: whatever P answers, D has
-verified the bytes or given them up. A P that cannot be told lets its lease expire.
+A prompt may come from several sources at once, the ranks of one P: each has a stream of its own,
+and the lease is sealed when all are whole. Telling P is done behind the caller's back, a bounded
+number of times: whatever P answers, D has verified the bytes or given them up. A P that cannot be
+told lets its lease expire.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import EngineFailed, TransferAborted, TransferCut, TransferError
-from baton.core.ids import TransferId
+from baton.core.errors import (
+    CorruptPiece,
+    EngineFailed,
+    TransferAborted,
+    TransferCut,
+    TransferError,
+    TransportFailed,
+)
+from baton.core.ids import Epoch, TransferId
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.receiver import AbortReason, Accepted, Receiver
-from baton.kv_transfer.reservation import Reservation
+from baton.kv_transfer.filling import Filling
+from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.receiver import AbortReason, Receiver
+from baton.kv_transfer.reservation import Reservation, ReservedStream
+from baton.kv_transfer.scores import SourceScores
 from baton.kv_transfer.transport.base import Transport
+from baton.kv_transfer.writer import Writer, WriterParts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
-    max_pieces_in_flight: int = 8
-    """Pieces handed to the engine's thread but not yet written there."""
+    max_unwritten: int = 8
+    """Pieces of one stream that have come but are not written."""
+    num_threads: int = 2
+    """That write pieces and verify them."""
     max_reopened: int = 3
+    """Of one stream."""
     reopen_delay_s: float = 0.05
     """Before the first opening anew; doubles each time."""
     max_settle_attempts: int = 3
@@ -52,6 +67,8 @@ class TransferReport:
     num_duplicates: int
     """(layer, block)s that arrived more than once."""
     num_reopened: int
+    notes: tuple[str, ...] = ()
+    """Why another transport had to be taken, if one had to."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -59,12 +76,12 @@ class _Flight:
     """One transfer under way."""
 
     reservation: Reservation
-    address: str
     scope: asyncio.Timeout
-    writing: deque[asyncio.Future[Accepted]] = field(default_factory=deque)
+    transport: str
     num_bytes: int = 0
     num_duplicates: int = 0
     num_reopened: int = 0
+    notes: list[str] = field(default_factory=list)
     abort_reason: str = ""
     """Why the receiver gave the lease up on its own, if it did."""
 
@@ -80,18 +97,27 @@ class Fetcher:
         *,
         clock: Clock = monotonic,
         config: FetchConfig | None = None,
+        scores: SourceScores | None = None,
     ) -> None:
         self._receiver = receiver
         self._owner = owner
         self._transport = transport
         self._clock = clock
         self._config = config or FetchConfig()
+        self._scores = scores or SourceScores()
         self._flights: dict[TransferId, _Flight] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Its threads end when the fetcher does.
+        self._writing = WriterParts(
+            executor=ThreadPoolExecutor(self._config.num_threads, "baton-fill"),
+            clock=clock,
+            max_unwritten=self._config.max_unwritten,
+            on_released=partial(owner.post, receiver.end_quarantine),
+        )
         receiver.on_aborted.append(self._lease_was_aborted)
 
-    async def fetch(self, reservation: Reservation, address: str) -> TransferReport:
+    async def fetch(self, reservation: Reservation) -> TransferReport:
         """Return once every piece is verified and the lease sealed; it is the caller's to adopt.
 
         On any failure, and when cancelled, the lease is aborted before this ends; only a task
@@ -101,13 +127,12 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         transfer_id, started = reservation.transfer_id, self._clock()
         scope = asyncio.timeout(reservation.time_left_s)
-        flight = _Flight(reservation=reservation, address=address, scope=scope)
+        flight = _Flight(reservation=reservation, scope=scope, transport=self._transport.name)
         self._flights[transfer_id] = flight
-        self._owner.post(partial(self._check_lease, transfer_id))
         try:
             async with scope:
                 await self._fill(flight)
-                await self._owner.call(partial(self._receiver.seal, transfer_id))
+                await self._owner.interject(partial(self._receiver.seal, transfer_id))
         except BaseException as error:
             self._give_up(flight, error)
             if isinstance(error, TimeoutError):
@@ -120,10 +145,15 @@ class Fetcher:
         return TransferReport(
             num_bytes=flight.num_bytes,
             transfer_ms=(self._clock() - started) * 1e3,
-            transport=self._transport.name,
+            transport=flight.transport,
             num_duplicates=flight.num_duplicates,
             num_reopened=flight.num_reopened,
+            notes=tuple(flight.notes),
         )
+
+    async def check(self, address: str, sender: Epoch) -> None:
+        """Raise NoTransport if KV of that incarnation cannot, or may not, come here."""
+        await self._transport.check(address, sender, self._receiver.epoch)
 
     async def close(self) -> None:
         """Return when every P has been told, or cannot be. The transport stays open."""
@@ -131,61 +161,68 @@ class Fetcher:
             await asyncio.wait(self._telling)
 
     async def _fill(self, flight: _Flight) -> None:
-        first_block = flight.reservation.first_block
-        while True:
-            try:
-                await self._stream(flight, first_block)
-                raise TransferCut(f"{flight.address} ended the stream early")
-            except TransferCut:
-                await self._written(flight, max_unwritten=0)
-                first_block = await self._first_missing(flight)
-                if first_block == flight.reservation.num_blocks:
-                    return
-                if flight.num_reopened == self._config.max_reopened:
-                    raise
-            delay_s = self._config.reopen_delay_s * 2**flight.num_reopened
-            flight.num_reopened += 1
-            await asyncio.sleep(delay_s)
+        """Run all streams to their end. Raises what the first one to fail raised."""
+        transfer_id = flight.reservation.transfer_id
+        filling = await self._owner.interject(partial(self._receiver.filling, transfer_id))
+        streams = [
+            asyncio.ensure_future(self._fill_stream(flight, filling, index))
+            for index in range(len(flight.reservation.streams))
+        ]
+        try:
+            await asyncio.wait(streams, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+        for stream in streams:
+            if not stream.cancelled():
+                stream.result()
 
-    async def _stream(self, flight: _Flight, first_block: int) -> None:
-        """Hand the pieces of one stream to the receiver until it ends."""
-        lease = flight.reservation
+    async def _fill_stream(self, flight: _Flight, filling: Filling, index: int) -> None:
+        stream = flight.reservation.streams[index]
+        first_block, num_reopened = stream.blocks.start, 0
+        writer = Writer(filling, index, self._writing)
+        try:
+            while True:
+                try:
+                    await self._read(flight, stream, first_block, writer)
+                    raise TransferCut(f"{stream.source.address} ended the stream early")
+                except TransferCut as cut:
+                    if isinstance(cut, TransportFailed):
+                        flight.notes.append(str(cut))
+                    await writer.flush()
+                    first_block = filling.first_missing(index)
+                    if first_block == stream.blocks.stop:
+                        return
+                    if num_reopened == self._config.max_reopened:
+                        raise
+                delay_s = self._config.reopen_delay_s * 2**num_reopened
+                num_reopened += 1
+                flight.num_reopened += 1
+                await asyncio.sleep(delay_s)
+        except CorruptPiece:
+            self._scores.record(stream.source.epoch, stream.source.address, self._clock())
+            raise
+        finally:
+            writer.close()
+            flight.num_duplicates += writer.num_duplicates
+
+    async def _read(
+        self, flight: _Flight, stream: ReservedStream, first_block: int, writer: Writer
+    ) -> None:
+        """Hand the pieces of one stream to its writer until it ends."""
         request = OpenTransfer(
-            transfer_id=lease.transfer_id,
-            sender_epoch=lease.sender_epoch,
-            receiver_epoch=lease.receiver_epoch,
-            layout=lease.layout,
+            transfer_id=flight.reservation.transfer_id,
+            sender_epoch=stream.source.epoch,
+            receiver_epoch=flight.reservation.receiver_epoch,
+            layout=stream.wanted,
             first_block=first_block,
         )
-        async with aclosing(self._transport.open(flight.address, request)) as pieces:
+        async with aclosing(self._transport.open(stream.source.address, request)) as pieces:
             async for piece in pieces:
-                flight.num_bytes += len(piece.data)
-                await self._written(flight, max_unwritten=self._config.max_pieces_in_flight - 1)
-                flight.writing.append(self._write(piece))
-
-    def _write(self, piece: KvPiece) -> asyncio.Future[Accepted]:
-        def accept() -> Accepted:
-            return self._receiver.accept(piece, self._clock())
-
-        writing = asyncio.ensure_future(self._owner.call(accept))
-        # A failure that nobody waits for any more has been dealt with by an earlier one.
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return writing
-
-    async def _written(self, flight: _Flight, *, max_unwritten: int) -> None:
-        """Wait until at most so many pieces are in the receiver's hands. Raises what it raised."""
-        while len(flight.writing) > max_unwritten:
-            accepted = await flight.writing.popleft()
-            flight.num_duplicates += accepted.num_duplicates
-
-    async def _first_missing(self, flight: _Flight) -> int:
-        transfer_id = flight.reservation.transfer_id
-        return await self._owner.call(partial(self._receiver.first_missing, transfer_id))
-
-    def _check_lease(self, transfer_id: TransferId) -> None:
-        """Called on the engine's thread: the lease may have been taken away before the flight."""
-        if self._receiver.state(transfer_id) is None:
-            self._lease_was_aborted(transfer_id, "given up before it began")
+                flight.num_bytes += piece.num_bytes
+                flight.transport = piece.transport or flight.transport
+                await writer.put(piece)
 
     def _lease_was_aborted(self, transfer_id: TransferId, reason: str) -> None:
         """Called on the engine's thread: expiry or pressure took the lease away."""
@@ -202,22 +239,23 @@ class Fetcher:
     def _give_up(self, flight: _Flight, error: BaseException) -> None:
         is_ours = isinstance(error, TransferError | TimeoutError | EngineFailed)
         reason = AbortReason.FAILED if is_ours else AbortReason.CANCELLED
-        # A piece that was handed in but has not run yet finds no lease any more.
+        # A piece that is on its way to a worker finds no lease any more.
         transfer_id = flight.reservation.transfer_id
         self._owner.post(partial(self._receiver.abort, transfer_id, reason))
         self._tell(flight, Outcome.ABORTED)
 
     def _tell(self, flight: _Flight, outcome: Outcome) -> None:
         lease = flight.reservation
-        request = SettleTransfer(
-            transfer_id=lease.transfer_id,
-            sender_epoch=lease.sender_epoch,
-            receiver_epoch=lease.receiver_epoch,
-            outcome=outcome,
-        )
-        task = asyncio.ensure_future(self._settle(flight.address, request))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        for source in {stream.source for stream in lease.streams}:
+            request = SettleTransfer(
+                transfer_id=lease.transfer_id,
+                sender_epoch=source.epoch,
+                receiver_epoch=lease.receiver_epoch,
+                outcome=outcome,
+            )
+            task = asyncio.ensure_future(self._settle(source.address, request))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
     async def _settle(self, address: str, request: SettleTransfer) -> None:
         for attempt in range(self._config.max_settle_attempts):

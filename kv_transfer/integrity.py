@@ -7,40 +7,16 @@ against an attacker.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import xxhash
-
-from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.messages import KvPiece
-
-
-class Unit(NamedTuple):
-    """Which part of a piece's layer."""
-
-    block: int
-    head: int
 
 
 def unit_checksums(data: bytes | memoryview, unit_bytes: int) -> tuple[int, ...]:
     """The checksum of each unit of `data`, whose length is a multiple of `unit_bytes`."""
-    view = memoryview(data)
-    return tuple(
-        xxhash.xxh3_64_intdigest(view[start : start + unit_bytes])
-        for start in range(0, len(view), unit_bytes)
-    )
-
-
-def bad_units(piece: KvPiece, layout: KvLayout) -> list[Unit]:
-    """The units of a well-formed piece whose bytes do not match their checksums."""
-    actual = unit_checksums(piece.data, layout.unit_bytes)
-    return [
-        Unit(piece.first_block + index // layout.num_kv_heads, index % layout.num_kv_heads)
-        for index, (got, expected) in enumerate(zip(actual, piece.checksums, strict=True))
-        if got != expected
-    ]
+    view, digest = memoryview(data), xxhash.xxh3_64_intdigest
+    starts = range(0, len(view), unit_bytes)
+    return tuple([digest(view[start : start + unit_bytes]) for start in starts])
 
 
 def combined_checksum(checksums: tuple[int, ...]) -> int:
     """One number that stands for several checksums, to remember and compare later."""
-    return int(xxhash.xxh3_64_intdigest(b"".join(c.to_bytes(8, "little") for c in checksums)))
+    return int(xxhash.xxh3_64_intdigest(b"".join([c.to_bytes(8, "little") for c in checksums])))

@@ -1,13 +1,16 @@
 """The two sides of a handoff as values: which state a lease is in, and what each event makes of it.
 
-Receiver D:
+Receiver D: a state and a count.
 
-    RESERVED --FILL--> FILLING --SEAL--> SEALED --ADOPT--> ADOPTED
-        |              |  ^__FILL        |
-        `----ABORT-----+------ABORT------'----------> ABORTED
+    RESERVED --FILL_BEGUN--> FILLING --SEAL--> SEALED --ADOPT--> ADOPTED
+        |                    |  ^__FILL_BEGUN  |
+        `-------ABORT--------+------ABORT------'----------> ABORTED
 
-    SEALED: every piece is verified. ADOPTED and ABORTED are final: an ABORT that comes after the
-    adoption changes nothing, because the blocks are no longer the lease's to give up.
+    num_fills     +1 at FILL_BEGUN, -1 at FILL_ENDED, which may come after an ABORT
+
+    SEALED: every piece is verified, so no fill is in flight. ADOPTED and ABORTED are final: an
+    ABORT that comes after the adoption changes nothing, because the blocks are no longer the
+    lease's to give up. Blocks of an ABORTED lease are released when no fill writes to them.
 
 Sender P: two independent facts and a count.
 
@@ -36,16 +39,18 @@ class ReceiverState(Enum):
 
 
 class ReceiverEvent(Enum):
-    FILL = auto()
+    FILL_BEGUN = auto()
+    FILL_ENDED = auto()
     SEAL = auto()
     ADOPT = auto()
     ABORT = auto()
 
 
 _RECEIVER_TABLE = {
-    (ReceiverState.RESERVED, ReceiverEvent.FILL): ReceiverState.FILLING,
+    (ReceiverState.RESERVED, ReceiverEvent.FILL_BEGUN): ReceiverState.FILLING,
     (ReceiverState.RESERVED, ReceiverEvent.ABORT): ReceiverState.ABORTED,
-    (ReceiverState.FILLING, ReceiverEvent.FILL): ReceiverState.FILLING,
+    (ReceiverState.FILLING, ReceiverEvent.FILL_BEGUN): ReceiverState.FILLING,
+    (ReceiverState.FILLING, ReceiverEvent.FILL_ENDED): ReceiverState.FILLING,
     (ReceiverState.FILLING, ReceiverEvent.SEAL): ReceiverState.SEALED,
     (ReceiverState.FILLING, ReceiverEvent.ABORT): ReceiverState.ABORTED,
     (ReceiverState.SEALED, ReceiverEvent.SEAL): ReceiverState.SEALED,
@@ -54,15 +59,32 @@ _RECEIVER_TABLE = {
     (ReceiverState.ADOPTED, ReceiverEvent.SEAL): ReceiverState.ADOPTED,
     (ReceiverState.ADOPTED, ReceiverEvent.ABORT): ReceiverState.ADOPTED,
     (ReceiverState.ABORTED, ReceiverEvent.ABORT): ReceiverState.ABORTED,
+    (ReceiverState.ABORTED, ReceiverEvent.FILL_ENDED): ReceiverState.ABORTED,
 }
 
+_FILLS = {ReceiverEvent.FILL_BEGUN: 1, ReceiverEvent.FILL_ENDED: -1}
 
-def next_receiver_state(state: ReceiverState, event: ReceiverEvent) -> ReceiverState:
-    """Raises ValueError if `event` cannot happen in `state`."""
-    try:
-        return _RECEIVER_TABLE[state, event]
-    except KeyError:
-        raise ValueError(f"{event.name} cannot happen to a lease that is {state.name}") from None
+
+@dataclass(frozen=True, slots=True)
+class ReceiverLease:
+    state: ReceiverState = ReceiverState.RESERVED
+    num_fills: int = 0
+    """Writes to its blocks that are in flight."""
+
+    @property
+    def is_released(self) -> bool:
+        """Given up, and nothing writes to its blocks any more."""
+        return self.state is ReceiverState.ABORTED and self.num_fills == 0
+
+
+def next_receiver_lease(lease: ReceiverLease, event: ReceiverEvent) -> ReceiverLease:
+    """Raises ValueError if `event` cannot happen to `lease`."""
+    state = _RECEIVER_TABLE.get((lease.state, event))
+    num_fills = lease.num_fills + _FILLS.get(event, 0)
+    is_early = event is ReceiverEvent.SEAL and lease.num_fills > 0
+    if state is None or num_fills < 0 or is_early:
+        raise ValueError(f"{event.name} cannot happen to {lease}")
+    return ReceiverLease(state, num_fills)
 
 
 class Computation(Enum):

@@ -2,7 +2,7 @@
 
     D                               P
       | --- OpenTransfer ---------> |   both epochs, D's layout, the first block D lacks
-      | <== KvPiece, layer order == |   each with a checksum per (block, head)
+      | <== KvPiece, as computed == |   each with a checksum per (block, head); D releases it
       | --- SettleTransfer -------> |   SEALED or ABORTED; may be repeated, or ask
       | <-- Outcome --------------- |
 
@@ -11,11 +11,16 @@ Block indices count within the prompt, never within a pool.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
+
+
+def _nothing_to_release() -> None:
+    """Of a piece whose bytes are its own."""
 
 
 class Outcome(StrEnum):
@@ -35,22 +40,39 @@ class OpenTransfer:
     layout: KvLayout
     """The receiver's."""
     first_block: int
-    """Blocks before this one are in D's own prefix cache, or have arrived already."""
+    """Counted in the sender's blocks. Those before it D has, or has no use for."""
+    max_piece_bytes: int = 0
+    """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPiece:
-    """Some consecutive blocks of one layer, all heads."""
+    """Some consecutive blocks of one layer, all heads, as D got them.
+
+    The views show the sender's layout. They stay valid until `release` is called, once, from any
+    thread: they may look into memory of the sender's, or into a buffer that is used again.
+    """
 
     transfer_id: TransferId
     sender_epoch: Epoch
     receiver_epoch: Epoch
     layer: int
     first_block: int
-    data: bytes | memoryview
-    """[blocks][KV heads][2][block size][head dim]; never changes once the piece exists."""
+    views: tuple[memoryview, ...]
+    """By block: [KV heads][2][block size][head dim] as bytes."""
     checksums: tuple[int, ...]
-    """XXH3-64 of each (block, head), in the order of data."""
+    """XXH3-64 of each (block, head), in the order of the views."""
+    release: Callable[[], None] = _nothing_to_release
+    transport: str = ""
+    """Which way it came, where the transport itself had a choice."""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.views)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(view.nbytes for view in self.views)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,40 @@
 """P's asyncio side of a transfer: turns what the engine publishes into a stream of pieces.
 
-    engine's thread     publish ----notify----.            begin_read      end_read
-    event loop                                 `-> pieces -----^  |            ^
-    worker thread                                            copy and checksum |
+    engine's thread   publish --> begin_read for the streams that wait               end_read
+    event loop                       `-> readings                                       ^
+    hashing threads                         `-> checksums, a few pieces ahead           |
+    transport                                        `-> lent ---------------- give back
 
-Copying happens off the engine's thread, so reads really are in flight while the engine steps. A
-reading is ended on the engine's thread when its last copy is made, also if the stream is cut
-in the middle of one; until then the blocks cannot be reused.
+Pieces are lent, not copied, so reads really are in flight while the engine steps; and they begin
+between two layers of a step, so a layer leaves while later ones are computed. A reading is ended on
+the engine's thread when its last piece is given back, also if the stream is cut in the middle of
+one; until then the blocks cannot be reused.
+
+Hashing has a few threads of its own, and a stream never has more than a few pieces ready for its
+receiver: a slow one holds up nobody but itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
+from baton.core.errors import TransferError
 from baton.core.ids import TransferId
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.pieces import Cut, Reading, cuts, make_piece
+from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.pieces import Reading, Stream
+from baton.kv_transfer.read_ahead import ReadAhead
 from baton.kv_transfer.sender import Sender
+from baton.kv_transfer.transport.base import LentPiece
 
 MAX_PIECE_BYTES = 1 << 20
+NUM_HASHING_THREADS = 2
 
 
 class Outbox:
@@ -33,97 +44,127 @@ class Outbox:
         self, sender: Sender, owner: OwnerThread, *, max_piece_bytes: int = MAX_PIECE_BYTES
     ) -> None:
         self.num_bytes_sent = 0
-        self._sender = sender
-        self._owner = owner
+        # Its threads end when the outbox does.
+        self.hashing: Executor = ThreadPoolExecutor(NUM_HASHING_THREADS, "baton-hashing")
+        """May be replaced before the first stream, by one that also measures."""
+        self._desk = _Desk(sender, owner)
         self._max_piece_bytes = max_piece_bytes
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._streams: defaultdict[TransferId, set[asyncio.Event]] = defaultdict(set)
-        sender.on_changed = self.notify
 
-    async def pieces(self, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+    async def pieces(self, request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:
         """See `SendingSide.pieces`. Raises what `Sender.open` and `Sender.begin_read` raise.
 
         Being cancelled or closed does not abort the transfer: D may open it again.
         """
-        with self._listening(request.transfer_id) as changed:
-            num_blocks = await self._owner.call(partial(self._sender.open, request))
-            cursor = request.first_block
-            while cursor < num_blocks:
-                changed.clear()
-                async with _Borrowed(self._owner, self._sender) as borrowed:
-                    reading = await borrowed.begin(request.transfer_id, cursor)
-                    if reading is not None:
-                        for cut in cuts(reading, self._max_piece_bytes):
-                            piece = await borrowed.copy(reading, cut)
-                            self.num_bytes_sent += len(piece.data)
-                            yield piece
-                        cursor = reading.stop
-                        continue
-                await changed.wait()
+        opening = _Opening(request, self._desk)
+        ahead = ReadAhead(opening, self.hashing, request.max_piece_bytes or self._max_piece_bytes)
+        async with aclosing(ahead.pieces()) as pieces:
+            async for piece in pieces:
+                self.num_bytes_sent += piece.num_bytes
+                yield piece
 
     async def settle(self, request: SettleTransfer) -> Outcome:
-        """See `SendingSide.settle`. Raises StaleEpoch."""
-        return await self._owner.call(partial(self._sender.settle, request))
+        """See `SendingSide.settle`. Raises StaleEpoch.
 
-    def notify(self, transfer_id: TransferId) -> None:
-        """Something was published, or the transfer is over. May be called from any thread."""
-        if self._loop is None:
-            return  # nobody has listened yet
-        with suppress(RuntimeError):  # the loop has ended, and its streams with it
-            self._loop.call_soon_threadsafe(self._wake, transfer_id)
+        Not interjected: D may have sealed before the step that computed the last layer is over,
+        and the end of a transfer must not overtake the first token.
+        """
+        return await self._desk.owner.call(partial(self._desk.sender.settle, request))
 
-    def _wake(self, transfer_id: TransferId) -> None:
-        for event in self._streams.get(transfer_id, ()):
-            event.set()
 
-    @contextmanager
-    def _listening(self, transfer_id: TransferId) -> Iterator[asyncio.Event]:
-        self._loop = asyncio.get_running_loop()
-        event = asyncio.Event()
-        self._streams[transfer_id].add(event)
+class _Opening:
+    """One stream's readings, from the event loop: implements `Source`."""
+
+    def __init__(self, request: OpenTransfer, desk: _Desk) -> None:
+        self._request = request
+        self._desk = desk
+        self._stream: Stream | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._stream is not None and self._stream.progress.is_done
+
+    async def begin(self) -> list[Reading]:
+        readings = asyncio.get_running_loop().create_future()
+        question = _Question(self._request, self._stream, readings)
         try:
-            yield event
-        finally:
-            self._streams[transfer_id].discard(event)
-            if not self._streams[transfer_id]:
-                del self._streams[transfer_id]
+            await self._desk.owner.interject(partial(self._desk.ask, question))
+            self._stream = question.stream
+            return await asyncio.shield(question.readings)
+        except asyncio.CancelledError:
+            question.is_abandoned = True
+            question.readings.add_done_callback(self._end_unseen)  # begun all the same, perhaps
+            raise
+
+    def end(self, reading: Reading) -> None:
+        """Not interjected: what it frees is of use only to the next step."""
+        self._desk.owner.post(partial(self._desk.sender.end_read, reading))
+
+    def _end_unseen(self, answered: asyncio.Future[list[Reading]]) -> None:
+        if not answered.exception():
+            for reading in answered.result():
+                self.end(reading)
 
 
-class _Borrowed:
-    """At most one reading, given back exactly once and never while a thread copies from it."""
+@dataclass(slots=True, eq=False)
+class _Question:
+    """What may be read next? Asked until it is answered."""
 
-    def __init__(self, owner: OwnerThread, sender: Sender) -> None:
-        self._owner = owner
-        self._sender = sender
-        self._reading: Reading | None = None  # touched on the owner's thread only
-        self._copying: asyncio.Future[KvPiece] | None = None
+    request: OpenTransfer
+    stream: Stream | None
+    """None: it is to be opened first."""
+    readings: asyncio.Future[list[Reading]]
+    is_abandoned: bool = False
+    """Nobody would see an answer: it need not be made."""
 
-    async def __aenter__(self) -> _Borrowed:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._copying is None or self._copying.done():
-            self._give_back()
-        else:
-            self._copying.add_done_callback(lambda _: self._give_back())
+class _Desk:
+    """On the owner's thread: answers at once, or when something is published."""
 
-    async def begin(self, transfer_id: TransferId, cursor: int) -> Reading | None:
-        def begin_read() -> Reading | None:
-            self._reading = self._sender.begin_read(transfer_id, cursor)
-            return self._reading
+    def __init__(self, sender: Sender, owner: OwnerThread) -> None:
+        self.sender = sender
+        self.owner = owner
+        self._unanswered: defaultdict[TransferId, list[_Question]] = defaultdict(list)
+        sender.on_changed = self._look_again
 
-        return await self._owner.call(begin_read)
+    def ask(self, question: _Question) -> None:
+        """Raises what `Sender.open` raises."""
+        if question.stream is None:
+            question.stream = self.sender.open(question.request)
+        if not self._answer(question, question.stream):
+            self._unanswered[question.stream.transfer_id].append(question)
 
-    async def copy(self, reading: Reading, cut: Cut) -> KvPiece:
-        loop = asyncio.get_running_loop()
-        self._copying = loop.run_in_executor(None, make_piece, reading, cut)
-        # Cancelling a queued copy would free its thread only by chance; wait for it instead.
-        return await asyncio.shield(self._copying)
+    def _look_again(self, transfer_id: TransferId) -> None:
+        """Something was published, or the transfer is over."""
+        if transfer_id not in self._unanswered:
+            return  # whoever asks later is answered then
+        for question in self._unanswered.pop(transfer_id):
+            self.ask(question)
 
-    def _give_back(self) -> None:
-        # Posted even if `begin` was cancelled: the owner then runs both, in this order.
-        self._owner.post(self._end_read)
+    def _answer(self, question: _Question, stream: Stream) -> bool:
+        """Whether it need not be asked again."""
+        if question.is_abandoned:
+            return True
+        future = question.readings
+        try:
+            readings = self.sender.begin_read(stream)
+        except TransferError as error:
+            _tell(future, partial(_fail, future, error))
+            return True
+        if readings and not _tell(future, partial(future.set_result, readings)):
+            for reading in readings:
+                self.sender.end_read(reading)
+        return bool(readings)
 
-    def _end_read(self) -> None:
-        if self._reading is not None:
-            self._sender.end_read(self._reading)
+
+def _fail(future: asyncio.Future[list[Reading]], error: TransferError) -> None:
+    future.set_exception(error)
+    future.exception()  # who asked may have gone
+
+
+def _tell(future: asyncio.Future[list[Reading]], function: Callable[[], None]) -> bool:
+    """Run `function` on the future's loop; False if that has ended, and its streams with it."""
+    try:
+        future.get_loop().call_soon_threadsafe(function)
+    except RuntimeError:
+        return False
+    return True

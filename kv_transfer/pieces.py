@@ -1,73 +1,163 @@
-"""How a stretch of computed KV is cut into pieces. Pure but for the copying of bytes.
+"""How computed KV is cut into pieces.
 
-reading   views[layer][block]: what is published beyond a cursor, still in the sender's pool
-cut       blocks [start, stop) of one layer, bounded in bytes; layer 0 first
-piece     a cut's bytes, copied, with the checksums of what was read
+progress  how far one stream has read a transfer, layer by layer
+reading   consecutive blocks of one layer, still in the sender's pool, that the stream reads next
+cut       some of a reading's blocks, bounded in bytes
+piece     a cut that is lent to a transport, with the checksums of its bytes
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import BlockSource
 from baton.kv_transfer.integrity import unit_checksums
-from baton.kv_transfer.messages import KvPiece
+from baton.kv_transfer.transport.base import LentPiece
+
+
+class Span(NamedTuple):
+    """Blocks [start, stop) of one layer."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+class Progress:
+    """Where a stream goes on reading: a cursor for each layer.
+
+    Blocks become readable layer by layer as they are computed. A stream takes the earliest first,
+    and of those the lowest layer: about the order in which they were computed.
+    """
+
+    def __init__(self, first_block: int, num_blocks: int, num_layers: int) -> None:
+        self._cursors = [first_block] * num_layers
+        self._num_blocks = num_blocks
+
+    @property
+    def is_done(self) -> bool:
+        return min(self._cursors) == self._num_blocks
+
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+        """Pass what may be read now; `published` is by layer. At most `max_blocks` in all."""
+        spans: list[Span] = []
+        while max_blocks and (behind := self._behind(published)):
+            start, layer = min(behind)
+            stop = min(published[layer], start + max_blocks)
+            self._cursors[layer] = stop
+            max_blocks -= stop - start
+            spans.append(Span(layer, start, stop))
+        return spans
+
+    def _behind(self, published: Sequence[int]) -> list[tuple[int, int]]:
+        """Cursor and layer where more may be read."""
+        pairs = enumerate(zip(self._cursors, published, strict=True))
+        return [(cursor, layer) for layer, (cursor, limit) in pairs if cursor < limit]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRange:
+    """The heads that both sides hold: of each of the sender's blocks, the part that travels."""
+
+    layout: KvLayout
+    """The sender's, with these heads and no others."""
+    block_offset: int
+    """Where their bytes begin in a block."""
+
+    @classmethod
+    def between(cls, sender: KvLayout, receiver: KvLayout) -> HeadRange:
+        """Raises ValueError if they have no head in common."""
+        first = max(sender.first_kv_head, receiver.first_kv_head)
+        num_heads = min(sender.stop_kv_head, receiver.stop_kv_head) - first
+        if num_heads < 1:
+            raise ValueError("sender and receiver hold different heads")
+        layout = replace(sender, first_kv_head=first, num_kv_heads=num_heads)
+        return cls(layout, (first - sender.first_kv_head) * sender.unit_bytes)
+
+    def of(self, block: memoryview) -> memoryview:
+        return block[self.block_offset : self.block_offset + self.layout.layer_block_bytes]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stream:
+    """One opening of a transfer."""
+
+    transfer_id: TransferId
+    heads: HeadRange
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
     """Some blocks of a transfer that are being read; compared by identity.
 
-    The views stay valid until `Sender.end_read` is given this reading.
+    The source stays valid until `Sender.end_read` is given this reading.
     """
 
     transfer_id: TransferId
     sender_epoch: Epoch
     receiver_epoch: Epoch
-    layout: KvLayout
+    heads: HeadRange
+    layer: int
     first_block: int
-    views: tuple[tuple[memoryview, ...], ...]
-    """[layers][blocks], each [KV heads][2][block size][head dim] as bytes."""
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.views[0])
-
-    @property
-    def stop(self) -> int:
-        """The first block after this reading: where the next one begins."""
-        return self.first_block + self.num_blocks
+    blocks: tuple[int, ...]
+    """Their numbers in the pool."""
+    source: BlockSource
+    """Of the whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    layer: int
+    reading: Reading
     start: int
     """Within the reading."""
     stop: int
 
+    @property
+    def num_bytes(self) -> int:
+        return (self.stop - self.start) * self.reading.heads.layout.layer_block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Of a cut."""
+
+    views: tuple[memoryview, ...]
+    """By block: the heads that travel, [heads][2][block size][head dim] as bytes."""
+    checksums: tuple[int, ...]
+    """Of each (block, head), in the order of the views."""
+
 
 def cuts(reading: Reading, max_piece_bytes: int) -> Iterator[Cut]:
     """The pieces to make of a reading: each at most `max_piece_bytes` long, or one block."""
-    num_blocks = max(1, max_piece_bytes // reading.layout.layer_block_bytes)
-    for layer in range(len(reading.views)):
-        for start in range(0, reading.num_blocks, num_blocks):
-            yield Cut(layer, start, min(start + num_blocks, reading.num_blocks))
+    num_blocks = max(1, max_piece_bytes // reading.heads.layout.layer_block_bytes)
+    for start in range(0, len(reading.blocks), num_blocks):
+        yield Cut(reading, start, min(start + num_blocks, len(reading.blocks)))
 
 
-def make_piece(reading: Reading, cut: Cut) -> KvPiece:
-    """Copy a cut out of the pool. May run on any thread while the reading lasts."""
-    views = reading.views[cut.layer][cut.start : cut.stop]
-    # Sums are taken of the pool's own bytes, so that a copy that goes wrong is noticed as well.
-    sums = [unit_checksums(view, reading.layout.unit_bytes) for view in views]
-    return KvPiece(
+def read(cut: Cut) -> Contents:
+    """Look at a cut's bytes and sum them up. May run on any thread while the reading lasts."""
+    reading, unit_bytes = cut.reading, cut.reading.heads.layout.unit_bytes
+    views = tuple(map(reading.heads.of, reading.source.views(cut.start, cut.stop)))
+    sums = [unit_checksums(view, unit_bytes) for view in views]
+    return Contents(views, tuple([checksum for of_block in sums for checksum in of_block]))
+
+
+def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPiece:
+    reading = cut.reading
+    return LentPiece(
         transfer_id=reading.transfer_id,
         sender_epoch=reading.sender_epoch,
         receiver_epoch=reading.receiver_epoch,
-        layer=cut.layer,
+        layer=reading.layer,
         first_block=reading.first_block + cut.start,
-        data=b"".join(views),
-        checksums=tuple(checksum for of_block in sums for checksum in of_block),
+        views=contents.views,
+        blocks=reading.blocks[cut.start : cut.stop],
+        block_offset=reading.heads.block_offset,
+        checksums=contents.checksums,
+        give_back=give_back,
     )

@@ -1,35 +1,30 @@
 """D's side of handoffs: blocks reserved for KV under way, filled piece by piece, then adopted.
 
-    reserve -> accept, accept, ... -> seal -> adopt         the request joins the batch
-                        abort / expire / pressure           blocks go back, pieces are refused
+    reserve -> fill, fill, ... -> seal -> adopt       the request joins the batch
+               abort / expire / pressure              pieces are refused; blocks go back, or to
+                                                      quarantine while one is being written
 
-Only this process writes its pool: a piece is bytes of its own, checked against epoch, state, range
-and checksum before a block is touched. Synchronous: it lives on the engine's thread.
+Only this process writes its pool. Synchronous: the receiver lives on the engine's thread, beside
+the pool; the filling of a lease (`filling.py`) may be used from any.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NoReturn
 
-from baton.core.errors import (
-    CorruptPiece,
-    StaleEpoch,
-    TransferAborted,
-    TransferError,
-    UnknownTransfer,
-)
+from baton.core.errors import TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
+from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind, KvPool
-from baton.kv_transfer.filling import Filling
-from baton.kv_transfer.integrity import bad_units, combined_checksum
-from baton.kv_transfer.lease import ReceiverEvent, ReceiverState, next_receiver_state
-from baton.kv_transfer.messages import KvPiece, Outcome
+from baton.kv_transfer.filling import FillCounters, Filling
+from baton.kv_transfer.lease import ReceiverEvent, ReceiverState
+from baton.kv_transfer.messages import Outcome
 from baton.kv_transfer.outcomes import Ended, RecentOutcomes
-from baton.kv_transfer.reservation import Reservation
+from baton.kv_transfer.plan import Stream, placement, plan_streams
+from baton.kv_transfer.reservation import KvSource, Reservation, ReservedStream, WantedKv
 
 
 class AbortReason(StrEnum):
@@ -54,7 +49,7 @@ class ReceiverConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class ReceiverCounters:
+class ReceiverCounters(FillCounters):
     num_reserved: int = 0
     num_refused: int = 0
     """Reservations that did not fit."""
@@ -62,156 +57,98 @@ class ReceiverCounters:
     num_adopted: int = 0
     num_aborted: Counter[str] = field(default_factory=Counter)
     """By reason."""
-    num_corrupt: Counter[Epoch] = field(default_factory=Counter)
-    """Bad pieces, by the epoch of the sender they came from."""
-    num_bytes: int = 0
-    """Written into the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """What one piece brought."""
-
-    num_new: int
-    """Blocks of the piece's layer that were missing until now."""
-    num_duplicates: int
-    """Blocks that were there already, equal."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Lease:
-    transfer_id: TransferId
-    sender_epoch: Epoch
-    expires_at: float
-    filling: Filling
-    state: ReceiverState = ReceiverState.RESERVED
-
-    @property
-    def holder(self) -> Holder:
-        return Holder(HolderKind.LEASE, self.transfer_id)
 
 
 class Receiver:
     def __init__(self, pool: KvPool, epoch: Epoch, config: ReceiverConfig | None = None) -> None:
         self.epoch = epoch
         self.counters = ReceiverCounters()
+        self.may_reserve: Callable[[], bool] = lambda: True
+        """Asked on the owner's thread before a lease takes blocks: chaos may say no."""
         self.on_aborted: list[AbortListener] = []
-        """Each called on the engine's thread, after the blocks were given back."""
+        """Each called on the engine's thread, after the blocks were given back or quarantined."""
         self._pool = pool
         self._config = config or ReceiverConfig()
-        self._leases: dict[TransferId, _Lease] = {}  # oldest first
+        self._leases: dict[TransferId, Filling] = {}  # oldest first
+        self._quarantined: dict[TransferId, Filling] = {}
         self._recent = RecentOutcomes(self._config.max_remembered)
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:
         """Transfers that hold blocks, for the auditor."""
-        return frozenset(self._leases)
+        return frozenset((*self._leases, *self._quarantined))
 
     @property
     def num_leased_blocks(self) -> int:
         """Blocks that leases took from the pool; shared prefixes do not count."""
-        return sum(
-            lease.filling.num_blocks - lease.filling.first_block for lease in self._leases.values()
-        )
+        layout, fillings = self._pool.layout, (*self._leases.values(), *self._quarantined.values())
+        return sum(_num_fresh(filling.reservation, layout) for filling in fillings)
 
     def state(self, transfer_id: TransferId) -> ReceiverState | None:
-        lease = self._leases.get(transfer_id)
-        return lease.state if lease is not None else None
+        filling = self._leases.get(transfer_id)
+        return filling.state if filling is not None else None
 
-    def reserve(
-        self,
-        transfer_id: TransferId,
-        sender_epoch: Epoch,
-        *,
-        tokens: Sequence[int],
-        salt: bytes,
-        time_left_s: float,
-        now: float,
-    ) -> Reservation | None:
-        """Take blocks for `tokens`; None, with nothing changed, if too few may be had.
+    def is_complete(self, transfer_id: TransferId) -> bool:
+        filling = self._leases.get(transfer_id)
+        return filling is not None and filling.num_missing == 0
 
-        Raises ValueError for a transfer id that was used before.
+    def reserve(self, wanted: WantedKv, now: float) -> Reservation | None:
+        """Take blocks for the tokens; None, with nothing changed, if too few may be had.
+
+        Raises LayoutMismatch if the sources' KV cannot become KV of this pool, and ValueError for
+        a transfer id that was used before.
         """
-        if transfer_id in self._leases or self._recent.get(transfer_id) is not None:
+        transfer_id, layout = wanted.transfer_id, self._pool.layout
+        if transfer_id in self.lease_ids or self._recent.get(transfer_id) is not None:
             raise ValueError(f"{transfer_id} was reserved before; draw a new transfer id")
-        layout = self._pool.layout
-        num_blocks = layout.num_blocks_for(len(tokens))
+        [streams] = plan_streams([source.layout for source in wanted.sources], [layout])
+        num_blocks = layout.num_blocks_for(len(wanted.tokens))
         max_leased = self._config.max_leased_fraction * self._pool.num_blocks
-        if self.num_leased_blocks + num_blocks > max_leased:
-            self.counters.num_refused += 1
-            return None
-        num_cached = self._pool.reserve(Holder(HolderKind.LEASE, transfer_id), tokens, salt)
+        holder = _holder(HolderKind.LEASE, transfer_id)
+        num_cached = None
+        if self.num_leased_blocks + num_blocks <= max_leased and self.may_reserve():
+            num_cached = self._pool.reserve(
+                holder, wanted.tokens, wanted.salt, tenant=wanted.tenant
+            )
         if num_cached is None:
             self.counters.num_refused += 1
             return None
-        first_block = num_cached // layout.block_size
-        self._leases[transfer_id] = _Lease(
+        tokens = range(num_cached, len(wanted.tokens))
+        reservation = Reservation(
             transfer_id=transfer_id,
-            sender_epoch=sender_epoch,
-            expires_at=now + time_left_s,
-            filling=Filling(first_block, num_blocks, layout.num_layers),
-        )
-        self.counters.num_reserved += 1
-        return Reservation(
-            transfer_id=transfer_id,
-            sender_epoch=sender_epoch,
             receiver_epoch=self.epoch,
-            layout=layout,
-            first_block=first_block,
+            streams=tuple(_reserved(stream, wanted.sources, layout, tokens) for stream in streams),
             num_blocks=num_blocks,
-            num_cached=num_cached,
-            time_left_s=time_left_s,
+            tokens=tokens,
+            time_left_s=wanted.time_left_s,
         )
+        targets = self._pool.targets(holder, num_cached // layout.block_size)
+        expires_at = now + wanted.time_left_s
+        self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters)
+        self.counters.num_reserved += 1
+        return reservation
 
-    def accept(self, piece: KvPiece, now: float) -> Accepted:
-        """Write what a piece brings and the lease lacks.
-
-        Raises StaleEpoch, UnknownTransfer, TransferAborted or CorruptPiece, and writes nothing
-        then. A refused piece does not abort the lease by itself.
-        """
-        lease = self._filling(piece, now)
-        self._check_bytes(piece, lease)
-        heads, size = self._pool.layout.num_kv_heads, self._pool.layout.layer_block_bytes
-        checksums = [
-            combined_checksum(piece.checksums[start : start + heads])
-            for start in range(0, len(piece.checksums), heads)
-        ]
-        try:
-            missing = lease.filling.missing(piece.layer, piece.first_block, checksums)
-        except ValueError as conflict:
-            self._reject(piece, str(conflict))
-        lease.state = next_receiver_state(lease.state, ReceiverEvent.FILL)
-        data = memoryview(piece.data)
-        for block in missing:
-            index = block - piece.first_block
-            chunk = data[index * size : (index + 1) * size]
-            self._pool.write(lease.holder, block, piece.layer, chunk)
-            lease.filling.record(piece.layer, block, checksums[index])
-        self.counters.num_bytes += len(missing) * size
-        return Accepted(len(missing), len(checksums) - len(missing))
-
-    def is_complete(self, transfer_id: TransferId) -> bool:
-        lease = self._leases.get(transfer_id)
-        return lease is not None and lease.filling.num_missing == 0
-
-    def first_missing(self, transfer_id: TransferId) -> int:
-        """The first block that is not there in all layers; the number of blocks if all are.
-
-        Raises UnknownTransfer or TransferAborted.
-        """
-        return self._lease(transfer_id).filling.first_missing()
+    def filling(self, transfer_id: TransferId) -> Filling:
+        """Raises UnknownTransfer or TransferAborted."""
+        filling = self._leases.get(transfer_id)
+        if filling is not None:
+            return filling
+        ended = self._recent.get(transfer_id)
+        if ended is not None and ended.outcome is Outcome.ABORTED:
+            raise TransferAborted(f"{transfer_id} was given up by the receiver: {ended.reason}")
+        raise UnknownTransfer(f"the receiver holds nothing for {transfer_id}")
 
     def seal(self, transfer_id: TransferId) -> None:
         """Every piece is there and verified. May be repeated.
 
         Raises UnknownTransfer, TransferAborted, or TransferError if something is missing.
         """
-        lease = self._lease(transfer_id)
-        if lease.filling.num_missing:
-            raise TransferError(f"{transfer_id} lacks {lease.filling.num_missing} (layer, block)s")
-        if lease.state is not ReceiverState.SEALED:
+        filling = self.filling(transfer_id)
+        if filling.num_missing:
+            raise TransferError(f"{transfer_id} lacks {filling.num_missing} (layer, block)s")
+        if filling.state is not ReceiverState.SEALED:
             self.counters.num_sealed += 1
-        lease.state = next_receiver_state(lease.state, ReceiverEvent.SEAL)
+        filling.happen(ReceiverEvent.SEAL)
 
     def adopt(self, transfer_id: TransferId) -> Holder:
         """End a sealed lease; the caller hands the returned holder's blocks over to a request.
@@ -219,74 +156,77 @@ class Receiver:
         Call it and `Engine.adopt` in one go, with no engine step between. Raises UnknownTransfer
         or TransferAborted; ValueError for a lease that is not sealed.
         """
-        lease = self._lease(transfer_id)
-        lease.state = next_receiver_state(lease.state, ReceiverEvent.ADOPT)
+        filling = self.filling(transfer_id)
+        filling.happen(ReceiverEvent.ADOPT)
         del self._leases[transfer_id]
-        self._recent.record(transfer_id, Ended(lease.sender_epoch, Outcome.SEALED))
+        self._remember(filling, Outcome.SEALED)
         self.counters.num_adopted += 1
-        return lease.holder
+        return _holder(HolderKind.LEASE, transfer_id)
 
     def abort(self, transfer_id: TransferId, reason: str) -> None:
-        """Give the blocks back. Changes nothing for a lease that is over or was adopted."""
-        lease = self._leases.pop(transfer_id, None)
-        if lease is None:
+        """Give the blocks back, or quarantine them while one of them is being written.
+
+        Changes nothing for a lease that is over or was adopted.
+        """
+        filling = self._leases.pop(transfer_id, None)
+        if filling is None:
             return
-        lease.state = next_receiver_state(lease.state, ReceiverEvent.ABORT)
-        self._pool.release(lease.holder)
-        self._recent.record(transfer_id, Ended(lease.sender_epoch, Outcome.ABORTED, reason))
+        lease = _holder(HolderKind.LEASE, transfer_id)
+        if filling.happen(ReceiverEvent.ABORT, reason).is_released:
+            self._pool.release(lease)
+        else:
+            self._pool.hand_over(lease, _holder(HolderKind.QUARANTINE, transfer_id))
+            self._quarantined[transfer_id] = filling
+        self._remember(filling, Outcome.ABORTED, reason)
         self.counters.num_aborted[reason] += 1
         for listener in self.on_aborted:
             listener(transfer_id, reason)
 
+    def end_quarantine(self) -> None:
+        """Give back the blocks of aborted leases that nothing writes to any more."""
+        for transfer_id, filling in list(self._quarantined.items()):
+            if filling.is_released:
+                self._pool.release(_holder(HolderKind.QUARANTINE, transfer_id))
+                del self._quarantined[transfer_id]
+
     def abort_youngest_reserved(self) -> bool:
         """Under memory pressure: give up the youngest lease nothing has arrived for, if any."""
-        for lease in reversed(self._leases.values()):
-            if lease.state is ReceiverState.RESERVED:
-                self.abort(lease.transfer_id, AbortReason.PRESSURE)
+        for filling in reversed(self._leases.values()):
+            if filling.state is ReceiverState.RESERVED:
+                self.abort(filling.transfer_id, AbortReason.PRESSURE)
                 return True
         return False
 
     def expire(self, now: float) -> list[TransferId]:
         """Abort what is past its time. The backstop, for senders that went silent."""
-        expired = [lease.transfer_id for lease in self._leases.values() if lease.expires_at <= now]
+        expired = [
+            transfer_id
+            for transfer_id, filling in self._leases.items()
+            if filling.expires_at <= now
+        ]
         for transfer_id in expired:
             self.abort(transfer_id, AbortReason.EXPIRED)
+        self.end_quarantine()
         return expired
 
-    def _lease(self, transfer_id: TransferId) -> _Lease:
-        lease = self._leases.get(transfer_id)
-        if lease is not None:
-            return lease
-        ended = self._recent.get(transfer_id)
-        if ended is not None and ended.outcome is Outcome.ABORTED:
-            raise TransferAborted(f"{transfer_id} was given up by the receiver: {ended.reason}")
-        raise UnknownTransfer(f"the receiver holds nothing for {transfer_id}")
+    def _remember(self, filling: Filling, outcome: Outcome, reason: str = "") -> None:
+        self._recent.record(
+            filling.transfer_id,
+            Ended(filling.reservation.streams[0].source.epoch, outcome, reason),
+        )
 
-    def _filling(self, piece: KvPiece, now: float) -> _Lease:
-        """The lease a piece may be written to, as far as who, when and where tell."""
-        if piece.receiver_epoch != self.epoch:
-            raise StaleEpoch(f"a piece of {piece.transfer_id} is for an earlier incarnation")
-        lease = self._lease(piece.transfer_id)
-        if piece.sender_epoch != lease.sender_epoch:
-            raise StaleEpoch(f"a piece of {piece.transfer_id} is from another incarnation")
-        if lease.expires_at <= now:
-            self.abort(piece.transfer_id, AbortReason.EXPIRED)
-            raise TransferAborted(f"{piece.transfer_id}: {AbortReason.EXPIRED}")
-        if lease.state is ReceiverState.SEALED:
-            raise UnknownTransfer(f"{piece.transfer_id} is sealed and takes no more pieces")
-        return lease
 
-    def _check_bytes(self, piece: KvPiece, lease: _Lease) -> None:
-        layout = self._pool.layout
-        num_blocks, rest = divmod(len(piece.data), layout.layer_block_bytes)
-        if rest or not num_blocks or len(piece.checksums) != num_blocks * layout.num_kv_heads:
-            self._reject(piece, f"{len(piece.data)} bytes, {len(piece.checksums)} checksums")
-        is_inside = 0 <= piece.first_block <= lease.filling.num_blocks - num_blocks
-        if not is_inside or not 0 <= piece.layer < layout.num_layers:
-            self._reject(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
-        if bad := bad_units(piece, layout):
-            self._reject(piece, f"(block, head) {bad[:8]} do not match their checksums")
+def _holder(kind: HolderKind, transfer_id: TransferId) -> Holder:
+    return Holder(kind, transfer_id)
 
-    def _reject(self, piece: KvPiece, what: str) -> NoReturn:
-        self.counters.num_corrupt[piece.sender_epoch] += 1
-        raise CorruptPiece(f"{piece.transfer_id}, layer {piece.layer}: {what}")
+
+def _num_fresh(reservation: Reservation, layout: KvLayout) -> int:
+    return reservation.num_blocks - reservation.tokens.start // layout.block_size
+
+
+def _reserved(
+    stream: Stream, sources: tuple[KvSource, ...], layout: KvLayout, tokens: range
+) -> ReservedStream:
+    source = sources[stream.sender]
+    placed = placement(source.layout, stream, layout)
+    return ReservedStream(source=source, placement=placed, blocks=placed.blocks(tokens))

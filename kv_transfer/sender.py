@@ -1,13 +1,17 @@
 """P's side of handoffs: which blocks are kept for D, since when, and until when.
 
-    offer -> publish, publish, ... -> finish          the engine computes
-               begin_read ... end_read                the outbox copies pieces, off this thread
+    offer -> publish, publish, ... -> finish          the engine computes, layer by layer
+               begin_read ... end_read                the outbox lends pieces, off this thread
                          settle / abort / expire      D is done, or somebody gave up
 
-    references     held as LEASE from their publication on; as QUARANTINE when the transfer is over
-                   but a read is still in flight; given up by whichever of the two comes last
+    published      of each layer, how many blocks are computed. Nothing is written to them in that
+                   layer any more, though later layers of the same blocks may yet be computed
+    references     held as LEASE from the first layer's publication on; as QUARANTINE when the
+                   transfer is over but a read is still in flight; given up by whichever of the two
+                   comes last
 
-Synchronous and single-threaded: it lives on the engine's thread, beside the pool.
+Synchronous and single-threaded: it lives on the engine's thread, beside the pool. `publish`, `open`
+and `begin_read` may run in the middle of a step: they only add references and look.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from baton.kv_transfer.lease import (
 )
 from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.outcomes import Ended, RecentOutcomes
-from baton.kv_transfer.pieces import Reading
+from baton.kv_transfer.pieces import HeadRange, Progress, Reading, Span, Stream
 
 _OUTCOMES = {
     Transfer.OPEN: Outcome.OPEN,
@@ -39,8 +43,8 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    max_blocks_per_read: int = 64
-    """Bounds how long taking one reading's views may hold up the engine."""
+    max_blocks_per_read: int = 512
+    """Of all layers together: bounds what one stream begins at once."""
     max_remembered: int = 4096
     """Transfers that are over but whose outcome a peer may still ask for."""
 
@@ -63,8 +67,8 @@ class _Offer:
     num_blocks: int
     expires_at: float
     state: SenderState = field(default_factory=SenderState)
-    num_published: int = 0
-    """Blocks."""
+    published: list[int]
+    """By layer: how many blocks may be read."""
     readings: set[Reading] = field(default_factory=set)
     reason: str = ""
 
@@ -113,7 +117,9 @@ class Sender:
 
         Raises TransferError if this transfer was offered before.
         """
-        if transfer_id in self._offers or self._recent.get(transfer_id) is not None:
+        lease = Holder(HolderKind.LEASE, transfer_id)
+        is_taken = source != lease and bool(self._pool.table(lease))  # by KV that comes here
+        if transfer_id in self._offers or self._recent.get(transfer_id) is not None or is_taken:
             raise TransferError(f"{transfer_id} was offered before; draw a new transfer id")
         self._offers[transfer_id] = _Offer(
             transfer_id=transfer_id,
@@ -122,25 +128,31 @@ class Sender:
             num_tokens=num_tokens,
             num_blocks=self._pool.layout.num_blocks_for(num_tokens),
             expires_at=now + time_left_s,
+            published=[0] * self._pool.layout.num_layers,
         )
         self.counters.num_offered += 1
 
-    def publish(self, transfer_id: TransferId, num_computed: int) -> None:
+    def publish(self, transfer_id: TransferId, num_computed: int, layer: int | None = None) -> None:
         """The source's first `num_computed` tokens are computed: D may read the full blocks.
 
-        The last, partly filled block is published with the last token; nothing may be written
-        to it from then on. A smaller number than before (the source was preempted and computes
-        again) and a transfer that is over change nothing.
+        Of one `layer`, or of all. The last, partly filled block is published with the last token;
+        nothing may be written to it from then on. A smaller number than before (the source was
+        preempted and computes again) and a transfer that is over change nothing.
         """
         offer = self._offers.get(transfer_id)
         if offer is None or offer.state.is_settled:
             return
         is_whole = num_computed >= offer.num_tokens
         num_full = offer.num_blocks if is_whole else num_computed // self._pool.layout.block_size
-        if num_full <= offer.num_published:
+        layers = range(len(offer.published)) if layer is None else (layer,)
+        behind = [layer for layer in layers if offer.published[layer] < num_full]
+        if not behind:
             return
         self._pool.share(offer.source, offer.lease, num_full)
-        offer.num_published = num_full
+        for layer in behind:
+            if is_whole:
+                self._pool.clear_tail(offer.source, offer.num_tokens, layer)
+            offer.published[layer] = num_full
         self.on_changed(transfer_id)
 
     def finish(self, transfer_id: TransferId) -> None:
@@ -149,11 +161,11 @@ class Sender:
         if offer is None:
             return
         offer.state = next_sender_state(offer.state, SenderEvent.COMPUTED)
-        if offer.num_published < offer.num_blocks:
+        if min(offer.published) < offer.num_blocks:
             self.abort(transfer_id, "the prompt was not computed to its end")
 
-    def open(self, request: OpenTransfer) -> int:
-        """Check that D may read this transfer; return how many blocks it has in all.
+    def open(self, request: OpenTransfer) -> Stream:
+        """Check that D may read this transfer; begin at the first block it asks for.
 
         Raises StaleEpoch, LayoutMismatch, UnknownTransfer, TransferAborted, or TransferError if
         the first block asked for does not exist.
@@ -167,32 +179,21 @@ class Sender:
                 f"{request.transfer_id}: block {request.first_block} asked for, "
                 f"there are {offer.num_blocks}"
             )
-        return offer.num_blocks
+        layout = self._pool.layout
+        return Stream(
+            transfer_id=request.transfer_id,
+            heads=HeadRange.between(layout, request.layout),
+            progress=Progress(request.first_block, offer.num_blocks, layout.num_layers),
+        )
 
-    def begin_read(self, transfer_id: TransferId, cursor: int) -> Reading | None:
-        """Views of the next blocks published from block `cursor` on; None if there are none yet.
+    def begin_read(self, stream: Stream) -> list[Reading]:
+        """What `stream` may read next, in order; nothing if nothing more is published yet.
 
         Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted.
         """
-        offer = self._readable(transfer_id)
-        stop = min(offer.num_published, cursor + self._config.max_blocks_per_read)
-        if stop <= cursor:
-            return None
-        layout = self._pool.layout
-        reading = Reading(
-            transfer_id=transfer_id,
-            sender_epoch=self.epoch,
-            receiver_epoch=offer.receiver_epoch,
-            layout=layout,
-            first_block=cursor,
-            views=tuple(
-                tuple(self._pool.view(offer.lease, index, layer) for index in range(cursor, stop))
-                for layer in range(layout.num_layers)
-            ),
-        )
-        offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
-        offer.readings.add(reading)
-        return reading
+        offer = self._readable(stream.transfer_id)
+        spans = stream.progress.advance(offer.published, self._config.max_blocks_per_read)
+        return [self._begin(offer, stream.heads, span) for span in spans]
 
     def end_read(self, reading: Reading) -> None:
         """The views will not be touched again. Ending a reading twice changes nothing."""
@@ -245,6 +246,21 @@ class Sender:
         """Whether the source still computes; None for a transfer that holds nothing."""
         offer = self._offers.get(transfer_id)
         return offer.state.computation if offer is not None else None
+
+    def _begin(self, offer: _Offer, heads: HeadRange, span: Span) -> Reading:
+        reading = Reading(
+            transfer_id=offer.transfer_id,
+            sender_epoch=self.epoch,
+            receiver_epoch=offer.receiver_epoch,
+            heads=heads,
+            layer=span.layer,
+            first_block=span.start,
+            blocks=tuple(self._pool.table(offer.lease)[span.start : span.stop]),
+            source=self._pool.source(offer.lease, span.start, span.stop, span.layer),
+        )
+        offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
+        offer.readings.add(reading)
+        return reading
 
     def _end(self, offer: _Offer, event: SenderEvent) -> None:
         if offer.state.is_settled:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.core.errors import TransferCut
+from baton.core.ids import Epoch
 from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.base import SendingSide
+from baton.kv_transfer.transport.base import LentPiece, SendingSide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,9 @@ class Switchboard:
         if line is not None:
             line.unplugged.set()
 
+    def has(self, address: str) -> bool:
+        return address in self._lines
+
     def line(self, address: str) -> _Line:
         """Raises TransferCut if nobody is there."""
         try:
@@ -52,13 +56,16 @@ class MemoryTransport:
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
 
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
+        """The first opening will tell."""
+
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         line = self._switchboard.line(address)
         cut = asyncio.ensure_future(line.unplugged.wait())
         try:
             async with aclosing(line.side.pieces(request)) as pieces:
                 while (piece := await _next_piece(pieces, cut)) is not None:
-                    yield piece
+                    yield _received(piece)
         finally:
             cut.cancel()
 
@@ -69,19 +76,36 @@ class MemoryTransport:
         """There is nothing to let go of: lines belong to the switchboard."""
 
 
+def _received(piece: LentPiece) -> KvPiece:
+    return KvPiece(
+        transfer_id=piece.transfer_id,
+        sender_epoch=piece.sender_epoch,
+        receiver_epoch=piece.receiver_epoch,
+        layer=piece.layer,
+        first_block=piece.first_block,
+        views=piece.views,
+        checksums=piece.checksums,
+        release=piece.give_back,
+    )
+
+
 async def _next_piece(
-    pieces: AsyncGenerator[KvPiece, None], cut: asyncio.Future[Any]
-) -> KvPiece | None:
+    pieces: AsyncGenerator[LentPiece, None], cut: asyncio.Future[Any]
+) -> LentPiece | None:
     """The next piece, or None at the end. Raises TransferCut when the line is unplugged first."""
     arriving: asyncio.Future[Any] = asyncio.ensure_future(anext(pieces, None))
+    is_taken = False
     try:
         await asyncio.wait({arriving, cut}, return_when=asyncio.FIRST_COMPLETED)
         if arriving.done():
-            piece: KvPiece | None = arriving.result()
+            is_taken = True
+            piece: LentPiece | None = arriving.result()
             return piece
         raise TransferCut("the replica was unplugged")
     finally:
-        if not arriving.done():
+        if not is_taken:
             arriving.cancel()
-            # The generator can be closed only once it rests.
-            await asyncio.gather(arriving, return_exceptions=True)
+            # The generator can be closed only once it rests; its last piece may have come anyway.
+            unseen: Any = (await asyncio.gather(arriving, return_exceptions=True))[0]
+            if isinstance(unseen, LentPiece):
+                unseen.give_back()

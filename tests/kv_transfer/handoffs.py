@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import pytest
 from hypothesis import strategies as st
 from tests.kv_transfer.replicas import (
     LAYOUT,
     TIME_LEFT_S,
     DecodeReplica,
     PrefillReplica,
+    copied,
     kv_of,
     request_holder,
 )
@@ -29,9 +29,11 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId
+from baton.kv_transfer.filling import Fill, Filling
 from baton.kv_transfer.lease import ReceiverState
 from baton.kv_transfer.messages import KvPiece, Outcome, SettleTransfer
-from baton.kv_transfer.pieces import Reading, cuts, make_piece
+from baton.kv_transfer.pieces import HeadRange, Progress, Reading, Stream, cuts
+from baton.kv_transfer.placing import place
 from baton.kv_transfer.receiver import AbortReason
 from baton.kv_transfer.reservation import Reservation
 
@@ -41,7 +43,7 @@ FAMILIES = [tuple(range(start, start + 18)) for start in (0, 50)]
 EVENTS = [
     *("compute", "stream", "seal", "adopt", "grant", "finish_a_request") * 30,
     *("deliver",) * 15,
-    *("begin_read", "copy", "end_read", "deliver_corrupted") * 10,
+    *("begin_read", "copy", "end_read", "deliver_corrupted", "begin_fill", "end_fill") * 10,
     *("reserve", "resume", "run_a_local_request", "let_time_pass", "expire") * 5,
     *("drop", "preempt", "stop_computing") * 3,
     *("cancel_at_the_sender", "cancel_at_the_receiver", "run_short_of_memory") * 2,
@@ -96,6 +98,7 @@ class Handoffs:
         self.d = DecodeReplica(num_blocks=NUM_BLOCKS)
         self.handoffs: dict[TransferId, Handoff] = {}
         self.readings: list[tuple[Handoff, Reading]] = []
+        self.fills: list[tuple[Filling, Fill]] = []
         self.network: list[KvPiece | SettleTransfer] = []
 
     def happen(self, event: str, pick: int, which: int) -> None:
@@ -117,7 +120,7 @@ class Handoffs:
         for handoff in picked(self._computing(), pick):
             num_tokens = min(handoff.num_computed + 1 + which % 18, len(handoff.prompt))
             handoff.num_computed = num_tokens
-            self.p.compute(handoff.transfer_id, num_tokens)
+            self.p.compute(handoff.transfer_id, num_tokens, lambda layer: self._interject(which))
             if num_tokens == len(handoff.prompt):
                 self._leave_the_engine(handoff)
 
@@ -136,20 +139,21 @@ class Handoffs:
             handoff.is_preempted = not self.p.resume(handoff.transfer_id)
 
     def begin_read(self, pick: int, which: int) -> None:
+        """From anywhere in the prompt: a stream that was cut is opened again."""
         for transfer_id in picked(sorted(self.p.sender.lease_ids), pick):
+            handoff = self.handoffs[transfer_id]
             with suppress(UnknownTransfer, TransferAborted):
-                reading = self.p.sender.begin_read(transfer_id, which % 5)
-                if reading is not None:
-                    self.readings.append((self.handoffs[transfer_id], reading))
+                for reading in self._read(handoff, which % 5):
+                    self.readings.append((handoff, reading))
 
     def copy(self, pick: int, which: int) -> None:
         """A worker thread gets round to copying; the transfer may be over by now."""
         for handoff, reading in picked(self.readings, pick):
             for cut in picked(list(cuts(reading, (1, 128, 1 << 20)[pick % 3])), which):
-                piece = make_piece(reading, cut)
-                blocks = range(piece.first_block, reading.stop)
-                expected = b"".join(kv_of(handoff.prompt, b, piece.layer) for b in blocks)
-                assert expected.startswith(bytes(piece.data)), "reused under its reader"
+                piece = copied(cut)
+                for block, view in enumerate(piece.views, piece.first_block):
+                    expected = kv_of(handoff.prompt, block, piece.layer)
+                    assert view == expected, "reused under its reader"
                 self.network.append(piece)
 
     def end_read(self, pick: int, which: int) -> None:
@@ -174,21 +178,40 @@ class Handoffs:
         """What is published arrives, at once (some of it twice), or it is on its way."""
         filling = [h for h in self.handoffs.values() if self._state(h) in FILLING]
         for handoff in picked(filling, pick):
-            cursor = self.d.receiver.first_missing(handoff.transfer_id)
+            cursor = self.d.receiver.filling(handoff.transfer_id).first_missing(0)
             try:
-                reading = self.p.sender.begin_read(handoff.transfer_id, cursor)
+                readings = self._read(handoff, cursor)
             except (UnknownTransfer, TransferAborted):
                 self.d.receiver.abort(handoff.transfer_id, AbortReason.FAILED)
                 continue
-            if reading is not None:
-                pieces = [make_piece(reading, cut) for cut in cuts(reading, 128)]
+            pieces = [copied(cut) for reading in readings for cut in cuts(reading, 128)]
+            for reading in readings:
                 self.p.sender.end_read(reading)
-                self.network += pieces if which % 4 == 0 else pieces[: which % 3]
-                for piece in pieces if which % 4 else ():
-                    self._accept(piece)
+            self.network += pieces if which % 4 == 0 else pieces[: which % 3]
+            for piece in pieces if which % 4 else ():
+                self._accept(piece)
+
+    def begin_fill(self, pick: int, which: int) -> None:
+        """A worker thread gets a piece to write, and takes its time."""
+        for piece in picked([m for m in self.network if isinstance(m, KvPiece)], pick):
+            with suppress(StaleEpoch, UnknownTransfer, TransferAborted):
+                filling = self.d.receiver.filling(piece.transfer_id)
+                self.fills.append((filling, filling.begin(0, piece, self.now)))
+
+    def end_fill(self, pick: int, which: int) -> None:
+        """It writes, though the lease may be over by now, or it fails."""
+        for filling, fill in picked(self.fills, pick):
+            self.fills.remove((filling, fill))
+            is_written = which % 5 > 0
+            assert not (is_written and place(fill))
+            filling.end(fill, is_written)
+            self.d.receiver.end_quarantine()
 
     def seal(self, pick: int, which: int) -> None:
-        complete = [t for t in sorted(self.d.receiver.lease_ids) if self.d.receiver.is_complete(t)]
+        """A fetch waits for its last write before."""
+        writing = {filling.transfer_id for filling, _ in self.fills}
+        leases = sorted(self.d.receiver.lease_ids - writing)
+        complete = [t for t in leases if self.d.receiver.is_complete(t)]
         for transfer_id in picked(complete, pick):
             self.d.receiver.seal(transfer_id)
             self._send_outcome(transfer_id, Outcome.SEALED)
@@ -245,10 +268,14 @@ class Handoffs:
     def deliver_corrupted(self, pick: int, which: int) -> None:
         pieces = [message for message in self.network[-6:] if isinstance(message, KvPiece)]
         for piece in picked(pieces, pick):
-            data = bytearray(piece.data)
-            data[which % len(data)] ^= 1 + pick % 255
-            with pytest.raises((CorruptPiece, StaleEpoch, UnknownTransfer, TransferAborted)):
-                self.d.receiver.accept(replace(piece, data=bytes(data)), self.now)
+            block, at = which % piece.num_blocks, which % LAYOUT.layer_block_bytes
+            data = bytearray(piece.views[block])
+            data[at] ^= 1 + pick % 255
+            views = (*piece.views[:block], memoryview(data), *piece.views[block + 1 :])
+            refusals = CorruptPiece, StaleEpoch, UnknownTransfer, TransferAborted
+            with suppress(*refusals):  # or the block was there already, and is not written
+                fill = self._fill(replace(piece, views=views))
+                assert piece.first_block + block not in fill.blocks
 
     def drop(self, pick: int, which: int) -> None:
         for message in picked(self.network, pick):
@@ -269,7 +296,23 @@ class Handoffs:
             handoff.is_computing = False
 
     def crash_the_receiver(self, pick: int, which: int) -> None:
+        self.fills.clear()
         self.d = DecodeReplica(num_blocks=NUM_BLOCKS)
+
+    def _read(self, handoff: Handoff, first_block: int) -> list[Reading]:
+        """What a stream that begins there is given first."""
+        num_blocks = LAYOUT.num_blocks_for(len(handoff.prompt))
+        stream = Stream(
+            transfer_id=handoff.transfer_id,
+            heads=HeadRange.between(LAYOUT, LAYOUT),
+            progress=Progress(first_block, num_blocks, LAYOUT.num_layers),
+        )
+        return self.p.sender.begin_read(stream)
+
+    def _interject(self, which: int) -> None:
+        """What may happen in the middle of a step of P's, between two layers of it."""
+        event = ("begin_read", "copy", "end_read", "stream", "deliver", "seal")[which % 6]
+        self.happen(event, which // 6, which)
 
     def _leave_the_engine(self, handoff: Handoff) -> None:
         self.p.finish(handoff.transfer_id)
@@ -291,15 +334,19 @@ class Handoffs:
             piece.receiver_epoch == self.d.receiver.epoch
             and state in FILLING
             and lease is not None
-            and lease.sender_epoch == piece.sender_epoch
+            and lease.streams[0].source.epoch == piece.sender_epoch
             and self.now < handoff.reserved_at + TIME_LEFT_S
         )
         try:
-            self.d.receiver.accept(piece, self.now)
+            self._fill(piece)
         except (StaleEpoch, UnknownTransfer, TransferAborted):
             assert not is_open
         else:
             assert is_open
+
+    def _fill(self, piece: KvPiece) -> Fill:
+        self.d.clock.now = self.now
+        return self.d.accept(piece)
 
     def _settle(self, message: KvPiece | SettleTransfer) -> None:
         assert isinstance(message, SettleTransfer)
@@ -324,7 +371,7 @@ class Handoffs:
             self.network.append(
                 SettleTransfer(
                     transfer_id=transfer_id,
-                    sender_epoch=lease.sender_epoch,
+                    sender_epoch=lease.streams[0].source.epoch,
                     receiver_epoch=lease.receiver_epoch,
                     outcome=outcome,
                 )

@@ -1,17 +1,16 @@
 """A prefill and a decode replica without a model: real pools and caches, KV that can be predicted.
 
-The KV of a block is a hash of every token up to its end, so two blocks are equal only if they
-should be, and any byte in the wrong place shows.
+The KV of a token is a hash of every token up to it, of the layer and the head: it is the same
+however blocks are cut and heads are split, two are equal only if they should be, and any byte in
+the wrong place shows.
 """
 
 from __future__ import annotations
 
 import array
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import shake_128
-from typing import TypeVar
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TransferId, new_epoch
@@ -20,12 +19,13 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.block_pool import BlockPool
 from baton.engine.kv_cache import KvCache
 from baton.kv_transfer.auditor import AuditReport, audit
-from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.filling import Fill
+from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.pieces import Cut, read
+from baton.kv_transfer.placing import place
 from baton.kv_transfer.receiver import Receiver, ReceiverConfig
-from baton.kv_transfer.reservation import Reservation
+from baton.kv_transfer.reservation import KvSource, Reservation, WantedKv
 from baton.kv_transfer.sender import Sender, SenderConfig
-
-T = TypeVar("T")
 
 LAYOUT = KvLayout(
     model_fingerprint=b"model",
@@ -41,9 +41,40 @@ TIME_LEFT_S = 60.0
 
 
 def kv_of(tokens: Sequence[int], block: int, layer: int, layout: KvLayout = LAYOUT) -> bytes:
-    """What the cache holds in one block and layer once all of `tokens` are computed."""
-    seen = array.array("I", tokens[: (block + 1) * layout.block_size]).tobytes()
-    return shake_128(seen + bytes([layer, block])).digest(layout.layer_block_bytes)
+    """What the cache holds in one block and layer once all of `tokens` are computed.
+
+    Zeros where there is no token yet. Not for layouts with scales.
+    """
+    return _kv_of(tuple(tokens[: (block + 1) * layout.block_size]), block, layer, layout)
+
+
+@lru_cache(20_000)
+def _kv_of(tokens: tuple[int, ...], block: int, layer: int, layout: KvLayout) -> bytes:
+    size, start = layout.token_bytes, block * layout.block_size
+    missing = bytes(size * (start + layout.block_size - len(tokens)))
+    found = []
+    for head in range(layout.first_kv_head, layout.stop_kv_head):
+        cells = [
+            _cell(tokens[: position + 1], layer, head, size)
+            for position in range(start, len(tokens))
+        ]
+        for half in (slice(0, size), slice(size, 2 * size)):
+            found += [*(cell[half] for cell in cells), missing]
+    return b"".join(found)
+
+
+@lru_cache(100_000)
+def _cell(seen: tuple[int, ...], layer: int, head: int, size: int) -> bytes:
+    """Of the last of the tokens: its K, then its V."""
+    return shake_128(array.array("I", (*seen, layer, head)).tobytes()).digest(2 * size)
+
+
+def used(data: bytes | memoryview, block: int, num_tokens: int, layout: KvLayout) -> bytes:
+    """Of one block and layer: what belongs to one of the first `num_tokens` tokens."""
+    size = layout.token_bytes
+    num_used = min(layout.block_size, num_tokens - block * layout.block_size)
+    halves = range(0, layout.layer_block_bytes, layout.block_size * size)
+    return b"".join(bytes(data[start : start + num_used * size]) for start in halves)
 
 
 def request_holder(request_id: str) -> Holder:
@@ -55,7 +86,8 @@ class PrefillReplica:
         self, *, num_blocks: int = 32, layout: KvLayout = LAYOUT, config: SenderConfig | None = None
     ) -> None:
         self.layout = layout
-        self.pool = BlockPool(KvCache(layout, num_blocks))
+        self.cache = KvCache(layout, num_blocks)
+        self.pool = BlockPool(self.cache)
         self.sender = Sender(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}
         self.num_cached: dict[TransferId, int] = {}
@@ -80,19 +112,28 @@ class PrefillReplica:
         )
         return True
 
-    def compute(self, transfer_id: TransferId = TRANSFER, num_tokens: int | None = None) -> None:
-        """Fill the blocks of the first `num_tokens` tokens, but for those of a prefix hit."""
+    def compute(
+        self,
+        transfer_id: TransferId = TRANSFER,
+        num_tokens: int | None = None,
+        on_layer: Callable[[int], None] = lambda layer: None,
+    ) -> None:
+        """Fill the blocks of the first `num_tokens` tokens, but for those of a prefix hit.
+
+        Layer by layer, as the engine does; `on_layer` is what others do in between.
+        """
         holder, prompt = request_holder(transfer_id), self.requests[transfer_id]
         num_cached = self.num_cached[transfer_id]
         done = prompt if num_tokens is None else prompt[: max(num_tokens, num_cached)]
         first_block = num_cached // self.layout.block_size
-        for block in range(first_block, self.layout.num_blocks_for(len(done))):
-            for layer in range(self.layout.num_layers):
+        for layer in range(self.layout.num_layers):
+            for block in range(first_block, self.layout.num_blocks_for(len(done))):
                 data = kv_of(done, block, layer, self.layout)
                 if self.pool.view(holder, block, layer) != data:
-                    self.pool.write(holder, block, layer, memoryview(data))
+                    self.cache.write(self.pool.table(holder)[block], layer, memoryview(data))
+            self.sender.publish(transfer_id, len(done), layer)
+            on_layer(layer)
         self.pool.commit(holder, prompt, len(done), b"")
-        self.sender.publish(transfer_id, len(done))
 
     def finish(self, transfer_id: TransferId = TRANSFER) -> None:
         """The request leaves the engine, its prompt computed or not."""
@@ -131,6 +172,9 @@ class DecodeReplica:
         self.pool = BlockPool(KvCache(layout, num_blocks))
         self.receiver = Receiver(self.pool, new_epoch(), config)
         self.requests: dict[TransferId, tuple[int, ...]] = {}
+        self.sender_address = "p"
+        self.sender_layout = layout
+        """Of the sender it reserves for."""
 
     def reserve(
         self,
@@ -138,14 +182,27 @@ class DecodeReplica:
         transfer_id: TransferId = TRANSFER,
         prompt: tuple[int, ...] = PROMPT,
     ) -> Reservation | None:
-        return self.receiver.reserve(
-            transfer_id,
-            sender_epoch,
+        source = KvSource(
+            epoch=sender_epoch, address=self.sender_address, layout=self.sender_layout
+        )
+        wanted = WantedKv(
+            transfer_id=transfer_id,
+            sources=(source,),
             tokens=prompt,
             salt=b"",
             time_left_s=TIME_LEFT_S,
-            now=self.clock(),
         )
+        return self.receiver.reserve(wanted, self.clock())
+
+    def accept(self, piece: KvPiece) -> Fill:
+        """Begin, place and end, as a writer does. Raises what they raise."""
+        filling = self.receiver.filling(piece.transfer_id)
+        fill = filling.begin(0, piece, self.clock())
+        bad = place(fill)
+        filling.end(fill, not bad)
+        if bad:
+            filling.refuse(fill, bad)
+        return fill
 
     def adopt(self, transfer_id: TransferId = TRANSFER, prompt: tuple[int, ...] = PROMPT) -> None:
         """What the engine does with a sealed lease."""
@@ -156,10 +213,10 @@ class DecodeReplica:
 
     def holds_kv(self, transfer_id: TransferId = TRANSFER) -> bool:
         """Whether an adopted request's blocks hold exactly the KV of its prompt."""
-        prompt = self.requests[transfer_id]
+        holder, prompt = request_holder(transfer_id), self.requests[transfer_id]
         return all(
-            self.pool.view(request_holder(transfer_id), block, layer)
-            == kv_of(prompt, block, layer, self.layout)
+            used(self.pool.view(holder, block, layer), block, len(prompt), self.layout)
+            == used(kv_of(prompt, block, layer, self.layout), block, len(prompt), self.layout)
             for block in range(self.layout.num_blocks_for(len(prompt)))
             for layer in range(self.layout.num_layers)
         )
@@ -173,20 +230,18 @@ class DecodeReplica:
         return audit(self.pool.census(), requests, self.receiver.lease_ids)
 
 
-class OneThread:
-    """An `OwnerThread` with nothing to do between commands."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1)
-
-    def call(self, function: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.shield(asyncio.wrap_future(self._executor.submit(function)))
-
-    def post(self, function: Callable[[], None]) -> None:
-        self._executor.submit(function)
-
-    def stop(self) -> None:
-        self._executor.shutdown()
+def copied(cut: Cut) -> KvPiece:
+    """A piece as it arrives over a network: bytes of its own."""
+    reading, contents = cut.reading, read(cut)
+    return KvPiece(
+        transfer_id=reading.transfer_id,
+        sender_epoch=reading.sender_epoch,
+        receiver_epoch=reading.receiver_epoch,
+        layer=reading.layer,
+        first_block=reading.first_block + cut.start,
+        views=tuple(memoryview(bytes(view)) for view in contents.views),
+        checksums=contents.checksums,
+    )
 
 
 def opening(prefill: PrefillReplica, decode: DecodeReplica) -> OpenTransfer:

@@ -18,13 +18,14 @@ from tests.kv_transfer.replicas import (
 )
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferCut
+from baton.core.ids import Epoch
 from baton.core.owner_thread import Inline
-from baton.kv_transfer import outbox as outbox_module
+from baton.kv_transfer import read_ahead
 from baton.kv_transfer.fetch import FetchConfig, Fetcher
 from baton.kv_transfer.lease import ReceiverState
 from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.outbox import Outbox
-from baton.kv_transfer.pieces import Cut, Reading, make_piece
+from baton.kv_transfer.pieces import Contents, Cut, read
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 
 QUICK = FetchConfig(reopen_delay_s=0.0)
@@ -49,7 +50,7 @@ async def test_a_fetch_cancelled_at_any_moment_leaves_nothing_behind(num_turns: 
     prefill.finish()
     reservation = decode.reserve(prefill.sender.epoch)
     assert reservation is not None
-    fetching = asyncio.create_task(fetcher.fetch(reservation, "p"))
+    fetching = asyncio.create_task(fetcher.fetch(reservation))
 
     for _ in range(num_turns):
         await asyncio.sleep(0)
@@ -66,17 +67,17 @@ async def test_a_fetch_cancelled_at_any_moment_leaves_nothing_behind(num_turns: 
     assert_settled(prefill, decode)
 
 
-async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_copies(
+async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copying, may_end = threading.Event(), threading.Event()
+    summing, may_end = threading.Event(), threading.Event()
 
-    def slow_copy(reading: Reading, cut: Cut) -> KvPiece:
-        copying.set()
+    def read_slowly(cut: Cut) -> Contents:
+        summing.set()
         may_end.wait(10)
-        return make_piece(reading, cut)
+        return read(cut)
 
-    monkeypatch.setattr(outbox_module, "make_piece", slow_copy)
+    monkeypatch.setattr(read_ahead, "read", read_slowly)
     prefill, decode = PrefillReplica(), DecodeReplica()
     outbox = Outbox(prefill.sender, Inline())
     prefill.grant(decode.receiver.epoch)
@@ -88,7 +89,7 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_copies
             await anext(pieces)
 
     reading = asyncio.create_task(first_piece())
-    await asyncio.to_thread(copying.wait, 10)
+    await asyncio.to_thread(summing.wait, 10)
     reading.cancel()
     await asyncio.wait({reading})
     prefill.sender.settle(settling(prefill, decode, Outcome.ABORTED))
@@ -110,6 +111,8 @@ class Unreliable:
     def __init__(self, outcomes: list[type[Exception] | None]) -> None:
         self.told: list[Outcome | None] = []
         self._outcomes = outcomes
+
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None: ...
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         raise StaleEpoch("somebody else lives here now")
@@ -143,7 +146,7 @@ async def test_an_outcome_is_told_again_only_while_nobody_hears_it(
     assert reservation is not None
 
     with pytest.raises(StaleEpoch):
-        await fetcher.fetch(reservation, "p")
+        await fetcher.fetch(reservation)
     await fetcher.close()
 
     assert transport.told == [Outcome.ABORTED] * num_told
@@ -162,8 +165,8 @@ async def test_a_lease_lost_before_its_fetch_is_noticed_though_nothing_arrives()
     assert reservation is not None
     assert decode.receiver.abort_youngest_reserved()
 
-    with pytest.raises(TransferAborted, match="given up before it began"):
-        await asyncio.wait_for(fetcher.fetch(reservation, "p"), 10)
+    with pytest.raises(TransferAborted, match="blocks are needed"):
+        await asyncio.wait_for(fetcher.fetch(reservation), 10)
 
     await fetcher.close()
     prefill.finish()
@@ -183,7 +186,7 @@ async def test_a_lease_is_sealed_and_waits_for_its_adoption() -> None:
     reservation = decode.reserve(prefill.sender.epoch)
     assert reservation is not None
 
-    await fetcher.fetch(reservation, "p")
+    await fetcher.fetch(reservation)
 
     assert decode.receiver.state(TRANSFER) is ReceiverState.SEALED
     await fetcher.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from tests.kv_transfer.handoffs import EVENTS, Handoffs, any_index
 
-from baton.core.kv_pool import HolderKind
+from baton.core.kv_pool import Census, HolderKind
 
 
 def assert_all_is_well(handoffs: Handoffs) -> None:
@@ -23,18 +23,25 @@ def assert_all_is_well(handoffs: Handoffs) -> None:
         assert report.num_counted == report.num_blocks
     # Nobody else writes the blocks of a request.
     assert all(handoffs.d.holds_kv(request_id) for request_id in handoffs.d.requests)
-    # Only what is still being read is quarantined.
-    held = handoffs.p.pool.census().tables
-    quarantined = {holder.id for holder in held if holder.kind is HolderKind.QUARANTINE}
-    assert quarantined <= {handoff.transfer_id for handoff, _ in handoffs.readings}
+    # Only what is still being read, or written, is quarantined.
+    reading = {handoff.transfer_id for handoff, _ in handoffs.readings}
+    assert quarantined_in(handoffs.p.pool.census()) <= reading
+    writing = {filling.transfer_id for filling, _ in handoffs.fills}
+    assert quarantined_in(handoffs.d.pool.census()) <= writing
     # Leases keep to their share of the pool.
     assert handoffs.d.receiver.num_leased_blocks <= handoffs.d.pool.num_blocks / 2
 
 
+def quarantined_in(census: Census) -> set[str]:
+    return {holder.id for holder in census.tables if holder.kind is HolderKind.QUARANTINE}
+
+
 def assert_it_ends_well(handoffs: Handoffs) -> None:
-    """When all readers have ended and all time is up, no handoff holds anything."""
+    """When all readers and writers have ended and all time is up, no handoff holds anything."""
     for _, reading in handoffs.readings:
         handoffs.p.sender.end_read(reading)
+    for filling, fill in handoffs.fills:
+        filling.end(fill, is_written=False)
     handoffs.p.sender.expire(float("inf"))
     handoffs.d.receiver.expire(float("inf"))
     for replica in (handoffs.p, handoffs.d):

@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 
 from baton.kv_transfer.lease import (
     ReceiverEvent,
+    ReceiverLease,
     ReceiverState,
     SenderEvent,
     SenderState,
     Transfer,
-    next_receiver_state,
+    next_receiver_lease,
     next_sender_state,
 )
 
 
-def receiver_after(*events: ReceiverEvent) -> ReceiverState:
-    state = ReceiverState.RESERVED
+def receiver_after(*events: ReceiverEvent) -> ReceiverLease:
+    lease = ReceiverLease()
     for event in events:
-        state = next_receiver_state(state, event)
-    return state
+        lease = next_receiver_lease(lease, event)
+    return lease
 
 
 def sender_after(*events: SenderEvent) -> SenderState:
@@ -31,15 +32,19 @@ def sender_after(*events: SenderEvent) -> SenderState:
     return state
 
 
-def test_a_handoff_goes_from_reserved_to_adopted() -> None:
-    fill, seal, adopt = ReceiverEvent.FILL, ReceiverEvent.SEAL, ReceiverEvent.ADOPT
+BEGUN, ENDED = ReceiverEvent.FILL_BEGUN, ReceiverEvent.FILL_ENDED
+SEAL, ADOPT, ABORT = ReceiverEvent.SEAL, ReceiverEvent.ADOPT, ReceiverEvent.ABORT
 
-    assert receiver_after(fill, fill, seal, seal, adopt) is ReceiverState.ADOPTED
+
+def test_a_handoff_goes_from_reserved_to_adopted() -> None:
+    lease = receiver_after(BEGUN, BEGUN, ENDED, ENDED, SEAL, SEAL, ADOPT)
+
+    assert lease == ReceiverLease(ReceiverState.ADOPTED)
 
 
 @pytest.mark.parametrize("state", ReceiverState)
 def test_every_lease_can_be_aborted_except_one_that_is_no_longer_ours(state: ReceiverState) -> None:
-    aborted = next_receiver_state(state, ReceiverEvent.ABORT)
+    aborted = next_receiver_lease(ReceiverLease(state), ABORT).state
 
     assert aborted is (state if state is ReceiverState.ADOPTED else ReceiverState.ABORTED)
 
@@ -47,20 +52,55 @@ def test_every_lease_can_be_aborted_except_one_that_is_no_longer_ours(state: Rec
 def test_a_lease_is_never_filled_after_its_seal_nor_adopted_without_it() -> None:
     allowed = {
         (state, event)
-        for state, event in product(ReceiverState, (ReceiverEvent.FILL, ReceiverEvent.ADOPT))
-        if is_possible(state, event)
+        for state, event in product(ReceiverState, (BEGUN, ADOPT))
+        if is_possible(ReceiverLease(state), event)
     }
 
     assert allowed == {
-        (ReceiverState.RESERVED, ReceiverEvent.FILL),
-        (ReceiverState.FILLING, ReceiverEvent.FILL),
-        (ReceiverState.SEALED, ReceiverEvent.ADOPT),
+        (ReceiverState.RESERVED, BEGUN),
+        (ReceiverState.FILLING, BEGUN),
+        (ReceiverState.SEALED, ADOPT),
     }
 
 
-def is_possible(state: ReceiverState, event: ReceiverEvent) -> bool:
+def test_nothing_is_sealed_while_something_is_being_written() -> None:
+    assert not is_possible(receiver_after(BEGUN, BEGUN, ENDED), SEAL)
+    assert is_possible(receiver_after(BEGUN, BEGUN, ENDED, ENDED), SEAL)
+
+
+def test_a_fill_that_never_began_cannot_end() -> None:
+    assert not is_possible(receiver_after(BEGUN, ENDED), ENDED)
+    assert not is_possible(receiver_after(ABORT), ENDED)
+
+
+def test_the_receiver_releases_when_it_has_given_up_and_nothing_is_being_written() -> None:
+    assert receiver_after(ABORT).is_released
+    assert not receiver_after(BEGUN, ABORT).is_released
+    assert receiver_after(BEGUN, ABORT, ENDED).is_released
+    assert not receiver_after(BEGUN, ENDED, SEAL, ADOPT, ABORT).is_released
+
+
+@given(st.lists(st.sampled_from(ReceiverEvent)))
+def test_blocks_are_never_given_back_under_a_writer(events: list[ReceiverEvent]) -> None:
+    lease, num_begun, num_ended, num_releases = ReceiverLease(), 0, 0, 0
+    for event in events:
+        try:
+            after = next_receiver_lease(lease, event)
+        except ValueError:
+            continue
+        num_begun += event is BEGUN
+        num_ended += event is ENDED
+        num_releases += after.is_released and not lease.is_released
+        assert not (lease.is_released and not after.is_released)
+        lease = after
+
+    assert lease.num_fills == num_begun - num_ended >= 0
+    assert num_releases == lease.is_released <= (lease.num_fills == 0)
+
+
+def is_possible(lease: ReceiverLease, event: ReceiverEvent) -> bool:
     try:
-        next_receiver_state(state, event)
+        next_receiver_lease(lease, event)
     except ValueError:
         return False
     return True

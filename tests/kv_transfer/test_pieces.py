@@ -1,68 +1,123 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kv_transfer.replicas import LAYOUT
 
-from baton.core.errors import LayoutMismatch
 from baton.core.ids import Epoch, TransferId
-from baton.kv_transfer.integrity import Unit, bad_units, combined_checksum, unit_checksums
-from baton.kv_transfer.layout import check_layouts
-from baton.kv_transfer.pieces import Reading, cuts, make_piece
-from baton.kv_transfer.transport import grpc as grpc_transport
+from baton.kv_transfer.integrity import combined_checksum, unit_checksums
+from baton.kv_transfer.pieces import HeadRange, Progress, Reading, cuts, lend, read
+from baton.kv_transfer.transport.base import LentPiece
+
+WHOLE = HeadRange.between(LAYOUT, LAYOUT)
 
 
-def make_reading(num_blocks: int, first_block: int = 0) -> Reading:
+@dataclass(frozen=True)
+class Blocks:
+    """A `baton.core.kv_pool.BlockSource`."""
+
+    contents: Sequence[bytes]
+
+    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+        return tuple(map(memoryview, self.contents[start:stop]))
+
+
+def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE) -> Reading:
+    """Of blocks whose every byte is another one than its neighbour's."""
     size = LAYOUT.layer_block_bytes
+    blocks = [bytes((7 * block + at) % 251 for at in range(size)) for block in range(num_blocks)]
     return Reading(
         transfer_id=TransferId("kv"),
         sender_epoch=Epoch("p"),
         receiver_epoch=Epoch("d"),
-        layout=LAYOUT,
+        heads=heads,
+        layer=1,
         first_block=first_block,
-        views=tuple(
-            tuple(memoryview(bytes([16 * layer + block]) * size) for block in range(num_blocks))
-            for layer in range(LAYOUT.num_layers)
-        ),
+        blocks=tuple(range(20, 20 + num_blocks)),
+        source=Blocks(blocks),
     )
 
 
+def pieces_of(reading: Reading, max_bytes: int) -> list[LentPiece]:
+    return [lend(cut, read(cut), lambda: None) for cut in cuts(reading, max_bytes)]
+
+
 @given(num_blocks=st.integers(1, 9), first_block=st.integers(0, 5), max_bytes=st.integers(1, 700))
-def test_pieces_cover_a_reading_once_in_layer_order_and_within_their_size(
+def test_pieces_cover_a_reading_once_in_order_and_within_their_size(
     num_blocks: int, first_block: int, max_bytes: int
 ) -> None:
     reading = make_reading(num_blocks, first_block)
 
-    pieces = [make_piece(reading, cut) for cut in cuts(reading, max_bytes)]
+    pieces = pieces_of(reading, max_bytes)
 
-    size = LAYOUT.layer_block_bytes
-    covered = [
-        (piece.layer, piece.first_block + index)
+    covered = [p.first_block + index for p in pieces for index in range(len(p.views))]
+    assert covered == list(range(first_block, first_block + num_blocks))
+    assert [block for piece in pieces for block in piece.blocks] == list(reading.blocks)
+    assert [view for piece in pieces for view in piece.views] == list(
+        reading.source.views(0, num_blocks)
+    )
+    assert all(piece.num_bytes <= max(max_bytes, LAYOUT.layer_block_bytes) for piece in pieces)
+    assert all(
+        piece.checksums == unit_checksums(b"".join(piece.views), LAYOUT.unit_bytes)
         for piece in pieces
-        for index in range(len(piece.data) // size)
-    ]
-    stop = first_block + num_blocks
-    assert covered == [(layer, b) for layer in range(2) for b in range(first_block, stop)]
-    assert all(len(piece.data) <= max(max_bytes, size) for piece in pieces)
-    joined = b"".join(bytes(piece.data) for piece in pieces)
-    assert joined == b"".join(bytes(view) for layer in reading.views for view in layer)
+    )
 
 
-@given(byte=st.integers(0, 3 * LAYOUT.layer_block_bytes - 1), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_found_in_its_block_and_head(byte: int, bit: int) -> None:
-    reading = make_reading(3, first_block=4)
-    piece = make_piece(reading, next(iter(cuts(reading, 1 << 20))))
-    assert bad_units(piece, LAYOUT) == []
-    data = bytearray(piece.data)
-    data[byte] ^= 1 << bit
+def test_only_the_heads_that_both_sides_hold_travel() -> None:
+    sender = replace(LAYOUT, first_kv_head=2)  # and 3
+    receiver = replace(LAYOUT, first_kv_head=3, num_kv_heads=4)
 
-    bad = bad_units(replace(piece, data=bytes(data)), LAYOUT)
+    heads = HeadRange.between(sender, receiver)
+    (piece,) = pieces_of(make_reading(2, heads=heads), 1 << 20)
 
-    block, rest = divmod(byte, LAYOUT.layer_block_bytes)
-    assert bad == [Unit(4 + block, rest // LAYOUT.unit_bytes)]
+    assert (heads.layout.first_kv_head, heads.layout.num_kv_heads) == (3, 1)
+    whole = make_reading(2).source.views(0, 2)
+    assert [bytes(view) for view in piece.views] == [view[LAYOUT.unit_bytes :] for view in whole]
+    assert piece.block_offset == LAYOUT.unit_bytes
+    assert len(piece.checksums) == 2
+
+
+steps = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=30)
+
+
+@given(first_block=st.integers(0, 8), num_layers=st.integers(1, 4), steps=steps)
+def test_a_stream_passes_every_block_of_every_layer_once_and_none_before_it_is_published(
+    first_block: int, num_layers: int, steps: Sequence[tuple[int, int]]
+) -> None:
+    num_blocks, published = 9, [0] * num_layers
+    progress = Progress(first_block, num_blocks, num_layers)
+    passed: list[tuple[int, int]] = []
+
+    def advance(max_blocks: int) -> None:
+        spans = progress.advance(published, max_blocks)
+        found = [(span.layer, block) for span in spans for block in range(span.start, span.stop)]
+        assert len(found) <= max_blocks
+        assert all(block < published[layer] for layer, block in found)
+        passed.extend(found)
+
+    for more, max_blocks in steps:  # chunks of `more` blocks, layer by layer
+        for layer in range(num_layers):
+            published[layer] = min(published[layer] + more, num_blocks)
+            advance(max_blocks)
+    published[:] = [num_blocks] * num_layers
+    advance(num_layers * num_blocks)
+
+    expected = [(layer, b) for layer in range(num_layers) for b in range(first_block, num_blocks)]
+    assert sorted(passed) == expected
+    assert progress.is_done
+
+
+def test_what_was_computed_first_is_read_first() -> None:
+    progress = Progress(0, 4, num_layers=3)
+
+    first = progress.advance([2, 2, 0], 2)
+    then = progress.advance([4, 2, 2], 99)
+
+    assert first == [(0, 0, 2)]
+    assert then == [(1, 0, 2), (2, 0, 2), (0, 2, 4)]
 
 
 def test_checksums_are_xxh3_with_64_bits_and_one_for_each_unit() -> None:
@@ -70,30 +125,3 @@ def test_checksums_are_xxh3_with_64_bits_and_one_for_each_unit() -> None:
 
     assert combined_checksum(()) == 0x2D06_8005_38D3_94C2  # the specification's, of no bytes
     assert twice == unit_checksums(bytes(32), 32) * 2
-
-
-def test_equal_layouts_pass() -> None:
-    check_layouts(LAYOUT, replace(LAYOUT))
-
-
-def test_a_mismatch_names_every_field_that_differs_and_no_other() -> None:
-    receiver = replace(LAYOUT, model_fingerprint=b"\xab\xcd", dtype="float16", num_kv_heads=1)
-
-    with pytest.raises(LayoutMismatch) as caught:
-        check_layouts(LAYOUT, receiver)
-
-    message = str(caught.value)
-    assert "model_fingerprint is 6d6f64656c at the sender, abcd at the receiver" in message
-    assert "dtype is float32 at the sender, float16 at the receiver" in message
-    assert "num_kv_heads is 2 at the sender, 1 at the receiver" in message
-    assert "head_dim" not in message
-
-
-def test_a_piece_survives_the_wire() -> None:
-    reading = make_reading(3, first_block=2)
-    piece = make_piece(reading, next(iter(cuts(reading, 1 << 20))))
-
-    message = grpc_transport.piece_to_proto(piece)
-    read = type(message).FromString(message.SerializeToString())
-
-    assert grpc_transport.piece_from_proto(read) == piece

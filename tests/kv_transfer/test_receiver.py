@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,7 +24,7 @@ from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.kv_transfer.integrity import unit_checksums
 from baton.kv_transfer.lease import ReceiverState
 from baton.kv_transfer.messages import KvPiece
-from baton.kv_transfer.receiver import AbortReason, Accepted, ReceiverConfig
+from baton.kv_transfer.receiver import AbortReason, ReceiverConfig
 
 SENDER = new_epoch()
 NUM_BLOCKS = LAYOUT.num_blocks_for(len(PROMPT))
@@ -43,41 +43,46 @@ def piece_of(
     stop: int = NUM_BLOCKS,
     sender: Epoch = SENDER,
 ) -> KvPiece:
-    data = b"".join(kv_of(PROMPT, block, layer) for block in range(first_block, stop))
+    views = tuple(memoryview(kv_of(PROMPT, block, layer)) for block in range(first_block, stop))
     return KvPiece(
         transfer_id=TRANSFER,
         sender_epoch=sender,
         receiver_epoch=decode.receiver.epoch,
         layer=layer,
         first_block=first_block,
-        data=data,
-        checksums=unit_checksums(data, LAYOUT.unit_bytes),
+        views=views,
+        checksums=checksums_of(views),
     )
 
 
-def resealed(piece: KvPiece, data: bytes) -> KvPiece:
+def checksums_of(views: Sequence[memoryview]) -> tuple[int, ...]:
+    return unit_checksums(b"".join(views), LAYOUT.unit_bytes)
+
+
+def resealed(piece: KvPiece, *blocks: bytes) -> KvPiece:
     """Other bytes, with checksums that match them."""
-    return replace(piece, data=data, checksums=unit_checksums(data, LAYOUT.unit_bytes))
+    views = tuple(memoryview(block) for block in blocks)
+    return replace(piece, views=views, checksums=checksums_of(views))
 
 
 def filled() -> DecodeReplica:
     decode = reserved()
     for layer in range(LAYOUT.num_layers):
-        decode.receiver.accept(piece_of(decode, layer), now=0.0)
+        decode.accept(piece_of(decode, layer))
     return decode
 
 
 def test_pieces_may_come_in_any_order_and_overlap() -> None:
     decode = reserved()
-    accept = decode.receiver.accept
+    accept, filling = decode.accept, decode.receiver.filling(TRANSFER)
 
-    assert accept(piece_of(decode, 1, 2, 5), 0.0) == Accepted(3, 0)
-    assert accept(piece_of(decode, 0), 0.0) == Accepted(6, 0)
-    assert decode.receiver.first_missing(TRANSFER) == 0
-    assert accept(piece_of(decode, 1, 0, 4), 0.0) == Accepted(2, 2)
-    assert decode.receiver.first_missing(TRANSFER) == 5
+    assert accept(piece_of(decode, 1, 2, 5)).blocks == (2, 3, 4)
+    assert accept(piece_of(decode, 0)).blocks == (0, 1, 2, 3, 4, 5)
+    assert filling.first_missing(0) == 0
+    assert accept(piece_of(decode, 1, 0, 4)).num_duplicates == 2
+    assert filling.first_missing(0) == 5
     assert not decode.receiver.is_complete(TRANSFER)
-    assert accept(piece_of(decode, 1, 5, 6), 0.0) == Accepted(1, 0)
+    assert accept(piece_of(decode, 1, 5, 6)).blocks == (5,)
 
     assert decode.receiver.is_complete(TRANSFER)
     decode.receiver.seal(TRANSFER)
@@ -90,10 +95,10 @@ def test_pieces_may_come_in_any_order_and_overlap() -> None:
 def test_a_filled_block_is_never_replaced_by_other_bytes() -> None:
     decode = filled()
     piece = piece_of(decode, 0, 0, 2)
-    other = resealed(piece, bytes(piece.data)[:-1] + b"\xff")
+    other = resealed(piece, bytes(piece.views[0]), bytes(piece.views[1])[:-1] + b"\xff")
 
     with pytest.raises(CorruptPiece, match="block 1 has arrived before, with other bytes"):
-        decode.receiver.accept(other, 0.0)
+        decode.accept(other)
 
     decode.receiver.seal(TRANSFER)
     decode.adopt()
@@ -104,12 +109,12 @@ def malformed() -> Iterator[tuple[str, KvPiece]]:
     decode = DecodeReplica()
     good = piece_of(decode, 0)
     size = LAYOUT.layer_block_bytes
-    yield "short", replace(good, data=bytes(good.data)[:-1])
-    yield "empty", replace(good, data=b"", checksums=())
+    yield "short", replace(good, views=(*good.views[:-1], good.views[-1][:-1]))
+    yield "empty", replace(good, views=(), checksums=())
     yield "checksum missing", replace(good, checksums=good.checksums[1:])
     yield "beyond the prompt", replace(good, first_block=1)
     yield "before the prompt", replace(good, first_block=-1)
-    yield "too many blocks", resealed(good, bytes(good.data) + bytes(size))
+    yield "too many blocks", resealed(good, *map(bytes, good.views), bytes(size))
     yield "no such layer", replace(good, layer=LAYOUT.num_layers)
     yield "negative layer", replace(good, layer=-1)
 
@@ -119,7 +124,7 @@ def test_a_malformed_piece_writes_nothing_and_counts_against_its_source(piece: K
     decode = reserved()
 
     with pytest.raises(CorruptPiece):
-        decode.receiver.accept(replace(piece, receiver_epoch=decode.receiver.epoch), 0.0)
+        decode.accept(replace(piece, receiver_epoch=decode.receiver.epoch))
 
     assert decode.receiver.counters.num_bytes == 0
     assert decode.receiver.counters.num_corrupt == {SENDER: 1}
@@ -133,7 +138,7 @@ def test_pieces_of_other_incarnations_are_refused() -> None:
 
     for stale in (from_another, for_another):
         with pytest.raises(StaleEpoch):
-            decode.receiver.accept(stale, 0.0)
+            decode.accept(stale)
 
     assert decode.receiver.counters.num_bytes == 0
 
@@ -143,7 +148,7 @@ def test_a_lease_that_is_over_takes_no_pieces_and_is_not_sealed_or_adopted() -> 
     decode.receiver.abort(TRANSFER, AbortReason.CANCELLED)
 
     for act in (
-        lambda: decode.receiver.accept(piece_of(decode, 0), 0.0),
+        lambda: decode.accept(piece_of(decode, 0)),
         lambda: decode.receiver.seal(TRANSFER),
         lambda: decode.receiver.adopt(TRANSFER),
     ):
@@ -157,12 +162,12 @@ def test_a_sealed_lease_takes_no_more_pieces() -> None:
     decode.receiver.seal(TRANSFER)
 
     with pytest.raises(UnknownTransfer, match="sealed"):
-        decode.receiver.accept(piece_of(decode, 0), 0.0)
+        decode.accept(piece_of(decode, 0))
 
 
 def test_an_incomplete_lease_is_not_sealed() -> None:
     decode = reserved()
-    decode.receiver.accept(piece_of(decode, 0), 0.0)
+    decode.accept(piece_of(decode, 0))
 
     with pytest.raises(TransferError, match="lacks 6"):
         decode.receiver.seal(TRANSFER)
@@ -182,9 +187,11 @@ def test_an_abort_after_the_adoption_leaves_the_request_its_blocks() -> None:
 def test_a_piece_that_comes_after_the_time_is_up_ends_the_lease() -> None:
     decode, heard = reserved(), list[tuple[TransferId, str]]()
     decode.receiver.on_aborted.append(lambda *event: heard.append(event))
+    decode.clock.now = TIME_LEFT_S
 
     with pytest.raises(TransferAborted, match="its time is up"):
-        decode.receiver.accept(piece_of(decode, 0), now=TIME_LEFT_S)
+        decode.accept(piece_of(decode, 0))
+    decode.receiver.expire(decode.clock())
 
     assert heard == [(TRANSFER, AbortReason.EXPIRED)]
     assert decode.audit().leased == 0
@@ -215,7 +222,7 @@ def test_pressure_takes_the_youngest_lease_that_nothing_has_arrived_for() -> Non
     assert decode.reserve(SENDER, third, PROMPT[:9]) is not None
     data = kv_of(PROMPT[:9], 0, 0)
     piece = resealed(replace(piece_of(decode, 0), transfer_id=third), data)
-    decode.receiver.accept(piece, 0.0)
+    decode.accept(piece)
 
     assert decode.receiver.abort_youngest_reserved()
     assert decode.receiver.lease_ids == {TRANSFER, third}

@@ -10,6 +10,7 @@ from tests.kv_transfer.replicas import (
     TRANSFER,
     DecodeReplica,
     PrefillReplica,
+    kv_of,
     opening,
     request_holder,
     settling,
@@ -20,6 +21,7 @@ from baton.core.ids import TransferId, new_epoch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.kv_transfer.lease import Computation
 from baton.kv_transfer.messages import Outcome
+from baton.kv_transfer.pieces import Reading, Stream
 from baton.kv_transfer.sender import SenderConfig
 
 DECODE = DecodeReplica()
@@ -31,6 +33,14 @@ def granted(config: SenderConfig | None = None) -> PrefillReplica:
     prefill = PrefillReplica(config=config)
     assert prefill.grant(DECODE.receiver.epoch)
     return prefill
+
+
+def opened(prefill: PrefillReplica, first_block: int = 0) -> Stream:
+    return prefill.sender.open(replace(opening(prefill, DECODE), first_block=first_block))
+
+
+def span_of(reading: Reading) -> tuple[int, int, int]:
+    return reading.layer, reading.first_block, reading.first_block + len(reading.blocks)
 
 
 def num_leased(prefill: PrefillReplica) -> int:
@@ -80,29 +90,51 @@ def test_blocks_outlive_the_request_that_computed_them_until_the_ack() -> None:
 def test_a_read_sees_what_lies_beyond_its_cursor_and_no_more_than_its_share() -> None:
     prefill = granted(SenderConfig(max_blocks_per_read=3))
     prefill.compute(num_tokens=20)
-    begin = prefill.sender.begin_read
+    stream = opened(prefill, first_block=1)
 
-    spans = [
-        (reading.first_block, reading.stop)
-        for cursor in (0, 1, 3)
-        if (reading := begin(TRANSFER, cursor)) is not None
-    ]
+    spans = [[span_of(reading) for reading in prefill.sender.begin_read(stream)] for _ in range(4)]
 
-    assert spans == [(0, 3), (1, 4), (3, 5)]
-    assert begin(TRANSFER, 5) is None
+    assert spans == [[(0, 1, 4)], [(1, 1, 4)], [(0, 4, 5), (1, 4, 5)], []]
+
+
+def test_a_layer_may_be_read_while_later_ones_of_the_same_blocks_are_computed() -> None:
+    prefill = granted()
+    stream, seen = opened(prefill), []
+
+    def look(layer: int) -> None:
+        for reading in prefill.sender.begin_read(stream):
+            seen.append(span_of(reading))
+            expected = [kv_of(PROMPT, block, layer) for block in range(3)]
+            assert [bytes(view) for view in reading.source.views(0, 3)] == expected
+
+    prefill.compute(num_tokens=14, on_layer=look)
+
+    assert seen == [(0, 0, 3), (1, 0, 3)]
+    assert num_leased(prefill) == 3
+
+
+def test_a_prompt_that_stops_between_two_layers_is_aborted() -> None:
+    prefill = granted()
+    prefill.compute(num_tokens=16)
+    prefill.sender.publish(TRANSFER, len(PROMPT), layer=0)
+
+    prefill.finish()
+
+    assert prefill.sender.settle(settling(prefill, DECODE, None)) is Outcome.ABORTED
+    assert prefill.audit().leased == 0
 
 
 def test_an_ack_during_a_read_moves_the_blocks_to_quarantine_until_the_last_read_ends() -> None:
     prefill = granted()
     prefill.compute()
     prefill.finish()
-    readings = [prefill.sender.begin_read(TRANSFER, 0), prefill.sender.begin_read(TRANSFER, 2)]
+    streams = [opened(prefill), opened(prefill, first_block=2)]
+    readings = [reading for s in streams for reading in prefill.sender.begin_read(s)]
 
     prefill.sender.settle(settling(prefill, DECODE, Outcome.SEALED))
 
     assert (prefill.audit().leased, prefill.audit().quarantined) == (0, 6)
     for reading in readings:
-        assert reading is not None
         assert prefill.audit().quarantined == 6
         prefill.sender.end_read(reading)
     assert prefill.audit().quarantined == 0
@@ -161,7 +193,7 @@ def test_outcomes_are_forgotten_one_day_and_then_unknown() -> None:
 
     assert prefill.sender.settle(settling(prefill, DECODE, None)) is Outcome.UNKNOWN
     with pytest.raises(UnknownTransfer):
-        prefill.sender.begin_read(TRANSFER, 0)
+        prefill.sender.open(opening(prefill, DECODE))
 
 
 def test_a_transfer_id_is_good_for_one_offer() -> None:
@@ -193,22 +225,63 @@ def test_every_change_that_a_stream_may_wait_for_is_announced() -> None:
     prefill.compute(num_tokens=LAYOUT.block_size - 1)
     assert announced == []
     prefill.compute(num_tokens=LAYOUT.block_size)
-    assert announced == [TRANSFER]
+    assert announced == [TRANSFER] * LAYOUT.num_layers
+    prefill.sender.publish(TRANSFER, LAYOUT.block_size)
+    assert announced == [TRANSFER] * LAYOUT.num_layers
     prefill.sender.abort(TRANSFER, "cancelled")
 
-    assert announced == [TRANSFER, TRANSFER]
+    assert announced == [TRANSFER] * (LAYOUT.num_layers + 1)
 
 
 def test_the_end_of_a_transfer_is_announced_once() -> None:
     prefill, ended = granted(), list[TransferId]()
     prefill.sender.on_ended = ended.append
     prefill.compute()
-    reading = prefill.sender.begin_read(TRANSFER, 0)
+    readings = prefill.sender.begin_read(opened(prefill))
     assert ended == []
 
     prefill.sender.settle(settling(prefill, DECODE, Outcome.SEALED))
     prefill.sender.abort(TRANSFER, "too late")
-    assert reading is not None
-    prefill.sender.end_read(reading)
+    for reading in readings:
+        prefill.sender.end_read(reading)
 
     assert ended == [TRANSFER]
+
+
+def test_what_is_published_while_a_last_read_ends_is_not_held() -> None:
+    prefill = granted()
+    prefill.compute(num_tokens=4)
+    stream = opened(prefill)
+    readings = prefill.sender.begin_read(stream)
+    prefill.sender.abort(TRANSFER, "cancelled")
+
+    prefill.compute(num_tokens=12)
+
+    assert num_leased(prefill) == 0
+    for reading in readings:
+        prefill.sender.end_read(reading)
+    assert prefill.audit().violations == ()
+
+
+def test_a_reading_that_is_ended_twice_counts_once() -> None:
+    prefill = granted()
+    prefill.compute()
+    first, *others = prefill.sender.begin_read(opened(prefill))
+    prefill.sender.abort(TRANSFER, "cancelled")
+
+    prefill.sender.end_read(first)
+    prefill.sender.end_read(first)
+
+    assert prefill.pool.table(QUARANTINE)  # for the other readings
+    for reading in others:
+        prefill.sender.end_read(reading)
+    assert not prefill.pool.table(QUARANTINE)
+
+
+def test_what_became_of_a_transfer_is_told_to_its_receiver_alone() -> None:
+    prefill = granted()
+    prefill.sender.abort(TRANSFER, "cancelled")
+    stranger = replace(settling(prefill, DECODE, None), receiver_epoch=new_epoch())
+
+    with pytest.raises(StaleEpoch):
+        prefill.sender.settle(stranger)

@@ -81,14 +81,17 @@ async def test_only_the_incarnation_it_was_offered_to_may_read_or_settle(name: s
 
 @each_transport
 async def test_another_layout_is_refused_before_any_byte(name: str) -> None:
-    async with connected(name, decode_layout=replace(LAYOUT, head_dim=2, block_size=8)) as it:
-        reservation = await it.grant()
+    layout = replace(LAYOUT, head_dim=2, block_size=6)
+    async with connected(name, decode_layout=layout) as it:
+        with pytest.raises(LayoutMismatch, match=r"head_dim is 1 .*; block_size is 4 .* 6 at"):
+            await it.grant()
         await it.compute()
 
-        with pytest.raises(LayoutMismatch, match=r"head_dim is 1 .*; block_size is 4 .* 8 at"):
-            await it.fetch(reservation)
+        with pytest.raises(LayoutMismatch, match=r"head_dim is 1 .*; block_size is 4 .* 6 at"):
+            await anext(it.transport.open(it.address, opening(it.prefill, it.decode)))
 
         assert it.outbox.num_bytes_sent == 0
+        await it.ask(Outcome.ABORTED)
         await it.assert_nothing_is_left()
 
 
@@ -197,9 +200,9 @@ async def test_a_corrupt_piece_fails_the_transfer_and_counts_against_its_source(
     def flip_a_bit(number: int, piece: KvPiece) -> KvPiece:
         if number != 3:
             return piece
-        data = bytearray(piece.data)
+        data = bytearray(piece.views[0])
         data[LAYOUT.unit_bytes] ^= 0x40
-        return replace(piece, data=bytes(data))
+        return replace(piece, views=(memoryview(data), *piece.views[1:]))
 
     async with connected(name, alter=flip_a_bit) as it:
         reservation = await it.grant()

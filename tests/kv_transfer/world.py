@@ -13,30 +13,36 @@ from tests.kv_transfer.replicas import (
     PROMPT,
     TRANSFER,
     DecodeReplica,
-    OneThread,
     PrefillReplica,
     settling,
 )
 
-from baton.core.ids import TransferId
+from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
+from baton.core.owner_thread import OneThread
 from baton.kv_transfer.fetch import FetchConfig, Fetcher, TransferReport
 from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.outbox import Outbox
+from baton.kv_transfer.probe import ProbeOffers
 from baton.kv_transfer.reservation import Reservation
 from baton.kv_transfer.sender import SenderConfig
-from baton.kv_transfer.transport.base import Transport
-from baton.kv_transfer.transport.grpc import KvTransferServicer
+from baton.kv_transfer.transport.auto import AutoTransport
+from baton.kv_transfer.transport.base import SendingHalf, Transport
 from baton.kv_transfer.transport.memory import Switchboard
-from baton.kv_transfer.transport.registry import TRANSPORTS, TransportParts, create_transport
+from baton.kv_transfer.transport.registry import (
+    TransportParts,
+    create_sending_halves,
+    create_transport,
+    usable_transports,
+)
+from baton.kv_transfer.transport.servicer import KvTransferServicer
 from baton.proto.channel_options import SERVER_OPTIONS
-from baton.proto.kv_pb2_grpc import add_KvTransferServicer_to_server
 
 NUM_BLOCKS = LAYOUT.num_blocks_for(len(PROMPT))
 KV_BYTES = NUM_BLOCKS * LAYOUT.block_bytes
 QUICK = FetchConfig(reopen_delay_s=0.001, settle_timeout_s=1.0)
 
-each_transport = pytest.mark.parametrize("name", list(TRANSPORTS))
+each_transport = pytest.mark.parametrize("name", ["auto", *usable_transports()])
 
 
 Alter = Callable[[int, KvPiece], KvPiece]
@@ -53,12 +59,20 @@ class Altering:
         self._alter = alter
         self._num_pieces = 0
 
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
+        await self._inner.check(address, sender, receiver)
+
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         self.opened.append(request)
         async with aclosing(self._inner.open(address, request)) as pieces:
             async for piece in pieces:
                 self._num_pieces += 1
-                yield self._alter(self._num_pieces, piece)
+                try:
+                    altered = self._alter(self._num_pieces, piece)
+                except BaseException:
+                    piece.release()
+                    raise
+                yield altered
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         return await self._inner.settle(address, request)
@@ -79,6 +93,7 @@ class World:
         # Small readings and pieces, so that a prompt is several of each.
         self.prefill = PrefillReplica(config=SenderConfig(max_blocks_per_read=4))
         self.decode = DecodeReplica(layout=decode_layout)
+        self.decode.sender_layout = LAYOUT
         self.on_p, self.on_d = OneThread(), OneThread()
         self.outbox = Outbox(
             self.prefill.sender, self.on_p, max_piece_bytes=2 * LAYOUT.layer_block_bytes
@@ -86,21 +101,31 @@ class World:
         self.switchboard = Switchboard()
         self.address = "prefill"
         self._server: grpc.aio.Server | None = None
-        transport = create_transport(name, TransportParts(switchboard=self.switchboard))
-        self.transport = Altering(transport, alter)
+        self.halves: list[SendingHalf] = []
+        self.parts = TransportParts(switchboard=self.switchboard)
+        self.inner = create_transport(name, self.parts)
+        self.transport = Altering(self.inner, alter)
         self.fetcher = Fetcher(
             self.decode.receiver, self.on_d, self.transport, clock=self.decode.clock, config=QUICK
         )
 
     async def start_serving(self) -> None:
+        self.decode.sender_address = self.address
         if self.name == "memory":
             self.switchboard.plug(self.address, self.outbox)
             return
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_KvTransferServicer_to_server(KvTransferServicer(self.outbox), self._server)
+        halves = create_sending_halves(self.parts, self.prefill.cache.arena)
+        self.halves.extend(halves.values())
+        for half in halves.values():
+            half.max_piece_bytes = 0  # the outbox's pieces: see above
+        probes = ProbeOffers(self.prefill.pool, self.prefill.sender, self.on_p)
+        sender = self.prefill.sender
+        servicer = KvTransferServicer(self.outbox, sender.epoch, halves, probes)
+        servicer.serve(self._server)
         is_first = self.address == "prefill"
         port = self._server.add_insecure_port("127.0.0.1:0" if is_first else self.address)
-        self.address = f"127.0.0.1:{port}"
+        self.address = self.decode.sender_address = f"127.0.0.1:{port}"
         await self._server.start()
 
     async def stop_serving(self) -> None:
@@ -117,7 +142,7 @@ class World:
         return reservation
 
     async def fetch(self, reservation: Reservation) -> TransferReport:
-        return await self.fetcher.fetch(reservation, self.address)
+        return await self.fetcher.fetch(reservation)
 
     async def compute(
         self, num_tokens: int | None = None, transfer_id: TransferId = TRANSFER
@@ -139,6 +164,8 @@ class World:
     async def assert_nothing_is_left(self, *, is_p_told: bool = True) -> None:
         """Neither side holds anything for any transfer, and no block is lost."""
         await self.fetcher.close()
+        if isinstance(self.inner, AutoTransport):
+            await self.inner.measured()
         if not is_p_told:
             await self.on_p.call(lambda: self.prefill.sender.expire(float("inf")))
         async with asyncio.timeout(10):
@@ -163,6 +190,9 @@ async def connected(
     finally:
         await it.fetcher.close()
         await it.transport.close()
+        await it.parts.channels.close()
         await it.stop_serving()
+        for half in it.halves:
+            await half.close()
         it.on_p.stop()
         it.on_d.stop()

@@ -1,0 +1,188 @@
+"""All that a replica has for KV to come and go by, of either role.
+
+    comes    Receiver <- Fetcher <- any transport        handoffs; what PrefixFetcher brings in
+    goes     Sender -> Outbox -> any transport           handoffs; what Lender lends to peers
+    asks     PeerClient -> a peer's Lender
+    keeps    Tiers: what leaves this pool, for when it is wanted again
+
+Both sides share one pool, one epoch and one books-keeping: leases, expiry, pressure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch, TransferId
+from baton.core.kv_pool import KvPool
+from baton.core.messages import ReplicaAddress
+from baton.core.owner_thread import OwnerThread
+from baton.kv_transfer.fetch import Fetcher
+from baton.kv_transfer.lending import Lender
+from baton.kv_transfer.outbox import Outbox
+from baton.kv_transfer.prefix_fetch import BroughtIn, PrefixFetcher
+from baton.kv_transfer.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.scores import SourceScores
+from baton.kv_transfer.sender import Sender
+from baton.kv_transfer.tiers.config import TiersConfig
+from baton.kv_transfer.tiers.stack import TierStack
+from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
+from baton.kv_transfer.transport.base import Transport
+from baton.kv_transfer.transport.peer import PeerClient
+from baton.proto.channels import Channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeConfig:
+    max_leased_fraction: float = 0.5
+    """Share of the pool that KV on its way here may hold."""
+    pull_timeout_s: float = 60.0
+    """How long KV may take from the first question to a peer until it is here."""
+    max_corrupt: int = 3
+    """Bad pieces within a minute after which their source is avoided for one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KvExchange:
+    pool: KvPool
+    owner: OwnerThread
+    epoch: Epoch
+    transport: Transport
+    """How KV comes here."""
+    channels: Channels
+    clock: Clock
+    config: ExchangeConfig
+    is_full: Callable[[], bool] = lambda: False
+    """See `PrefixFetcher`."""
+    sender: Sender = field(init=False)
+    outbox: Outbox = field(init=False)
+    lender: Lender = field(init=False)
+    receiver: Receiver = field(init=False)
+    scores: SourceScores = field(init=False)
+    fetcher: Fetcher = field(init=False)
+    prefixes: PrefixFetcher = field(init=False)
+    peers: PeerClient = field(init=False)
+    tiers: Tiers | None = field(init=False, default=None)
+    """Set by `attach`, where there are any."""
+
+    def __post_init__(self) -> None:
+        pool, owner, timeout_s = self.pool, self.owner, self.config.pull_timeout_s
+        self.sender = Sender(pool, self.epoch)
+        self.outbox = Outbox(self.sender, owner)
+        self.lender = Lender(pool, self.sender, owner, clock=self.clock)
+        self.sender.on_ended = self.lender.ended
+        leases = ReceiverConfig(max_leased_fraction=self.config.max_leased_fraction)
+        self.receiver = Receiver(pool, self.epoch, leases)
+        self.scores = SourceScores(max_corrupt=self.config.max_corrupt)
+        self.fetcher = Fetcher(
+            self.receiver, owner, self.transport, clock=self.clock, scores=self.scores
+        )
+        self.prefixes = PrefixFetcher(
+            pool=pool,
+            owner=owner,
+            receiver=self.receiver,
+            fetcher=self.fetcher,
+            timeout_s=timeout_s,
+            clock=self.clock,
+            is_full=self.is_full,
+        )
+        self.peers = PeerClient(
+            self.channels, epoch=self.epoch, layout=pool.layout, timeout_s=timeout_s
+        )
+
+    @asynccontextmanager
+    async def prefix_of(
+        self,
+        known: Sequence[int],
+        salt: bytes,
+        source: ReplicaAddress | None,
+        *,
+        tenant: str = "",
+    ) -> AsyncIterator[BroughtIn]:
+        """Within the context, what the tiers and `source` hold of `known` is in the prefix cache.
+
+        All but the last token, that is, which is computed in any case, and full blocks only.
+        """
+        size = self.pool.layout.block_size
+        wanted = known[: (len(known) - 1) // size * size]
+        brought_in = BroughtIn()
+        if not (wanted and self.pool.is_prefix_caching):
+            yield brought_in
+            return
+        async with AsyncExitStack() as held:
+            if self.tiers is not None:
+                swapping = self.tiers.bring_in(wanted, salt, tenant=tenant)
+                brought_in = await held.enter_async_context(swapping)
+            if source is not None and source.epoch != self.epoch and not self.why_avoided(source):
+                peer = self.peers.source(source)
+                pulling = self.prefixes.bring_in(wanted, salt, peer, tenant=tenant)
+                brought_in = brought_in.then(await held.enter_async_context(pulling))
+            yield brought_in
+
+    def why_avoided(self, source: ReplicaAddress) -> str:
+        """Why KV should not be asked for there now; empty if nothing is against it."""
+        return self.scores.why_avoided(source.epoch, self.clock())
+
+    def attach(self, stack: TierStack, config: TiersConfig) -> None:
+        """Keep KV in tiers from now on. Before the owner's thread is started."""
+        parts = PoolParts(
+            pool=self.pool,
+            owner=self.owner,
+            receiver=self.receiver,
+            clock=self.clock,
+            is_full=self.is_full,
+        )
+        self.tiers = Tiers(stack, parts, config)
+        self.tiers.start()
+        self.lender.bring_in = self.tiers.bring_in
+
+    async def close(self) -> None:
+        """Return when every sender has been told how its transfers ended."""
+        if self.tiers is not None:
+            await self.tiers.close()
+        await self.fetcher.close()
+        await self.peers.close()
+        await self.transport.close()
+
+    def metrics(self) -> dict[str, float]:
+        """By Prometheus name."""
+        sent, received = self.sender.counters, self.receiver.counters
+        return {
+            **(self.tiers.metrics() if self.tiers is not None else {}),
+            **self.scores.metrics(self.clock()),
+            "transfers_offered_total": sent.num_offered,
+            "transfers_sealed_total": sent.num_sealed,
+            "transfers_expired_total": sent.num_expired,
+            "transfers_reserved_total": received.num_reserved,
+            "transfers_refused_total": received.num_refused,
+            "transfers_adopted_total": received.num_adopted,
+            "transfers_aborted_total": sent.num_aborted + received.num_aborted.total(),
+            "pieces_corrupt_total": received.num_corrupt.total(),
+            "kv_bytes_received_total": received.num_bytes,
+            "kv_bytes_sent_total": self.outbox.num_bytes_sent,
+            "tokens_lent_total": self.lender.num_lent_tokens,
+        }
+
+    # On the owner's thread.
+
+    @property
+    def lease_ids(self) -> frozenset[TransferId]:
+        """Transfers that may hold blocks, for the auditor."""
+        copied = self.tiers.lease_ids if self.tiers is not None else frozenset[TransferId]()
+        return self.sender.lease_ids | self.receiver.lease_ids | copied
+
+    def ran(self, num_tokens: int, seconds: float) -> None:
+        """The engine ran so many tokens in one step."""
+        if self.tiers is not None:
+            self.tiers.ran(num_tokens, seconds)
+
+    def reclaim(self) -> bool:
+        """Under memory pressure: give up what has cost nothing yet, then what others borrowed."""
+        return self.receiver.abort_youngest_reserved() or self.lender.call_back()
+
+    def expire(self) -> None:
+        """Abort what is past its time. The backstop, for peers that went silent."""
+        self.sender.expire(self.clock())
+        self.receiver.expire(self.clock())

@@ -1,0 +1,1 @@
+"""Places for KV outside device memory: host memory, local disk, a shared store."""

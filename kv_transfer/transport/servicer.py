@@ -1,0 +1,285 @@
+"""P's end of the control stream: lends the pieces of a transfer to D, and tells how to get them.
+
+    SendingSide --pieces--> [ready] --packed, as many as are ready--> D
+                               lent <------------ Taken(n) ----------'
+
+A stream is lent a bounded number of pieces, for a bounded time; a D that takes none stops its own
+stream and nobody else's. Pieces whose bytes are in the message are given back as it is written.
+However a stream ends, what it was lent is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+
+from baton.core.errors import (
+    EngineFailed,
+    StaleEpoch,
+    TransferCut,
+    TransferError,
+    TransportFailed,
+)
+from baton.core.ids import Epoch
+from baton.kv_transfer.messages import OpenTransfer
+from baton.kv_transfer.transport.base import LentPiece, SendingHalf, SendingSide
+from baton.kv_transfer.transport.control import SERVICE, ProbeOffer
+from baton.kv_transfer.transport.control_wire import (
+    ServicerContext,
+    abort_call,
+    open_from_proto,
+    reply_to_proto,
+    settle_from_proto,
+    write_piece,
+)
+from baton.proto import kv_pb2 as pb
+from baton.proto.kv_wire import layout_to_proto
+
+MAX_UNTAKEN = 32
+"""Pieces of one stream that are lent at once to a D that reads them by itself."""
+MAX_UNTAKEN_S = 30.0
+"""A stream whose D takes nothing for so long, though it could, is cut."""
+LAST_READS_S = 1.0
+"""When P gives a transfer up, D may finish reading what it was lent before."""
+MAX_READY = 16
+"""Pieces waiting to be announced."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of pieces that are announced together; one alone may be larger."""
+MAX_TOGETHER = 8
+"""Pieces."""
+
+
+class ProbeDesk(Protocol):
+    async def offer(self, receiver_epoch: Epoch, num_bytes: int, time_left_s: float) -> ProbeOffer:
+        """Raises TransferError when there is no room for a probe."""
+
+
+class KvTransferServicer:
+    """Serves one `SendingSide` by any of `halves`, which are known by name."""
+
+    def __init__(
+        self,
+        side: SendingSide,
+        epoch: Epoch,
+        halves: Mapping[str, SendingHalf],
+        probes: ProbeDesk | None = None,
+    ) -> None:
+        self._side = side
+        self._epoch = epoch
+        self._halves = halves
+        self._probes = probes
+
+    def serve(self, server: grpc.aio.Server) -> None:
+        """As the generated code would, but that pieces are bytes already."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Open": stream(self.Open, pb.OpenMessage.FromString),
+            "Settle": unary(
+                self.Settle, pb.SettleRequest.FromString, pb.SettleReply.SerializeToString
+            ),
+            "Meet": unary(self.Meet, pb.MeetRequest.FromString, pb.MeetReply.SerializeToString),
+            "OfferProbe": unary(
+                self.OfferProbe, pb.ProbeRequest.FromString, pb.ProbeOffer.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def Open(
+        self, messages: AsyncIterator[pb.OpenMessage], context: ServicerContext
+    ) -> AsyncIterator[bytes]:
+        lending = _Lending()
+        try:
+            request, half = await self._opened(messages)
+            lending.listen(messages)
+            lending.prepare(self._side.pieces(request))
+            while (piece := await lending.next()) is not None:
+                yield await lending.announce(piece, half, request)
+                await lending.shrink(MAX_UNTAKEN - 1)
+            await lending.shrink(0)  # D still reads; the stream's end would take its views away
+        except (TransferError, EngineFailed) as error:
+            with suppress(TransferError):
+                await lending.shrink(0, LAST_READS_S)
+            await abort_call(context, error)
+        finally:
+            await lending.close()
+
+    async def Settle(self, request: pb.SettleRequest, context: ServicerContext) -> pb.SettleReply:
+        try:
+            outcome = await self._side.settle(settle_from_proto(request))
+        except (TransferError, EngineFailed) as error:
+            await abort_call(context, error)
+        return reply_to_proto(outcome)
+
+    async def Meet(self, request: pb.MeetRequest, context: ServicerContext) -> pb.MeetReply:
+        try:
+            self._check_epoch(request.sender_epoch)
+            half = self._half(request.transport)
+            payload = await half.meet(Epoch(request.receiver_epoch), request.payload)
+        except TransferError as error:
+            await abort_call(context, error)
+        return pb.MeetReply(payload=payload)
+
+    async def OfferProbe(self, request: pb.ProbeRequest, context: ServicerContext) -> pb.ProbeOffer:
+        try:
+            self._check_epoch(request.sender_epoch)
+            if self._probes is None:
+                raise TransferError("this replica lends nothing to measure with")
+            time_left_s = request.time_left_ms / 1e3
+            receiver = Epoch(request.receiver_epoch)
+            offer = await self._probes.offer(receiver, request.num_bytes, time_left_s)
+        except (TransferError, EngineFailed) as error:
+            await abort_call(context, error)
+        return pb.ProbeOffer(
+            transfer_id=offer.transfer_id,
+            layout=layout_to_proto(offer.layout),
+            num_blocks=offer.num_blocks,
+        )
+
+    async def _opened(
+        self, messages: AsyncIterator[pb.OpenMessage]
+    ) -> tuple[OpenTransfer, SendingHalf]:
+        message = await anext(messages, None)
+        if message is None or not message.HasField("open"):
+            raise TransferError("a stream begins with `open`")
+        half = self._half(message.open.transport or "grpc")
+        return replace(open_from_proto(message.open), max_piece_bytes=half.max_piece_bytes), half
+
+    def _half(self, transport: str) -> SendingHalf:
+        half = self._halves.get(transport)
+        if half is None:
+            known = ", ".join(self._halves)
+            raise TransportFailed(f"this replica does not send by {transport!r}, but by {known}")
+        return half
+
+    def _check_epoch(self, epoch: str) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch("this is for an earlier incarnation of the sender")
+
+
+class _Lending:
+    """The pieces of one stream: those that are ready, and those that D holds, oldest first."""
+
+    def __init__(self) -> None:
+        self._ready: asyncio.Queue[LentPiece | BaseException | None] = asyncio.Queue(MAX_READY)
+        """Ends with None, or with what ended it."""
+        self._end: list[BaseException | None] = []
+        """Taken from the queue together with the last pieces."""
+        self._lent: deque[LentPiece] = deque()
+        self._num_taken = 0
+        self._changed = asyncio.Event()
+        self._preparing: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    def listen(self, messages: AsyncIterator[pb.OpenMessage]) -> None:
+        self._listening = asyncio.create_task(self._take_back(messages))
+        self._listening.add_done_callback(lambda _: self._changed.set())
+
+    def prepare(self, pieces: AsyncGenerator[LentPiece, None]) -> None:
+        self._preparing = asyncio.create_task(self._prepare(pieces))
+
+    async def next(self) -> LentPiece | None:
+        """The next piece that is ready; None at the end. Raises what ended the pieces."""
+        item = self._end.pop() if self._end else await self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def announce(self, piece: LentPiece, half: SendingHalf, request: OpenTransfer) -> bytes:
+        """A message with this piece, and with more as far as they are ready and small."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message, is_whole = await _packed(half, piece, request)
+            if is_whole:
+                piece.give_back()
+            else:
+                self._lent.append(piece)
+            parts.append(message)
+            num_bytes += len(message)
+            # Of a stream all pieces but the last ones are about equally long.
+            is_full = num_bytes + len(message) > MAX_MESSAGE_BYTES or len(parts) == MAX_TOGETHER
+            if is_full or len(self._lent) == MAX_UNTAKEN or (next_ := self._next_ready()) is None:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            piece = next_
+
+    async def shrink(self, max_lent: int, limit_s: float = MAX_UNTAKEN_S) -> None:
+        """Wait until D holds at most so many pieces. Raises TransferError if it never will."""
+        while len(self._lent) > max_lent:
+            self._check_listening()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise TransferCut(f"the receiver took nothing for {limit_s:g} s") from None
+
+    async def close(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+        while self._lent:
+            self._lent.popleft().give_back()
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
+        while not self._ready.empty():
+            item = self._ready.get_nowait()
+            if isinstance(item, LentPiece):
+                item.give_back()
+
+    def _next_ready(self) -> LentPiece | None:
+        """One that need not be waited for."""
+        if self._end or self._ready.empty():
+            return None
+        item = self._ready.get_nowait()
+        if isinstance(item, LentPiece):
+            return item
+        self._end.append(item)
+        return None
+
+    async def _prepare(self, pieces: AsyncGenerator[LentPiece, None]) -> None:
+        end: BaseException | None = None
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    try:
+                        await self._ready.put(piece)
+                    except BaseException:
+                        piece.give_back()
+                        raise
+        except Exception as error:
+            end = error
+        await self._ready.put(end)
+
+    def _check_listening(self) -> None:
+        if self._listening is None or not self._listening.done():
+            return
+        if not self._listening.cancelled() and (error := self._listening.exception()):
+            raise error
+        raise TransferCut("the receiver will take nothing more")
+
+    async def _take_back(self, messages: AsyncIterator[pb.OpenMessage]) -> None:
+        """Until D's half of the stream ends."""
+        async for message in messages:
+            num_new = message.taken.num_pieces - self._num_taken
+            if not message.HasField("taken") or num_new > len(self._lent):
+                raise TransferError("the receiver takes what it was not lent")
+            for _ in range(num_new):
+                self._lent.popleft().give_back()
+                self._num_taken += 1
+            self._changed.set()
+
+
+async def _packed(half: SendingHalf, piece: LentPiece, request: OpenTransfer) -> tuple[bytes, bool]:
+    """The message, and whether the piece's bytes are in it."""
+    try:
+        parcel = await half.pack(piece, request)
+        return write_piece(piece, parcel), not parcel.ticket
+    except BaseException:
+        piece.give_back()
+        raise

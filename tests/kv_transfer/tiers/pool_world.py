@@ -1,0 +1,125 @@
+"""One replica without a model: a real pool, tiers, and KV that follows from the tokens."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import shake_128
+from itertools import count
+
+from tests.kv_transfer.tiers.blocks import LAYOUT
+
+from baton.core.clock import ManualClock
+from baton.core.ids import new_epoch
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.owner_thread import OneThread
+from baton.engine.block_pool import BlockPool
+from baton.engine.kv_cache import KvCache
+from baton.kv_transfer.auditor import AuditReport, audit
+from baton.kv_transfer.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.tiers.base import Tier
+from baton.kv_transfer.tiers.config import TiersConfig
+from baton.kv_transfer.tiers.host import HostTier
+from baton.kv_transfer.tiers.record import RecordFormat
+from baton.kv_transfer.tiers.stack import TierStack
+from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
+
+SIZE = LAYOUT.block_size
+FORMAT = RecordFormat(LAYOUT)
+
+
+def host(num_blocks: int = 1000) -> HostTier:
+    return HostTier(FORMAT, num_blocks * FORMAT.record_bytes)
+
+
+def kv_of(tokens: Sequence[int], salt: bytes, block: int, layer: int) -> bytes:
+    """A hash of all there is up to the block's end; of the salt, too, so that any mix-up shows."""
+    seen = array.array("I", tokens[: (block + 1) * SIZE]).tobytes()
+    return shake_128(salt + bytes([layer, block]) + seen).digest(LAYOUT.layer_block_bytes)
+
+
+@dataclass
+class PoolWorld:
+    pool: BlockPool
+    owner: OneThread
+    receiver: Receiver
+    tiers: Tiers
+    clock: ManualClock
+    running: set[str] = field(default_factory=set)
+    numbers: count[int] = field(default_factory=count)
+
+    async def compute(self, tokens: Sequence[int], salt: bytes = b"") -> int:
+        """A request: reserve, check what was cached, fill in the rest, leave.
+
+        Returns how many tokens were cached.
+        """
+        return await self.owner.call(lambda: self._compute(tokens, salt))
+
+    async def swap_in(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[int, str]:
+        """Bring in, then compute. Returns how many tokens were cached then, and the note."""
+        wanted = tokens[: (len(tokens) - 1) // SIZE * SIZE]
+        async with self.tiers.bring_in(wanted, salt) as brought_in:
+            return await self.compute(tokens, salt), brought_in.note
+
+    async def push_out(self) -> None:
+        """Other prompts take all blocks."""
+        num_tokens = self.pool.num_blocks * SIZE
+        await self.compute([10_000 + next(self.numbers) for _ in range(num_tokens)], b"others")
+
+    async def written_back(self) -> None:
+        async with asyncio.timeout(10):
+            while self.tiers.lease_ids or any(
+                value for name, value in self.tiers.metrics().items() if name.endswith("_waiting")
+            ):
+                await asyncio.sleep(0.001)
+
+    async def audit(self) -> AuditReport:
+        return await self.owner.call(
+            lambda: audit(
+                self.pool.census(), self.running, self.receiver.lease_ids | self.tiers.lease_ids
+            )
+        )
+
+    async def assert_nothing_is_held(self) -> None:
+        async with asyncio.timeout(10):
+            while (report := await self.audit()).leased or report.quarantined:
+                await asyncio.sleep(0.001)
+        assert report.violations == () and report.live == 0
+
+    def _compute(self, tokens: Sequence[int], salt: bytes) -> int:
+        holder = Holder(HolderKind.REQUEST, f"request-{next(self.numbers)}")
+        num_cached = self.pool.reserve(holder, tokens, salt)
+        assert num_cached is not None, "no blocks"
+        for index in range(LAYOUT.num_blocks_for(len(tokens))):
+            for layer in range(LAYOUT.num_layers):
+                data = kv_of(tokens, salt, index, layer)
+                if index * SIZE < num_cached:
+                    assert self.pool.view(holder, index, layer) == data, "wrong KV was found"
+                else:
+                    self.pool.write(holder, index, layer, memoryview(data))
+        self.pool.commit(holder, tokens, len(tokens), salt)
+        self.pool.release(holder)
+        return num_cached
+
+
+@asynccontextmanager
+async def running_world(
+    *tiers: Tier, num_blocks: int = 16, config: TiersConfig | None = None
+) -> AsyncIterator[PoolWorld]:
+    clock, owner = ManualClock(), OneThread()
+    pool = BlockPool(KvCache(LAYOUT, num_blocks))
+    receiver = Receiver(pool, new_epoch(), ReceiverConfig(max_leased_fraction=1.0))
+    parts = PoolParts(pool=pool, owner=owner, receiver=receiver, clock=clock)
+    stack = TierStack(FORMAT, tiers or (host(),))
+    it = Tiers(stack, parts, config or TiersConfig(min_tokens=SIZE, deadline_s=30.0))
+    it.start()
+    world = PoolWorld(pool, owner, receiver, it, clock)
+    try:
+        yield world
+        await world.assert_nothing_is_held()
+    finally:
+        await it.close()
+        owner.stop()
