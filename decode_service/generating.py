@@ -23,6 +23,8 @@ class Generating:
     message: GenerateRequest
     session: GatewaySession
     arrived_at: float
+    block_size: int
+    """Of this replica's cache."""
     output: list[int] = field(default_factory=list)
     """Tokens of this attempt, in the order they were given to the session."""
     task: asyncio.Task[None] | None = None
@@ -34,6 +36,16 @@ class Generating:
     prefilled_by: ReplicaAddress | None = None
     prefill: PrefillDone | None = None
     num_cached_by_sender: int = 0
+    read_ahead: asyncio.Task[None] | None = None
+    """Brings in what the tiers hold, from before a prefill replica is asked."""
+    is_arriving: bool = False
+    """Its KV is on its way here, or was: worth to be awaited."""
+    num_taken_over: int = 0
+    """Tokens whose KV came along when it moved here."""
+    num_pulled: int = 0
+    """Tokens whose KV came from another replica's cache."""
+    has_left: bool = False
+    """Set on the engine's thread: it moved away, and gives out nothing more."""
     num_run: int = 0
     """Tokens this replica's engine ran for it, up to the last of `output`."""
     transfer: TransferReport | None = None
@@ -48,6 +60,10 @@ class Generating:
     def engine_id(self) -> str:
         """Attempts overlap for a moment when one fences another: each has an id of its own."""
         return f"{self.message.request_id}#{self.message.attempt}"
+
+    @property
+    def known_tokens(self) -> tuple[int, ...]:
+        return (*self.message.prompt, *self.message.output, *self.output)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -75,6 +91,8 @@ class Generating:
             output=output,
             sampling=self.message.sampling,
             salt=self.message.salt,
+            tenant=self.message.tenant,
+            cache_points=self.message.cache_points,
             priority=self.message.priority,
             matcher=None if self.matcher is None else await self.matcher.behind(output),
             pooling=self.message.pooling,
@@ -101,6 +119,8 @@ class Generating:
             prefill_replica=self.prefilled_by.replica_id if self.prefilled_by else "",
             prompt_tokens=len(self.message.prompt),
             cached_tokens=self._num_cached(),
+            cache_write_tokens=self._num_written(),
+            pulled_tokens=self.num_pulled,
             computed_tokens=self.num_run + (done.num_computed if done else 0),
             output_tokens=len(self.output),
             kv_bytes=transfer.num_bytes if transfer else 0,
@@ -109,15 +129,25 @@ class Generating:
             prefill_ms=done.prefill_ms if done else self._local_prefill_ms(),
             transfer_ms=transfer.transfer_ms if transfer else 0.0,
             decode_ms=self._decode_ms(),
-            notes=tuple(self.notes),
+            notes=(*self.notes, *(self.request.cache_notes if self.request else ())),
         )
 
     def _num_cached(self) -> int:
         if self.prefill is not None:
             num_cached = self.num_cached_by_sender
         else:
-            num_cached = self.request.num_cached if self.request else 0
+            num_cached = max(self.request.num_cached if self.request else 0, self.num_taken_over)
         return min(num_cached, len(self.message.prompt))
+
+    def _num_written(self) -> int:
+        """Before this replica has pinned anything, what is about to be pinned."""
+        request, points = self.request, self.message.cache_points
+        if request is not None and request.num_computed:
+            num_kept = request.num_pinned
+        else:
+            num_kept = max((point.num_tokens for point in points), default=0)
+            num_kept -= num_kept % self.block_size
+        return max(0, num_kept - self._num_cached())
 
     def _local_queue_ms(self) -> float:
         if self.request is None or self.request.scheduled_at is None:

@@ -1,9 +1,11 @@
 """The ways of a request into the engine of a decode replica.
 
     embedding, prompt logprobs --------------------------> computed here: P sends neither
+    it runs elsewhere, and is to move here --------------> its KV is pulled, adopted
     else, from the first prefill replica that can -------> handed off, adopted
-          none can, or none was named -------------------> computed here, behind the prefix that
-                                                           is cached, or on its way for another
+          none can, or none was named -------------------> computed here, behind the prefix that is
+                                                           cached, here or at another replica, or
+                                                           on its way for another request
 
 A grammar is compiled meanwhile; the request joins the engine behind it.
 """
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 from baton.core.errors import BatonError, InvalidRequest
 from baton.core.messages import ReplicaAddress
 from baton.decode_service.generating import Generating
+from baton.decode_service.pulling import Pulling
+from baton.decode_service.read_ahead import reading_ahead
 from baton.decode_service.remote_prefill import OnFirstToken, RemotePrefill
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
@@ -28,15 +32,31 @@ class Intake:
     engine: Engine
     thread: EngineThread
     remote_prefill: RemotePrefill
+    pulling: Pulling
     on_first_token: OnFirstToken
 
     async def enter(self, generating: Generating) -> None:
         """Return with the request in the engine, or over. Raises BatonError if it cannot be."""
-        if not generating.is_read_here:
-            for peer in generating.message.prefill:
+        if generating.is_read_here:
+            await self._add(generating)
+            return
+        message = generating.message
+        source = message.source if message.is_moving else None
+        if source is not None and await self.pulling.take_over(generating, source):
+            return
+        async with reading_ahead(self.pulling.kv, generating):
+            for peer in message.prefill:
                 if await self._is_prefilled_by(peer, generating):
                     return
-            await self.remote_prefill.arriving.wait_for(generating.message)
+        await self.remote_prefill.arriving.wait_for(message)
+        if source is not None:  # what it holds has been asked for
+            await self._add(generating)
+            return
+        with self.remote_prefill.arriving.announced(message):
+            async with self.pulling.prefix(generating):
+                await self._add(generating)
+
+    async def _add(self, generating: Generating) -> None:
         request = await generating.make_request()
         await self.thread.call(lambda: self.engine.add(request))
 
@@ -44,6 +64,9 @@ class Intake:
         """True if the request is in the engine or over; False if another way must be found."""
         if generating.prefill is not None:
             return False  # the first token is final: only KV is missing, and this engine makes it
+        if why_not := self.pulling.kv.why_avoided(peer):
+            generating.notes.append(f"{peer.replica_id} was not asked: {why_not}")
+            return False
         try:
             await self.remote_prefill.run(generating, peer, self.on_first_token)
         except BatonError as error:

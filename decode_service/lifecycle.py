@@ -20,6 +20,7 @@ from baton.core.messages import GenerateRequest, PrefillDone, TokenUpdate
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
+from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
@@ -40,6 +41,7 @@ class Lifecycle:
         engine: Engine,
         thread: EngineThread,
         remote_prefill: RemotePrefill,
+        pulling: Pulling,
         on_change: Callable[[], None],
     ) -> None:
         self.open = OpenRequests()
@@ -57,6 +59,7 @@ class Lifecycle:
             engine=engine,
             thread=thread,
             remote_prefill=remote_prefill,
+            pulling=pulling,
             on_first_token=self._record_first_token,
         )
 
@@ -65,7 +68,8 @@ class Lifecycle:
 
     def begin(self, session: GatewaySession, message: GenerateRequest) -> None:
         loop = asyncio.get_running_loop()
-        generating = Generating(message, session, arrived_at=self._clock())
+        block_size = self._engine.pool.layout.block_size
+        generating = Generating(message, session, self._clock(), block_size)
         self.open.add(generating)
         self.idle.clear()
         if message.time_left_ms is not None:
@@ -109,7 +113,7 @@ class Lifecycle:
                 len(message.prompt) + len(output),
                 message.sampling,
                 eos_token_ids=self._engine.info.eos_token_ids,
-                max_model_len=self._engine.max_model_len,
+                max_model_len=self._engine.max_len_for(message.tenant),
             ),
         )
         self._deliver(generating, update)
@@ -156,7 +160,7 @@ class Lifecycle:
     def _receive_output(self, output: RequestOutput) -> None:
         self.ledger.sample(len(output.tokens))
         generating = self.open.by_engine_id(output.request.request_id)
-        if generating is None:  # cancelled while this step ran
+        if generating is None or generating.has_left:  # cancelled, or moved, while this step ran
             self.ledger.settle(delivered=0, discarded=len(output.tokens))
             return
         generating.num_run = output.num_run

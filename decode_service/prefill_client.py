@@ -17,7 +17,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
-from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PrefillStub
 from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto
 
@@ -39,17 +39,15 @@ class PrefillClient(Protocol):
         is gone.
         """
 
-    async def close(self) -> None: ...
-
 
 class GrpcPrefillClient:
-    def __init__(self) -> None:
-        self._channel_by_address: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
 
     async def prefill(
         self, peer: ReplicaAddress, request: PrefillRequest
     ) -> AsyncGenerator[PrefillGranted | PrefillDone, None]:
-        stub = PrefillStub(self._channel(peer.address))
+        stub = PrefillStub(self._channels.to(peer.address))
         call = stub.Prefill(
             prefill_to_proto(request, peer.epoch), timeout=request.time_left_ms / 1e3
         )
@@ -66,17 +64,7 @@ class GrpcPrefillClient:
             error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
             text = f"prefill on {peer.replica_id}: {error.details() or error.code().name}"
             raise error_type(text) from error
+        except ValueError as error:  # a layout that this version cannot even read, say
+            raise Unavailable(f"{peer.replica_id} sent what cannot be: {error}") from error
         finally:
             call.cancel()
-
-    async def close(self) -> None:
-        for channel in self._channel_by_address.values():
-            await channel.close()
-        self._channel_by_address.clear()
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channel_by_address.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._channel_by_address[address] = channel
-        return channel

@@ -19,15 +19,15 @@ from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferAborted, Unavailable
 from baton.core.ids import TransferId, new_transfer_id
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
+from baton.decode_service.adoption import adopt
 from baton.decode_service.arriving import ArrivingPrompts
 from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
-from baton.engine.request import Request
 from baton.kv_transfer.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiver import AbortReason, Receiver
-from baton.kv_transfer.reservation import Reservation
+from baton.kv_transfer.reservation import KvSource, Reservation, WantedKv
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
 Events = AsyncGenerator[PrefillGranted | PrefillDone, None]
@@ -56,21 +56,29 @@ class RemotePrefill:
         first token is known and given out, and only the KV is missing.
         """
         transfer_id = new_transfer_id()
-        request = self._request(generating, transfer_id)
+        request = self._request(generating, transfer_id, peer)
+        await self.fetcher.check(peer.address, peer.epoch)
         generating.prefilled_by = peer
         fetching: asyncio.Task[TransferReport] | None = None
         events = self.client.prefill(peer, request)
         try:
             with self.arriving.announced(generating.message):
                 granted = await self._next(events, PrefillGranted, peer)
+                _check_granted(granted, request, peer)
                 generating.num_cached_by_sender = granted.num_cached
+                generating.is_arriving = True
                 fetching = await self._start_fetch(generating, peer, granted)
-                on_first_token(generating, await self._next(events, PrefillDone, peer))
+                done = await self._next(events, PrefillDone, peer)
+                self._check_done(done, request, peer)
+                on_first_token(generating, done)
                 if generating.is_over:
                     return
                 generating.transfer = await fetching
+                generating.notes += generating.transfer.notes
                 adopted = await generating.make_request()
-                await self.thread.call(lambda: self._adopt(adopted, transfer_id))
+                await self.thread.call(
+                    lambda: adopt(self.engine, self.receiver, adopted, transfer_id)
+                )
             await self._let_the_call_end(events)
         except BatonError:
             _raise_cause(fetching)
@@ -86,11 +94,6 @@ class RemotePrefill:
             if fetching is not None:
                 await asyncio.gather(fetching, return_exceptions=True)
 
-    async def close(self) -> None:
-        """Return when every prefill replica has been told how its transfers ended."""
-        await self.fetcher.close()
-        await self.client.close()
-
     async def _next(self, events: Events, kind: type[E], peer: ReplicaAddress) -> E:
         event = await anext(events, None)
         if not isinstance(event, kind):
@@ -98,14 +101,23 @@ class RemotePrefill:
             raise Unavailable(f"{peer.replica_id} sent {what} where {kind.__name__} was due")
         return event
 
+    def _check_done(self, done: PrefillDone, request: PrefillRequest, peer: ReplicaAddress) -> None:
+        """Before the token is given out: from then on it is final."""
+        vocab_size = self.engine.info.vocab_size
+        if done.transfer_id != request.transfer_id or not 0 <= done.token < vocab_size:
+            raise Unavailable(f"{peer.replica_id} sent a first token that cannot be: {done.token}")
+
     async def _let_the_call_end(self, events: Events) -> None:
         """P ends it on hearing that the transfer is sealed; cutting it would look like a crash."""
         with suppress(BatonError, TimeoutError):
             async with asyncio.timeout(END_OF_CALL_S):
                 await anext(events, None)
 
-    def _request(self, generating: Generating, transfer_id: TransferId) -> PrefillRequest:
+    def _request(
+        self, generating: Generating, transfer_id: TransferId, peer: ReplicaAddress
+    ) -> PrefillRequest:
         message = generating.message
+        source = message.source
         timeout_ms = int(self.timeout_s * 1e3)
         return PrefillRequest(
             request_id=message.request_id,
@@ -117,6 +129,9 @@ class RemotePrefill:
             sampling=message.sampling,
             salt=message.salt,
             priority=message.priority,
+            tenant=message.tenant,
+            cache_points=message.cache_points,
+            source=None if source is None or source.epoch == peer.epoch else source,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
 
@@ -129,32 +144,44 @@ class RemotePrefill:
         def reserve() -> Reservation | None:
             if self.engine.is_starving:
                 return None
-            return self.receiver.reserve(
-                granted.transfer_id,
-                granted.sender_epoch,
+            source = KvSource(
+                epoch=granted.sender_epoch, address=peer.address, layout=granted.layout
+            )
+            wanted = WantedKv(
+                transfer_id=granted.transfer_id,
+                sources=(source,),
                 tokens=(*message.prompt, *message.output),
                 salt=message.salt,
+                tenant=message.tenant,
                 time_left_s=self.timeout_s,
-                now=self.clock(),
             )
+            return self.receiver.reserve(wanted, self.clock())
 
+        if generating.read_ahead is not None:  # what it brings need not be sent
+            await asyncio.wait((generating.read_ahead,))
         reservation = await self.thread.call(reserve)
         if reservation is None:
             raise TransferAborted("no blocks left for a handoff: computed locally")
-        return asyncio.create_task(self.fetcher.fetch(reservation, peer.address))
-
-    def _adopt(self, request: Request, transfer_id: TransferId) -> None:
-        """On the engine's thread: from the lease to the running batch, with no step between."""
-        lease = self.receiver.adopt(transfer_id)
-        try:
-            self.engine.adopt(request, lease)
-        except BaseException:
-            self.engine.pool.release(lease)
-            raise
+        return asyncio.create_task(self.fetcher.fetch(reservation))
 
     def _release(self, transfer_id: TransferId) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""
         self.thread.post(lambda: self.receiver.abort(transfer_id, AbortReason.CANCELLED))
+
+
+def _check_granted(granted: PrefillGranted, request: PrefillRequest, peer: ReplicaAddress) -> None:
+    """What was granted is what was asked for, by the incarnation that was asked."""
+    num_tokens = len(request.prompt) + len(request.output)
+    is_asked_for = (granted.transfer_id, granted.sender_epoch, granted.num_tokens) == (
+        request.transfer_id,
+        peer.epoch,
+        num_tokens,
+    )
+    if not is_asked_for:
+        raise Unavailable(
+            f"{peer.replica_id} granted {granted.num_tokens} tokens of {granted.transfer_id} "
+            f"where {num_tokens} of {request.transfer_id} were asked for"
+        )
 
 
 def _raise_cause(fetching: asyncio.Task[TransferReport] | None) -> None:

@@ -11,24 +11,28 @@ state here belongs to the event loop; the engine's thread reports once per step.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from baton.core.errors import Cancelled, Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_pool import Census
-from baton.core.messages import Capacity, GenerateRequest
+from baton.core.messages import Capacity, GenerateRequest, PullOffered, PullRequest
+from baton.decode_service.departures import Departures
 from baton.decode_service.lifecycle import Lifecycle, failed
-from baton.decode_service.prefill_client import PrefillClient
+from baton.decode_service.prefill_client import GrpcPrefillClient
+from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
+from baton.engine.cache_points import cache_metrics
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
 from baton.engine.step_report import StepReport
 from baton.kv_transfer.auditor import AuditReport, audit
-from baton.kv_transfer.fetch import Fetcher
-from baton.kv_transfer.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
 from baton.kv_transfer.transport.base import Transport
+from baton.proto.channels import Channels
 
 EXPIRY_CHECK_S = 0.25
 STOP_TIMEOUT_S = 10.0
@@ -42,6 +46,16 @@ class DecodeSettings:
     """Share of the pool that handoffs may hold."""
     prefill_timeout_s: float = 60.0
     """How long a prefill replica may take before the prompt is computed here."""
+    max_corrupt: int = 3
+    """Bad pieces of KV within a minute after which their sender is not asked for one."""
+
+    @property
+    def exchange(self) -> ExchangeConfig:
+        return ExchangeConfig(
+            max_leased_fraction=self.max_leased_fraction,
+            pull_timeout_s=self.prefill_timeout_s,
+            max_corrupt=self.max_corrupt,
+        )
 
 
 class DecodeWorker:
@@ -51,7 +65,7 @@ class DecodeWorker:
         *,
         replica_id: ReplicaId,
         epoch: Epoch,
-        prefill_client: PrefillClient,
+        channels: Channels,
         transport: Transport,
         settings: DecodeSettings,
     ) -> None:
@@ -61,46 +75,73 @@ class DecodeWorker:
         self.settings = settings
         self.thread = EngineThread(engine, self._on_step, on_failure=self._on_failure)
         self.kv_feed = KvFeed(engine.pool, self.thread)
-        self.receiver = Receiver(
-            engine.pool,
-            self.epoch,
-            ReceiverConfig(max_leased_fraction=settings.max_leased_fraction),
+        self.kv = KvExchange(
+            pool=engine.pool,
+            owner=self.thread,
+            epoch=epoch,
+            transport=transport,
+            channels=channels,
+            clock=engine.clock,
+            config=settings.exchange,
+            is_full=lambda: engine.is_starving,
         )
         self.remote_prefill = RemotePrefill(
             engine=engine,
             thread=self.thread,
-            receiver=self.receiver,
-            fetcher=Fetcher(self.receiver, self.thread, transport, clock=engine.clock),
-            client=prefill_client,
+            receiver=self.kv.receiver,
+            fetcher=self.kv.fetcher,
+            client=GrpcPrefillClient(channels),
             timeout_s=settings.prefill_timeout_s,
             clock=engine.clock,
         )
+        self.pulling = Pulling(engine=engine, thread=self.thread, kv=self.kv)
         self.requests = Lifecycle(
-            replica_id, engine, self.thread, self.remote_prefill, self._publish_capacity
+            replica_id,
+            engine,
+            self.thread,
+            self.remote_prefill,
+            self.pulling,
+            self._publish_capacity,
         )
-        self.transport = transport
-        self.clock = engine.clock
+        self.departures = Departures(
+            engine=engine,
+            open=self.requests.open,
+            lender=self.kv.lender,
+            fail=self.requests.fail,
+        )
         self._sessions: list[GatewaySession] = []
         self._housekeeping: asyncio.Task[None] | None = None
+        self.is_draining = False
         self._given_up = ""
         """Why nothing can be placed here any more."""
-        engine.reclaim = self.receiver.abort_youngest_reserved
+        engine.reclaim = self.kv.reclaim
 
     async def start(self) -> None:
         self.thread.start()
         self._housekeeping = asyncio.create_task(self._expire_leases())
 
+    def begin_drain(self) -> None:
+        """Tell the gateways to place nothing more, and to move elsewhere what runs. Repeatable."""
+        self.is_draining = True
+        self._publish_capacity()
+
     async def drain(self) -> None:
-        """Return when the last request has left; gateways place nothing where it is unready."""
+        """Return when the last request has left, and its KV with it."""
+        self.begin_drain()
         await self.requests.idle.wait()
+        await self.kv.lender.is_idle.wait()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have yet to leave, for whoever waits for the end of a drain."""
+        return max(len(self.requests.open), self.kv.lender.num_open)
 
     async def stop(self) -> None:
         self._give_up(f"{self.replica_id} is shutting down")
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.requests.close()
-        await self.remote_prefill.close()
-        await self.transport.close()
+        await self.kv.close()
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
 
     def check_health(self, *, limit_s: float) -> None:
@@ -146,6 +187,12 @@ class DecodeWorker:
         if generating is not None and generating.message.attempt == attempt:
             self.requests.end(generating, num_delivered)
 
+    # What other replicas may ask.
+
+    def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
+        """See `baton.kv_transfer.transport.peer.Lends`."""
+        return self.departures.pull(request)
+
     # What operators may ask.
 
     async def audit(self) -> AuditReport:
@@ -162,19 +209,15 @@ class DecodeWorker:
             num_queued_tokens=self.requests.open.num_queued_tokens,
             num_blocks=self.engine.pool.num_blocks,
             num_free_blocks=self.engine.pool.num_available,
+            is_draining=self.is_draining,
         )
 
     def metrics(self) -> dict[str, float]:
-        received = self.receiver.counters
         return {
             **self.engine.stats.as_metrics(),
+            **cache_metrics(self.engine.pool),
             **self.requests.ledger.as_metrics(),
-            "transfers_reserved_total": received.num_reserved,
-            "transfers_refused_total": received.num_refused,
-            "transfers_adopted_total": received.num_adopted,
-            "transfers_aborted_total": received.num_aborted.total(),
-            "pieces_corrupt_total": received.num_corrupt.total(),
-            "kv_bytes_received_total": received.num_bytes,
+            **self.kv.metrics(),
             "requests_open": len(self.requests.open),
         }
 
@@ -188,7 +231,7 @@ class DecodeWorker:
     async def _expire_leases(self) -> None:
         while self.thread.failure is None:
             await asyncio.sleep(EXPIRY_CHECK_S)
-            await self.thread.call(lambda: self.receiver.expire(self.clock()))
+            await self.thread.call(self.kv.expire)
             self.thread.post(self.kv_feed.publish)  # of what changed without a step
 
     def _give_up(self, reason: str) -> None:
@@ -202,6 +245,7 @@ class DecodeWorker:
     # On the engine's thread.
 
     def _on_step(self, report: StepReport) -> None:
+        self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
         if report.outputs:
             self.thread.tell(lambda: self.requests.receive(report))
@@ -212,4 +256,4 @@ class DecodeWorker:
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """With the requests and the leases that may hold blocks at this moment."""
-        return self.engine.pool.census(), self.engine.request_ids, self.receiver.lease_ids
+        return self.engine.pool.census(), self.engine.request_ids, self.kv.lease_ids

@@ -1,7 +1,7 @@
 """One prefill replica: takes prompts, computes their KV, offers it to a decode replica.
 
-    prefill(request)   refused at once | queued -> granted -> computed -> first token
-    engine thread      on_scheduled: grant    on_computed: publish what is there    on_step: finish
+    prefill(request)   refused at once | pulled -> queued -> granted -> computed -> first token
+    engine thread      on_scheduled: grant    on_layer: publish what is there    on_step: finish
 
 Plain Python on purpose. `platform/deploy.py` turns it into an actor; tests just build one.
 """
@@ -9,24 +9,34 @@ Plain Python on purpose. `platform/deploy.py` turns it into an actor; tests just
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.errors import EngineFailed, InvalidRequest, Overloaded
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import Census, Holder, HolderKind
 from baton.core.ledger import TokenLedger
-from baton.core.messages import Capacity, PrefillDone, PrefillGranted, PrefillRequest
+from baton.core.messages import (
+    Capacity,
+    PrefillDone,
+    PrefillGranted,
+    PrefillRequest,
+    PullOffered,
+    PullRequest,
+)
+from baton.engine.cache_points import cache_metrics
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
 from baton.engine.matchers import Matchers
 from baton.engine.request import Request
+from baton.engine.scheduler import ScheduledChunk
 from baton.engine.step_report import RequestOutput, StepReport
 from baton.kv_transfer.auditor import AuditReport, audit
+from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
 from baton.kv_transfer.layout import check_layouts
-from baton.kv_transfer.outbox import Outbox
-from baton.kv_transfer.sender import Sender
+from baton.kv_transfer.transport.base import Transport
+from baton.proto.channels import Channels
 
 Event = PrefillGranted | PrefillDone
 EXPIRY_CHECK_S = 0.25
@@ -55,15 +65,27 @@ class PrefillWorker:
         *,
         epoch: Epoch,
         max_queued_tokens: int,
+        transport: Transport,
+        channels: Channels,
+        exchange: ExchangeConfig,
     ) -> None:
         self.engine = engine
         self.epoch = epoch
+        self.is_draining = False
         self.max_queued_tokens = max_queued_tokens
         self.ledger = TokenLedger()
-        self.sender = Sender(engine.pool, epoch)
         self.thread = EngineThread(engine, self._on_step, on_failure=self._on_failure)
         self.kv_feed = KvFeed(engine.pool, self.thread)
-        self.outbox = Outbox(self.sender, self.thread)
+        self.kv = KvExchange(
+            pool=engine.pool,
+            owner=self.thread,
+            epoch=epoch,
+            transport=transport,
+            channels=channels,
+            clock=engine.clock,
+            config=exchange,
+        )
+        self.sender = self.kv.sender
         self.matchers = Matchers(engine.grammars)
         self._clock = engine.clock
         self._running_by_id: dict[str, _Running] = {}
@@ -71,8 +93,9 @@ class PrefillWorker:
         self._idle.set()
         self._housekeeping: asyncio.Task[None] | None = None
         self.sender.on_ended = self._on_transfer_ended
+        engine.reclaim = self.kv.reclaim
         engine.on_scheduled = self._on_scheduled
-        engine.on_computed = self._on_computed
+        engine.on_layer = self._on_layer
 
     async def start(self) -> None:
         self.thread.start()
@@ -91,7 +114,11 @@ class PrefillWorker:
             grammar = message.sampling.grammar
             if grammar is not None:
                 running.request.matcher = await self.matchers.begin(grammar).behind(message.output)
-            await self.thread.call(lambda: self._begin(running))
+            known = (*message.prompt, *message.output)
+            async with self.kv.prefix_of(
+                known, message.salt, message.source, tenant=message.tenant
+            ):
+                await self.thread.call(lambda: self._begin(running))
             while (event := await running.events.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
@@ -99,15 +126,31 @@ class PrefillWorker:
         finally:
             self._leave(running)
 
+    def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
+        """See `baton.kv_transfer.transport.peer.Lends`."""
+        return self.kv.lender.lend(request)
+
+    def begin_drain(self) -> None:
+        """Accept nothing more. May be repeated."""
+        self.is_draining = True
+        self.max_queued_tokens = 0
+
     async def drain(self) -> None:
         """Accept nothing more and return when the last request has left."""
-        self.max_queued_tokens = 0
+        self.begin_drain()
         await self._idle.wait()
+        await self.kv.lender.is_idle.wait()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have yet to leave, for whoever waits for the end of a drain."""
+        return max(len(self._running_by_id), self.kv.lender.num_open)
 
     async def stop(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         self.matchers.close()
+        await self.kv.close()
         await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
 
     def check_health(self, *, limit_s: float) -> None:
@@ -126,18 +169,15 @@ class PrefillWorker:
             num_queued_tokens=self._num_queued_tokens,
             num_blocks=self.engine.pool.num_blocks,
             num_free_blocks=self.engine.pool.num_available,
+            is_draining=self.is_draining,
         )
 
     def metrics(self) -> dict[str, float]:
-        sent = self.sender.counters
         return {
             **self.engine.stats.as_metrics(),
+            **cache_metrics(self.engine.pool),
             **self.ledger.as_metrics(),
-            "transfers_offered_total": sent.num_offered,
-            "transfers_sealed_total": sent.num_sealed,
-            "transfers_aborted_total": sent.num_aborted,
-            "transfers_expired_total": sent.num_expired,
-            "kv_bytes_sent_total": self.outbox.num_bytes_sent,
+            **self.kv.metrics(),
         }
 
     # On the event loop.
@@ -161,6 +201,8 @@ class PrefillWorker:
             output=list(message.output),
             sampling=message.sampling,
             salt=message.salt,
+            tenant=message.tenant,
+            cache_points=message.cache_points,
             priority=message.priority,
             max_new_tokens=1,
         )
@@ -201,7 +243,7 @@ class PrefillWorker:
     async def _expire_leases(self) -> None:
         while self.thread.failure is None:
             await asyncio.sleep(EXPIRY_CHECK_S)
-            await self.thread.call(lambda: self.sender.expire(self._clock()))
+            await self.thread.call(self.kv.expire)
             self.thread.post(self.kv_feed.publish)  # of what changed without a step
 
     # On the engine's thread.
@@ -226,24 +268,34 @@ class PrefillWorker:
         granted = PrefillGranted(
             transfer_id=TransferId(request.request_id),
             sender_epoch=self.epoch,
+            layout=self.engine.pool.layout,
             num_tokens=len(request.tokens),
             num_cached=request.num_cached,
         )
         self.thread.tell(lambda: self._put_event(request.request_id, granted))
+        self.sender.publish(granted.transfer_id, request.num_computed)  # found in the cache
 
     def _on_transfer_ended(self, transfer_id: TransferId) -> None:
+        self.kv.lender.ended(transfer_id)
         self.thread.tell(lambda: self._put_event(transfer_id, None))
 
-    def _on_computed(self, request: Request) -> None:
-        self.sender.publish(TransferId(request.request_id), request.num_computed)
+    def _on_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        for chunk in chunks:
+            request = chunk.request
+            num_computed = request.num_computed + chunk.num_tokens
+            self.sender.publish(TransferId(request.request_id), num_computed, layer)
 
     def _on_step(self, report: StepReport) -> None:
+        self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
-        for output in report.outputs:
-            if output.error is None:
-                self.sender.finish(TransferId(output.request.request_id))
         if report.outputs:
             self.thread.tell(lambda: self._deliver(report.outputs))
+        for output in report.outputs:  # the end of a transfer must not overtake the first token
+            transfer_id = TransferId(output.request.request_id)
+            if output.error is None:
+                self.sender.finish(transfer_id)
+            else:  # its layers may have left before the error was known
+                self.sender.abort(transfer_id, str(output.error))
 
     def _on_failure(self, failure: BaseException) -> None:
         error = EngineFailed(f"the engine's thread died: {failure!r}")
@@ -251,7 +303,7 @@ class PrefillWorker:
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """With the requests and the leases that may hold blocks at this moment."""
-        return self.engine.pool.census(), self.engine.request_ids, self.sender.lease_ids
+        return self.engine.pool.census(), self.engine.request_ids, self.kv.lease_ids
 
 
 def _done(transfer_id: TransferId, output: RequestOutput) -> PrefillDone:

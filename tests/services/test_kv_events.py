@@ -20,6 +20,7 @@ from baton.platform.gateway.fleet.kv_watch import KvWatch
 from baton.platform.router.kv_index import KvIndex
 from baton.platform.router.policy import LeastWork
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
@@ -33,7 +34,7 @@ def info(fleet: Fleet, replica_id: ReplicaId) -> ReplicaInfo:
 
 @asynccontextmanager
 async def watching(info: ReplicaInfo, index: KvIndex) -> AsyncIterator[KvWatch]:
-    watch = KvWatch(info, index)
+    watch = KvWatch(info, index, Channels())
     try:
         yield watch
     finally:

@@ -12,6 +12,8 @@ from baton.core.ids import RequestId, TransferId
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
 from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+from baton.proto.kv_wire import layout_to_proto
 from baton.proto.replica_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 
 P = make_replica("p")
@@ -25,7 +27,9 @@ class NewerReplica(PrefillServicer):
         request: pb.PrefillRequest,
         context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent],
     ) -> AsyncIterator[pb.PrefillEvent]:
-        yield pb.PrefillEvent(granted=pb.PrefillGranted(num_tokens=3))
+        yield pb.PrefillEvent(
+            granted=pb.PrefillGranted(num_tokens=3, layout=layout_to_proto(P.layout))
+        )
         yield pb.PrefillEvent()
         yield pb.PrefillEvent(done=pb.PrefillDone(token=7))
 
@@ -35,7 +39,8 @@ async def test_an_event_of_a_newer_replica_is_not_taken_for_a_first_token() -> N
     add_PrefillServicer_to_server(NewerReplica(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = GrpcPrefillClient()
+    channels = Channels()
+    client = GrpcPrefillClient(channels)
     peer = ReplicaAddress(replica_id=P.replica_id, epoch=P.epoch, address=f"127.0.0.1:{port}")
     request = PrefillRequest(
         request_id=RequestId("r"),
@@ -51,5 +56,5 @@ async def test_an_event_of_a_newer_replica_is_not_taken_for_a_first_token() -> N
     assert [type(event) for event in events] == [PrefillGranted, PrefillDone]
     assert isinstance(events[-1], PrefillDone)
     assert events[-1].token == 7
-    await client.close()
+    await channels.close()
     await server.stop(None)

@@ -129,9 +129,9 @@ def slow_engine(role: Role) -> Engine:
     engine = echo_engine(role, prefill_chunk=4)
     forward = engine.runner.forward
 
-    def forward_slowly(chunks: object) -> object:
+    def forward_slowly(chunks: object, on_layer: object) -> object:
         time.sleep(0.02 if role is Role.PREFILL else 0)
-        return forward(chunks)  # type: ignore[arg-type]
+        return forward(chunks, on_layer)  # type: ignore[arg-type]
 
     engine.runner.forward = forward_slowly  # type: ignore[method-assign, assignment]
     return engine
@@ -146,7 +146,9 @@ async def test_a_piece_that_is_corrupt_before_the_first_token_is_named_in_the_no
         self: GrpcTransport, address: str, request: OpenTransfer
     ) -> AsyncGenerator[KvPiece, None]:
         async for piece in honest(self, address, request):
-            yield replace(piece, data=bytes(len(piece.data)))
+            yield replace(
+                piece, views=tuple(memoryview(bytes(view.nbytes)) for view in piece.views)
+            )
 
     monkeypatch.setattr(GrpcTransport, "open", corrupt)
     async with running_fleet(make_engine=slow_engine) as fleet:

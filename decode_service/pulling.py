@@ -1,0 +1,82 @@
+"""KV that another replica holds, brought into this one's engine.
+
+    a request that moves here   its KV, all of it ------> adopted: it goes on where it was
+                                less than all of it ----> in the prefix cache, the rest is computed
+    a prompt cached elsewhere   its full blocks --------> held until the request is in the engine
+
+Whatever fails leaves a note, and the request to the other ways into the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from baton.core.messages import ReplicaAddress
+from baton.decode_service.adoption import adopt
+from baton.decode_service.generating import Generating
+from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
+from baton.kv_transfer.exchange import KvExchange
+from baton.kv_transfer.prefix_fetch import BroughtIn
+from baton.kv_transfer.transport.peer import Leaving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulling:
+    engine: Engine
+    thread: EngineThread
+    kv: KvExchange
+
+    async def take_over(self, generating: Generating, source: ReplicaAddress) -> bool:
+        """The request stops at `source` and goes on here; False if another way must be found.
+
+        Raises BatonError if it can go on nowhere.
+        """
+        message = generating.message
+        wanted = generating.known_tokens[:-1]
+        if not wanted:
+            return False
+        generating.is_arriving = True
+        leaving = Leaving(request_id=message.request_id, attempt=message.attempt - 1)
+        peer = self.kv.peers.source(source, leaving)
+        moving = self.kv.prefixes.bring_in(wanted, message.salt, peer, tenant=message.tenant)
+        async with moving as brought_in:
+            self._take_note(generating, brought_in)
+            num_missing = len(wanted) - brought_in.num_tokens
+            if not brought_in.num_new or (num_missing > brought_in.num_tokens and message.prefill):
+                return False
+            text = f"moved from {source.replica_id} with the KV of {brought_in.num_tokens} tokens"
+            generating.notes.append(text)
+            await self._enter(generating, brought_in, is_whole=not num_missing)
+        return True
+
+    @asynccontextmanager
+    async def prefix(self, generating: Generating) -> AsyncIterator[None]:
+        """Within the context, what `source` holds of the known tokens is in the prefix cache."""
+        message = generating.message
+        known = generating.known_tokens
+        prefix = self.kv.prefix_of(known, message.salt, message.source, tenant=message.tenant)
+        async with prefix as brought_in:
+            self._take_note(generating, brought_in)
+            yield
+
+    async def _enter(
+        self, generating: Generating, brought_in: BroughtIn, *, is_whole: bool
+    ) -> None:
+        request, transfer_id = await generating.make_request(), brought_in.transfer_id
+        if is_whole and transfer_id is not None:
+            generating.num_taken_over = brought_in.num_tokens
+            await self.thread.call(
+                lambda: adopt(self.engine, self.kv.receiver, request, transfer_id)
+            )
+        else:
+            await self.thread.call(lambda: self.engine.add(request))
+
+    def _take_note(self, generating: Generating, brought_in: BroughtIn) -> None:
+        generating.num_pulled += brought_in.num_new
+        if brought_in.report is not None:
+            generating.transfer = brought_in.report
+        if brought_in.note:
+            generating.notes.append(brought_in.note)

@@ -1,0 +1,209 @@
+"""Cache points and tenants on real replicas: what stays, on which of them, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
+
+from baton.core.errors import InvalidRequest
+from baton.core.ids import ReplicaId
+from baton.core.messages import CachePoint, FinishReason, Role
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.echo import EchoRunner, echo_info, echo_output
+from baton.engine.engine import Engine
+from baton.platform.gateway.cache_salt import CacheSalts
+
+PROMPT = list(range(1, 42))
+FOR_AN_HOUR = (CachePoint(len(PROMPT), 3600.0),)
+DECODE, PREFILL = ReplicaId("decode-2"), ReplicaId("prefill-1")
+ALONE = ReplicaId("decode-1")
+SALTS = CacheSalts("secret")
+
+
+def small_engine(
+    role: Role = Role.DECODE,
+    *,
+    num_blocks: int = 32,
+    pinned_fraction: float = 0.5,
+    kv_shares: Mapping[str, float] | None = None,
+) -> Engine:
+    info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048, num_layers=2)
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4, num_blocks=num_blocks, pinned_fraction=pinned_fraction),
+        scheduler=SchedulerConfig(),
+        kv_shares=kv_shares or {},
+    )
+    return Engine(EchoRunner(info, num_blocks=num_blocks, block_size=4), config)
+
+
+def shared_engine(role: Role = Role.DECODE) -> Engine:
+    return small_engine(role, kv_shares={"a": 0.5})
+
+
+async def flood(fleet: Fleet, num_prompts: int = 8) -> None:
+    """Other prompts, more than the caches hold."""
+    for number in range(num_prompts):
+        await fleet.ask([100 + number] * 60, replace(GREEDY, max_tokens=2))
+
+
+async def test_a_pinned_prompt_stays_on_both_replicas_that_had_its_kv() -> None:
+    async with running_fleet(make_engine=small_engine) as fleet:
+        first = await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
+        await flood(fleet)
+
+        again = await fleet.ask(PROMPT)
+
+        assert again.tokens == first.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
+        assert again.receipt.cached_tokens == 40
+        assert [fleet.engines[r].pool.pins.num_names for r in (DECODE, PREFILL)] == [10, 10]
+        metrics = await fleet.dispatcher.metrics_text()
+        for replica, role in ((DECODE, "decode"), (PREFILL, "prefill")):
+            labels = f'replica="{replica}",role="{role}"'
+            assert f"baton_replica_kv_blocks_pinned{{{labels}}} 10" in metrics
+            assert f'baton_replica_kv_blocks_held{{{labels},tenant=""}}' in metrics
+        await fleet.assert_nothing_is_held()
+
+
+async def test_without_a_point_the_same_prompt_is_evicted() -> None:
+    async with running_fleet(make_engine=small_engine) as fleet:
+        await fleet.ask(PROMPT)
+        await flood(fleet)
+
+        again = await fleet.ask(PROMPT)
+
+        assert again.receipt.cached_tokens == 0
+
+
+async def test_the_receipt_tells_what_was_written_and_what_was_read() -> None:
+    async with running_fleet(make_engine=small_engine) as fleet:
+        first = await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
+        longer = await fleet.ask([*PROMPT, *range(60, 72)], cache_points=(CachePoint(53, 300.0),))
+        plain = await fleet.ask(PROMPT)
+
+        written = [a.receipt.cache_write_tokens for a in (first, longer, plain)]
+        assert written == [40, 12, 0]
+        assert [a.receipt.cached_tokens for a in (first, longer, plain)] == [0, 40, 40]
+
+
+async def test_a_prompt_answered_by_one_token_is_kept_where_it_was_computed() -> None:
+    async with running_fleet(make_engine=small_engine) as fleet:
+        answer = await fleet.ask(PROMPT, replace(GREEDY, max_tokens=1), cache_points=FOR_AN_HOUR)
+
+        assert answer.receipt.cache_write_tokens == 40
+        assert fleet.engines[PREFILL].pool.pins.num_names == 10
+
+
+async def test_a_prompt_computed_where_it_decodes_is_pinned_there() -> None:
+    async with running_fleet(prefill=0, make_engine=small_engine) as fleet:
+        answer = await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
+        await flood(fleet)
+
+        assert answer.receipt.cache_write_tokens == 40
+        assert (await fleet.ask(PROMPT)).receipt.cached_tokens == 40
+
+
+async def test_what_could_not_be_kept_is_said_in_a_note() -> None:
+    async with running_fleet(prefill=0, make_engine=small_engine) as fleet:
+        large = await fleet.ask(list(range(90)), cache_points=(CachePoint(90, 300.0),))
+        other = await fleet.ask(PROMPT, cache_points=FOR_AN_HOUR)
+
+        assert large.receipt.cache_write_tokens == 64
+        assert "64 of 90 tokens are kept" in large.receipt.notes[0]
+        assert "1 older ones gave way" in other.receipt.notes[0]
+
+
+async def test_pins_never_keep_a_request_from_running() -> None:
+    def all_pinned(role: Role) -> Engine:
+        return small_engine(role, pinned_fraction=1.0)
+
+    prompt = list(range(120))
+    async with running_fleet(prefill=0, make_engine=all_pinned) as fleet:
+        for number in range(3):
+            await fleet.ask([number] * 40, cache_points=(CachePoint(40, 3600.0),))
+
+        answer = await fleet.ask(prompt, replace(GREEDY, max_tokens=6))
+
+        assert answer.tokens == echo_output(prompt, 6, VOCAB_SIZE)
+        assert fleet.engines[ALONE].pool.supply.counters.num_given_way == 3
+        await fleet.assert_nothing_is_held()
+
+
+async def test_equal_prompts_of_two_tenants_share_nothing() -> None:
+    async with running_fleet(make_engine=small_engine) as fleet:
+        salts = [SALTS.salt(tenant, "") for tenant in ("a", "b")]
+        first = await fleet.ask(PROMPT, tenant="a", salt=salts[0])
+        other = await fleet.ask(PROMPT, tenant="b", salt=salts[1])
+        again = await fleet.ask(PROMPT, tenant="a", salt=salts[0])
+
+        assert first.tokens == other.tokens == again.tokens
+        assert [a.receipt.cached_tokens for a in (first, other, again)] == [0, 0, 40]
+        hashes = fleet.dispatcher.fleet.hashes
+        assert not set(hashes(PROMPT, salts[0])) & set(hashes(PROMPT, salts[1]))
+
+
+async def test_the_router_sees_no_match_for_another_tenant() -> None:
+    async with running_fleet(make_engine=small_engine) as fleet:
+        await fleet.ask(PROMPT, tenant="a", salt=SALTS.salt("a", ""))
+        index, hashes = fleet.dispatcher.fleet.index, fleet.dispatcher.fleet.hashes
+        own, other = (hashes(PROMPT, SALTS.salt(tenant, "")) for tenant in ("a", "b"))
+        async with asyncio.timeout(10):
+            while not index.num_cached_blocks(own):
+                await asyncio.sleep(0.01)
+
+        assert not index.num_cached_blocks(other)
+        assert not index.num_expected_blocks(other)
+
+
+@pytest.mark.parametrize("num_prefill", [0, 1])
+async def test_a_tenant_that_floods_does_not_keep_another_waiting(num_prefill: int) -> None:
+    async with running_fleet(prefill=num_prefill, make_engine=shared_engine) as fleet:
+        salt = SALTS.salt("a", "")
+        flooding = [
+            asyncio.create_task(fleet.ask([n] * 30, tenant="a", salt=salt)) for n in range(20)
+        ]
+        other = await fleet.ask(PROMPT, tenant="b", salt=SALTS.salt("b", ""))
+        assert other.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
+        answers = await asyncio.gather(*flooding)
+
+        assert [a.tokens for a in answers] == [
+            echo_output([n] * 30, GREEDY.max_tokens, VOCAB_SIZE) for n in range(20)
+        ]
+        await fleet.assert_nothing_is_held()
+        for engine in fleet.engines.values():
+            assert engine.pool.accounts.num_held("a") <= 16
+
+
+async def test_what_a_tenant_has_cached_within_its_share_survives_the_flood_of_others() -> None:
+    async with running_fleet(make_engine=shared_engine) as fleet:
+        salt = SALTS.salt("a", "")
+        await fleet.ask(PROMPT, tenant="a", salt=salt)
+        await flood(fleet)
+
+        again = await fleet.ask(PROMPT, tenant="a", salt=salt)
+
+        assert again.receipt.cached_tokens == 40
+
+
+async def test_a_request_larger_than_its_tenants_share_is_refused_by_name() -> None:
+    async with running_fleet(make_engine=shared_engine) as fleet:
+        with pytest.raises(
+            InvalidRequest, match="that tenant `a` may have in the cache"
+        ) as refused:
+            await fleet.ask([1] * 70, tenant="a", salt=b"a")
+
+        assert refused.value.field == "prompt"
+        await fleet.assert_nothing_is_held()
+
+
+async def test_an_output_ends_where_its_tenants_share_does() -> None:
+    async with running_fleet(make_engine=shared_engine) as fleet:
+        answer = await fleet.ask(PROMPT, replace(GREEDY, max_tokens=100), tenant="a", salt=b"a")
+
+        assert len(answer.tokens) == 64 - len(PROMPT)
+        assert answer.finish_reason is FinishReason.LENGTH
+        assert answer.tokens == echo_output(PROMPT, len(answer.tokens), VOCAB_SIZE)
+        await fleet.assert_nothing_is_held()

@@ -1,0 +1,88 @@
+"""KV that leaves a prefill replica layer by layer, while later layers are computed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
+from torch import Tensor
+
+from baton.core.ids import ReplicaId
+from baton.decode_service.worker import DecodeWorker
+from baton.engine.echo import echo_output
+from baton.engine.engine import Engine
+from baton.engine.scheduler import ScheduledChunk
+
+PREFILL, DECODE = ReplicaId("prefill-1"), ReplicaId("decode-2")
+PROMPT = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 11]
+NUM_LAYERS = 3
+GIVE_UP_S = 30.0
+
+
+def num_bytes_written(fleet: Fleet) -> int:
+    worker = fleet.replicas[DECODE].worker
+    assert isinstance(worker, DecodeWorker)
+    return worker.kv.receiver.counters.num_bytes
+
+
+def dwell_until_written(fleet: Fleet, num_bytes: int) -> None:
+    """Stay where P's engine is, between two layers or after the last, until D has so much."""
+    engine, gives_up_at = fleet.engines[PREFILL], time.monotonic() + GIVE_UP_S
+    pause = threading.Event()
+    while num_bytes_written(fleet) < num_bytes and time.monotonic() < gives_up_at:
+        pause.wait(0.001)
+        engine.between_layers()
+
+
+def kv_bytes(engine: Engine) -> int:
+    layout = engine.pool.layout
+    return layout.num_blocks_for(len(PROMPT)) * layout.block_bytes
+
+
+async def test_each_layer_is_at_the_decode_replica_before_the_next_is_computed() -> None:
+    async with running_fleet() as fleet:
+        engine, written = fleet.engines[PREFILL], list[int]()
+        publish, size = engine.on_layer, kv_bytes(engine) // NUM_LAYERS
+
+        def dawdle(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+            publish(layer, chunks)
+            dwell_until_written(fleet, (layer + 1) * size)
+            written.append(num_bytes_written(fleet))
+
+        engine.on_layer = dawdle
+
+        answer = await fleet.ask(PROMPT)
+
+        assert written == [size, 2 * size, 3 * size]
+        assert answer.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
+        assert answer.receipt.kv_bytes == 3 * size
+        assert answer.receipt.notes == ()
+        await fleet.assert_nothing_is_held()
+
+
+async def test_a_prompt_whose_logits_are_not_finite_is_not_adopted_though_all_its_kv_has_left() -> (
+    None
+):
+    async with running_fleet() as fleet:
+        engine = fleet.engines[PREFILL]
+        honest = engine.runner.logits
+
+        def spoil(hidden: Tensor) -> Tensor:
+            dwell_until_written(fleet, kv_bytes(engine))
+            return honest(hidden) * float("nan")
+
+        engine.runner.logits = spoil  # type: ignore[method-assign]
+
+        answer = await fleet.ask(PROMPT)
+
+        worker = fleet.replicas[DECODE].worker
+        assert isinstance(worker, DecodeWorker)
+        assert worker.kv.receiver.counters.num_bytes == kv_bytes(engine)
+        assert worker.kv.receiver.counters.num_adopted == 0
+        assert answer.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
+        assert any("not finite" in note for note in answer.receipt.notes)
+        await fleet.assert_nothing_is_held()
+        again = await fleet.ask([9, *PROMPT])
+        assert again.tokens == echo_output([9, *PROMPT], GREEDY.max_tokens, VOCAB_SIZE)
