@@ -1,0 +1,103 @@
+"""A live deployment, as a scenario needs it: its answers, its replicas, its books.
+
+Answers come through the gateway, like any client's. Replicas are told to misbehave directly: chaos
+is nothing that can be asked for at the public door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.client.async_client import AsyncBatonClient
+from baton.core.chaos import ChaosRule
+from baton.core.errors import Unavailable
+from baton.core.ids import Epoch
+from baton.platform.chaos.load import Tokens
+from baton.platform.chaos.scenario import Load
+from baton.platform.gateway_pages import GatewayPages
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+from baton.proto.chaos_wire import chaos_to_proto
+from baton.proto.replica_pb2_grpc import ReplicaStub
+
+CALL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    replica_id: str
+    role: str
+    epoch: Epoch
+    address: str
+
+
+@dataclass(slots=True)
+class LiveDeployment:
+    pages: GatewayPages
+    client: AsyncBatonClient
+    channels: Channels
+    num_strikes: dict[Epoch, int] = field(default_factory=dict)
+    """Faults made so far, by replica, as last told."""
+    _num_before: dict[Epoch, int] = field(default_factory=dict)
+    """Likewise, as first told."""
+
+    async def ask(self, prompt: str, seed: int, load: Load, *, salt: str = "") -> Tokens:
+        result = await self.client.generate(
+            prompt,
+            seed=seed,
+            temperature=load.temperature,
+            max_tokens=load.max_tokens,
+            ignore_eos=True,
+            return_token_ids=True,
+            cache_salt=salt,
+        )
+        return result.token_ids
+
+    async def targets(self) -> list[Target]:
+        """The replicas that can be reached now. Raises Unavailable if the gateway cannot."""
+        report = await asyncio.to_thread(self.pages.get, "/debug/status")
+        return [
+            Target(row["replica"], role, Epoch(row["epoch"]), row["address"])
+            for role, rows in report["pools"].items()
+            for row in rows
+            if row["is_reachable"]
+        ]
+
+    async def leaks(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self.pages.get, "/debug/leaks")
+
+    async def status(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self.pages.get, "/debug/status")
+
+    async def unsettle(
+        self,
+        target: Target,
+        rules: Sequence[ChaosRule],
+        seed: int,
+        *,
+        is_killed: bool = False,
+        stopped_s: float = 0.0,
+    ) -> None:
+        """Raises Unavailable if the replica refuses, or cannot be reached."""
+        request = chaos_to_proto(
+            rules, epoch=target.epoch, seed=seed, is_killed=is_killed, stopped_s=stopped_s
+        )
+        stub = ReplicaStub(self.channels.to(target.address))
+        try:
+            reply: pb.ChaosReply = await stub.Unsettle(request, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"{target.replica_id}: {error.details()}") from error
+        num_strikes = sum(entry.num_strikes for entry in reply.strikes)
+        self.num_strikes[target.epoch] = num_strikes
+        self._num_before.setdefault(target.epoch, num_strikes)
+
+    @property
+    def num_faults(self) -> int:
+        """Made since this began, as far as replicas have told."""
+        return sum(self.num_strikes.values()) - sum(self._num_before.values())

@@ -1,0 +1,173 @@
+"""Running a scenario against a live deployment.
+
+    ask undisturbed -> set rules, ask on, strike blows -> end the chaos -> come to rest -> judge
+
+Replicas that come back after a blow are given the rules too. Whatever happens, the chaos is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.ids import Epoch
+from baton.platform.chaos.live import LiveDeployment, Target
+from baton.platform.chaos.load import Exam, Tally, make_prompts, undisturbed
+from baton.platform.chaos.scenario import Blow, Scenario
+from baton.platform.chaos.verdict import Invariant, judge, unsettled
+
+POLL_S = 0.5
+
+Told = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Outcome:
+    invariants: list[Invariant] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    blows: list[str] = field(default_factory=list)
+    num_faults: int = 0
+
+    @property
+    def is_good(self) -> bool:
+        return all(invariant.holds for invariant in self.invariants)
+
+
+class ScenarioRun:
+    def __init__(self, scenario: Scenario, deployment: LiveDeployment, tell: Told) -> None:
+        self._scenario = scenario
+        self._deployment = deployment
+        self._tell = tell
+        self._random = Random(f"blows/{scenario.seed}")
+        self._unruly: set[Epoch] = set()
+        self._blows: list[str] = []
+
+    async def run(self) -> Outcome:
+        """Raises InvalidConfig if the deployment has chaos disabled, Unavailable if it is away."""
+        scenario, load = self._scenario, self._scenario.load
+        await self._check_enabled()
+        prompts = make_prompts(load, scenario.seed)
+        self._tell(f"{len(prompts)} prompts, asked undisturbed")
+        expected = await undisturbed(self._deployment, prompts, load)
+        exam = Exam(self._deployment, load, prompts, expected)
+        self._tell(f"{scenario.duration_s:g} s of chaos: {scenario.what}")
+        try:
+            tally = await self._disturbed(exam)
+        finally:
+            await self._calm()
+        left_over = await self._come_to_rest()
+        return Outcome(
+            invariants=judge(scenario, tally, left_over),
+            tally=tally,
+            blows=self._blows,
+            num_faults=self._deployment.num_faults,
+        )
+
+    async def _disturbed(self, exam: Exam) -> Tally:
+        ends_at = time.monotonic() + self._scenario.duration_s
+        async with asyncio.TaskGroup() as group:
+            making = [group.create_task(self._keep_unruly())]
+            making += [group.create_task(self._strike(blow)) for blow in self._scenario.blows]
+            tally = await exam.run(lambda: time.monotonic() >= ends_at)
+            for task in making:
+                task.cancel()
+        return tally
+
+    async def _keep_unruly(self) -> None:
+        """Give the rules to every replica there is, and to those that come."""
+        while True:
+            for target in await self._targets():
+                if target.epoch not in self._unruly:
+                    with suppress(Unavailable):  # it is leaving, or not there yet
+                        await self._deployment.unsettle(
+                            target, self._scenario.rules, self._scenario.seed
+                        )
+                        self._unruly.add(target.epoch)
+            await asyncio.sleep(POLL_S)
+
+    async def _strike(self, blow: Blow) -> None:
+        started = time.monotonic()
+        for at_s in blow.times(self._scenario.duration_s):
+            await asyncio.sleep(max(0.0, started + at_s - time.monotonic()))
+            possible = [t for t in await self._targets() if blow.role in ("any", t.role)]
+            if not possible:
+                self._note(f"{at_s:g} s: nobody to {blow.do}")
+                continue
+            target = self._random.choice(sorted(possible, key=lambda one: one.replica_id))
+            await self._hit(target, blow, at_s)
+
+    async def _hit(self, target: Target, blow: Blow, at_s: float) -> None:
+        is_killed = blow.do == "kill"
+        stopped_s = 0.0 if is_killed else blow.for_s
+        try:
+            await self._deployment.unsettle(
+                target,
+                self._scenario.rules,
+                self._scenario.seed,
+                is_killed=is_killed,
+                stopped_s=stopped_s,
+            )
+        except Unavailable as error:
+            self._note(f"{at_s:g} s: could not {blow.do} {target.replica_id}: {error}")
+        else:
+            self._note(f"{at_s:g} s: {blow.do} {target.replica_id}")
+
+    async def _check_enabled(self) -> None:
+        targets = await self._deployment.targets()
+        if not targets:
+            raise Unavailable("no replica can be reached; see `baton status`")
+        for target in targets:
+            try:
+                await self._deployment.unsettle(target, (), self._scenario.seed)
+            except Unavailable as error:
+                raise InvalidConfig(str(error)) from error
+
+    async def _calm(self) -> None:
+        """End all chaos, also on replicas that are still coming back."""
+
+        async def is_calm() -> bool:
+            targets = await self._targets()
+            for target in targets:
+                try:
+                    await self._deployment.unsettle(target, (), self._scenario.seed)
+                except Unavailable:
+                    return False
+            return bool(targets)
+
+        await self._until(is_calm)
+
+    async def _come_to_rest(self) -> list[str]:
+        left_over: list[str] = []
+
+        async def is_at_rest() -> bool:
+            try:
+                leaks, status = await self._deployment.leaks(), await self._deployment.status()
+            except Unavailable as error:
+                left_over[:] = [str(error)]
+                return False
+            left_over[:] = unsettled(leaks, status)
+            return not left_over
+
+        await self._until(is_at_rest)
+        return left_over
+
+    async def _until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
+        ends_at = time.monotonic() + self._scenario.settle_s
+        while not await is_done() and time.monotonic() < ends_at:
+            await asyncio.sleep(POLL_S)
+
+    async def _targets(self) -> list[Target]:
+        """Nobody, while the gateway is away too."""
+        try:
+            return await self._deployment.targets()
+        except Unavailable:
+            return []
+
+    def _note(self, text: str) -> None:
+        self._blows.append(text)
+        self._tell(text)

@@ -1,0 +1,95 @@
+"""What a chaos scenario is: load, faults and blows, and for how long. A YAML file.
+
+rules     faults that every replica makes while the scenario lasts (core/chaos.py)
+blows     a replica, drawn from the seed, is killed or stands still, at a time or every so often
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from baton.core.chaos import ChaosRule
+from baton.core.errors import InvalidConfig
+from baton.platform.config_node import ConfigNode, Count, Seconds
+
+BUNDLED = Path(__file__).parent / "scenarios"
+
+
+class Load(ConfigNode, frozen=True, kw_only=True):
+    """The requests: each is asked undisturbed first, and must be answered like that ever after."""
+
+    concurrency: Count = 8
+    num_prompts: Count = 16
+    """Different ones; asked again and again, in an order drawn from the seed."""
+    prompt_words: Count = 120
+    shared_words: Annotated[int, msgspec.Meta(ge=0)] = 40
+    """With which all prompts begin."""
+    max_tokens: Count = 48
+    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.7
+    salted: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.6
+    """Share of the requests that no prefix cache can help, so that their KV must travel."""
+    timeout_s: Seconds = 120.0
+    """A request that takes longer counts as hung."""
+
+
+class Blow(ConfigNode, frozen=True, kw_only=True):
+    do: Literal["kill", "stop"]
+    """kill -9, or kill -STOP for a while."""
+    role: Literal["prefill", "decode", "any"] = "any"
+    every_s: Seconds | None = None
+    at_s: Seconds | None = None
+    for_s: Seconds = 3.0
+    """How long a stopped one stands still."""
+
+    def __post_init__(self) -> None:
+        if (self.every_s is None) == (self.at_s is None):
+            raise ValueError("a blow has either every_s or at_s")
+
+    def times(self, duration_s: float) -> Iterator[float]:
+        """When it falls, in seconds since the scenario began."""
+        if self.at_s is not None:
+            yield self.at_s
+            return
+        assert self.every_s is not None
+        at = self.every_s
+        while at < duration_s:
+            yield at
+            at += self.every_s
+
+
+class Scenario(ConfigNode, frozen=True, kw_only=True):
+    what: str
+    """In one sentence."""
+    duration_s: Seconds
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    load: Load = Load()
+    rules: tuple[ChaosRule, ...] = ()
+    blows: tuple[Blow, ...] = ()
+    max_failed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Requests that may end in an error. None may be answered wrongly."""
+    settle_s: Seconds = 60.0
+    """How long replicas may take to come back and to free what they hold."""
+
+
+def bundled_scenarios() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.yaml")))
+
+
+def read_scenario(name: str) -> Scenario:
+    """One that comes with Baton, or a file. Raises InvalidConfig."""
+    path = BUNDLED / f"{name}.yaml"
+    if not path.exists():
+        path = Path(name)
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=Scenario)
+    except OSError as error:
+        known = ", ".join(bundled_scenarios())
+        raise InvalidConfig(
+            f"no scenario at {name}: {error.strerror}; those that come with Baton are {known}"
+        ) from error
+    except (ValueError, msgspec.DecodeError) as error:
+        raise InvalidConfig(f"{path}: {error}") from error
