@@ -1,0 +1,79 @@
+"""Whether the parts of a deployment fit each other: layouts, certificates, ports. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from baton.core.errors import LayoutMismatch
+from baton.core.ids import ReplicaId
+from baton.core.kv_layout import KvLayout
+from baton.core.wire_security import WireSecurity
+from baton.kv_transfer.layout import check_layouts
+from baton.platform.doctor.finding import Finding, fail, ok, warn
+
+RENEW_WITHIN = timedelta(days=14)
+HANDOFF = "handoff"
+
+
+def check_handoffs(
+    senders: Mapping[ReplicaId, KvLayout], receivers: Mapping[ReplicaId, KvLayout]
+) -> Finding:
+    """By replica. What cannot be handed over is computed again where it is needed."""
+    troubles: dict[str, list[str]] = {}
+    for sender, theirs in senders.items():
+        for receiver, ours in receivers.items():
+            try:
+                check_layouts(theirs, ours)
+            except LayoutMismatch as error:
+                troubles.setdefault(str(error), []).append(f"{sender} -> {receiver}")
+    if troubles:
+        seen = "; ".join(f"{', '.join(pairs)}: {text}" for text, pairs in troubles.items())
+        remedy = "serve one model from one configuration, with block sizes that divide each other"
+        return fail(HANDOFF, seen, remedy)
+    kinds = {
+        (layout.dtype, layout.block_size) for layout in (*senders.values(), *receivers.values())
+    }
+    shown = ", ".join(f"{dtype}, {size} tokens a block" for dtype, size in sorted(kinds))
+    return ok(HANDOFF, f"{len(senders)} x {len(receivers)} pairs fit ({shown})")
+
+
+def check_required(required: Sequence[str], lacking: Mapping[str, str]) -> Finding:
+    """What can be told without a peer of what `transfer.require` asks for.
+
+    `lacking`: by transport, what this machine would need for it; empty where it has everything.
+    """
+    name = "transfer.require"
+    if not required:
+        return ok(name, "nothing: KV goes by the fastest way there is")
+    troubles = [f"{way} needs {lacking[way]}" for way in required if lacking[way]]
+    if len(troubles) == len(required):
+        return fail(name, "; ".join(troubles), "see to it, or require something else")
+    return ok(name, " or ".join(required))
+
+
+def check_security(security: WireSecurity, expires_at: datetime | None, now: datetime) -> Finding:
+    name = "security"
+    if expires_at is None:
+        if security.tokens:
+            remedy = "set security.tls_cert_file as well, unless the network is your own"
+            return warn(name, "a cluster token, readable on the wire: no TLS", remedy)
+        return ok(name, "none: whoever reaches a replica's port is served")
+    kind = "mutual TLS" if security.checks_clients else "TLS"
+    token = "a cluster token" if security.tokens else "no cluster token"
+    seen = f"{kind}, {token}; the certificate is valid until {expires_at:%Y-%m-%d %H:%M} UTC"
+    if expires_at - now < RENEW_WITHIN:
+        remedy = "renew it; running processes take the new one without a restart"
+        return warn(name, seen, remedy)
+    return ok(name, seen)
+
+
+def check_ports(troubles: Sequence[str], is_serving: bool) -> Finding:
+    """`troubles` are the ports that could not be bound; those of a running gateway never can."""
+    if is_serving:
+        return ok("ports", "not tried: a gateway is running")
+    if troubles:
+        return fail(
+            "ports", "; ".join(troubles), "choose others with gateway.port, or end who has them"
+        )
+    return ok("ports", "free")

@@ -1,0 +1,64 @@
+"""What the doctor found: one thing looked at, what was seen, and what to do about it.
+
+ok      as it should be
+warn    it works, but slowly, or not for long
+fail    it will not work: `baton doctor` exits non-zero
+skipped it could not be looked at here
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    name: str
+    status: Status
+    seen: str
+    remedy: str = ""
+    where: str = "here"
+    """The replica, or the pair of them, that this is about."""
+
+
+def ok(name: str, seen: str) -> Finding:
+    return Finding(name=name, status=Status.OK, seen=seen)
+
+
+def warn(name: str, seen: str, remedy: str) -> Finding:
+    return Finding(name=name, status=Status.WARN, seen=seen, remedy=remedy)
+
+
+def fail(name: str, seen: str, remedy: str) -> Finding:
+    return Finding(name=name, status=Status.FAIL, seen=seen, remedy=remedy)
+
+
+def skipped(name: str, seen: str, remedy: str = "") -> Finding:
+    return Finding(name=name, status=Status.SKIPPED, seen=seen, remedy=remedy)
+
+
+def is_healthy(findings: Iterable[Finding]) -> bool:
+    return all(finding.status is not Status.FAIL for finding in findings)
+
+
+def verdict(findings: Iterable[Finding]) -> str:
+    """One line for a hurried reader."""
+    count = Counter(finding.status for finding in findings)
+    num_skipped = count.pop(Status.SKIPPED, 0)
+    tail = f" ({num_skipped} skipped)" if num_skipped else ""
+    num_failed, num_warned, num_all = count[Status.FAIL], count[Status.WARN], count.total()
+    if num_failed:
+        return f"it will not work: {num_failed} of {num_all} checks failed{tail}"
+    if num_warned:
+        return f"it will work, with {num_warned} warnings in {num_all} checks{tail}"
+    return f"all of {num_all} checks passed{tail}"

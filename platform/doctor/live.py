@@ -1,0 +1,156 @@
+"""A running deployment under examination: its gateway is asked for the replicas, and they directly.
+
+Replicas listen where the gateway reaches them. From a machine that cannot, nothing is measured:
+run the doctor on a node of the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.kv_layout import KvLayout
+from baton.core.messages import Role
+from baton.platform.doctor.finding import Finding, fail
+from baton.platform.doctor.matrix import LiveReplica, Pair, Size, Way
+from baton.platform.doctor.node import NodeFacts
+from baton.platform.doctor.node_checks import unexamined
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels, explain
+from baton.proto.kv_wire import layout_from_proto
+from baton.proto.replica_pb2_grpc import ReplicaStub
+
+EXAMINE_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 60.0
+REFUSED_REMEDY = "run it with the `security` section that the replicas were started with"
+PROBE_BYTES = (64 << 10, 4 << 20, 16 << 20)
+NUM_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What one replica answered."""
+
+    replica: LiveReplica
+    node: NodeFacts
+    layout: KvLayout
+    skew_s: float
+    """Of its clock against ours: positive where it is ahead."""
+    uncertainty_s: float
+    known_ways: tuple[pb.KnownWay, ...] = ()
+    """To every sender it has met."""
+
+
+def replicas_of(status: dict[str, Any]) -> tuple[list[LiveReplica], list[Finding]]:
+    """Of the gateway's /debug/status: those to examine, and what is wrong with the others."""
+    found: list[LiveReplica] = []
+    findings: list[Finding] = []
+    for role, rows in status["pools"].items():
+        for row in rows:
+            found.append(
+                LiveReplica(
+                    replica_id=ReplicaId(row["replica"]),
+                    role=Role(role),
+                    epoch=Epoch(row["epoch"]),
+                    address=row["address"],
+                )
+            )
+            if not row["is_reachable"]:
+                seen = f"the gateway does not reach it: {row.get('trouble', 'it does not answer')}"
+                remedy = "see its log, and the network between gateway and replica"
+                findings.append(replace(fail("replica", seen, remedy), where=row["replica"]))
+    return found, findings
+
+
+class LiveSystem:
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def examine(
+        self, replicas: Sequence[LiveReplica], folders: Sequence[str]
+    ) -> tuple[list[Examined], list[Finding]]:
+        """All at once, and what became of those that do not answer."""
+        answers = await asyncio.gather(*(self._examine(one, folders) for one in replicas))
+        examined = [answer for answer in answers if isinstance(answer, Examined)]
+        return examined, [answer for answer in answers if isinstance(answer, Finding)]
+
+    async def measure(self, pair: Pair, transport: str, chosen: str) -> Way:
+        """Small transfers first; the first error ends it."""
+        receiver, sender = pair
+        way = Way(
+            receiver=receiver.replica_id,
+            sender=sender.replica_id,
+            transport=transport,
+            chosen=chosen,
+        )
+        for num_bytes in PROBE_BYTES:
+            try:
+                reply = await self._probe(pair, transport, num_bytes)
+            except grpc.aio.AioRpcError as error:
+                return replace(way, error=explain(error))
+            if reply.error or not reply.round_s:
+                return replace(way, error=reply.error or "nothing was measured")
+            size = Size(num_bytes=reply.num_bytes, rounds_s=tuple(reply.round_s))
+            latency_s = reply.latency_s if way.latency_s is None else way.latency_s
+            way = replace(way, latency_s=latency_s, sizes=(*way.sizes, size))
+        return way
+
+    async def _probe(self, pair: Pair, transport: str, num_bytes: int) -> pb.ProbePeerReply:
+        receiver, sender = pair
+        stub = ReplicaStub(self._channels.to(receiver.address))
+        peer = pb.ReplicaAddress(
+            replica_id=sender.replica_id, epoch=sender.epoch, address=sender.address
+        )
+        request = pb.ProbePeerRequest(
+            peer=peer, transport=transport, num_bytes=num_bytes, num_rounds=NUM_ROUNDS
+        )
+        return await stub.ProbePeer(request, timeout=PROBE_TIMEOUT_S)
+
+    async def _examine(self, replica: LiveReplica, folders: Sequence[str]) -> Examined | Finding:
+        stub = ReplicaStub(self._channels.to(replica.address))
+        request = pb.ExamineRequest(folders=folders)
+        try:
+            await stub.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)  # connects
+            asked_unix_s = time.time()
+            reply = await stub.Examine(request, timeout=EXAMINE_TIMEOUT_S)
+            answered_unix_s = time.time()
+            node, layout = NodeFacts.from_json(reply.node), layout_from_proto(reply.layout)
+        except grpc.aio.AioRpcError as error:
+            reason = f"it cannot be asked: {explain(error)}"
+            is_refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
+            found = fail("node", reason, REFUSED_REMEDY) if is_refused else unexamined(reason)
+            return replace(found, where=replica.replica_id)
+        except (ValueError, msgspec.MsgspecError) as error:
+            reason = f"it answers as another version would: {error}"
+            return replace(unexamined(reason), where=replica.replica_id)
+        skew_s, uncertainty_s = clock_skew(
+            asked_unix_s, reply.arrived_unix_s, reply.unix_s, answered_unix_s
+        )
+        return Examined(
+            replica=replica,
+            node=node,
+            layout=layout,
+            skew_s=skew_s,
+            uncertainty_s=uncertainty_s,
+            known_ways=tuple(reply.ways),
+        )
+
+
+def clock_skew(
+    asked: float, arrived: float, replied: float, answered: float
+) -> tuple[float, float]:
+    """How far the peer's clock, which read `arrived` and `replied`, is ahead, and how sure that is.
+
+    As NTP does: the way there and the way back are taken for equally long.
+    """
+    skew = ((arrived - asked) + (replied - answered)) / 2
+    travelled = (answered - asked) - (replied - arrived)
+    return skew, max(0.0, travelled) / 2

@@ -1,0 +1,118 @@
+"""The ways KV can take between replicas, as measured: who from whom, by what, how fast. Pure.
+
+prefill-1 -> decode-1, in GB/s
+transport  first piece  64 KiB  4 MiB  taken, or why not
+shm        0.4 ms       1.1     5.2    by auto: the fastest
+grpc       0.9 ms       0.2     1.1
+gloo       -            -       -      nothing listens there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import Role
+from baton.platform.doctor.finding import Finding, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReplica:
+    replica_id: ReplicaId
+    role: Role
+    epoch: Epoch
+    address: str
+
+
+Pair = tuple[LiveReplica, LiveReplica]
+"""The receiver, then the sender."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The rounds of one size."""
+
+    num_bytes: int
+    rounds_s: tuple[float, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.num_bytes / max(median(self.rounds_s), 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One transport from one sender to one receiver."""
+
+    receiver: ReplicaId
+    sender: ReplicaId
+    transport: str
+    latency_s: float | None = None
+    """Until the first piece of a small transfer."""
+    sizes: tuple[Size, ...] = ()
+    error: str = ""
+    """Why it could not be measured, or not to the end."""
+    chosen: str = ""
+    """Why KV takes this way; empty: it takes another, or none yet."""
+
+    @property
+    def works(self) -> bool:
+        return bool(self.sizes) and not self.error
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of the largest transfers: what a long prompt gets."""
+        return self.sizes[-1].bytes_per_s if self.works else 0.0
+
+
+def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
+    """Those that KV travels between: prefill to decode, and decode to decode when requests move."""
+    return [
+        (receiver, sender)
+        for receiver in replicas
+        if receiver.role is Role.DECODE
+        for sender in replicas
+        if sender is not receiver
+    ]
+
+
+def check_ways(ways: Sequence[Way], required: Sequence[str]) -> list[Finding]:
+    """One finding a pair. With `required`, one of these transports must work; else any."""
+    by_pair: dict[tuple[ReplicaId, ReplicaId], list[Way]] = {}
+    for way in ways:
+        by_pair.setdefault((way.receiver, way.sender), []).append(way)
+    return [
+        _check_pair(f"{sender} -> {receiver}", found, required)
+        for (receiver, sender), found in by_pair.items()
+    ]
+
+
+def _check_pair(where: str, ways: Sequence[Way], required: Sequence[str]) -> Finding:
+    usable = [way for way in ways if not required or way.transport in required]
+    working = [way for way in usable if way.works]
+    if not working:
+        errors = "; ".join(f"{way.transport}: {way.error}" for way in usable)
+        wanted = " or ".join(required) or "any transport"
+        return Finding(
+            name="KV transport",
+            status=Status.FAIL,
+            seen=f"no way by {wanted}: {errors or 'it is not known here'}",
+            remedy="open the network between them, or change transfer.require",
+            where=where,
+        )
+    best = max(working, key=lambda way: way.bytes_per_s)
+    others = [f"not {way.transport}: {way.error}" for way in ways if not way.works]
+    seen = f"{best.transport} {best.bytes_per_s / 1e9:.2f} GB/s"
+    taken = next((way for way in ways if way.chosen), None)
+    if taken is not None and taken.works and taken.bytes_per_s < best.bytes_per_s / 2:
+        return Finding(
+            name="KV transport",
+            status=Status.WARN,
+            seen=f"{taken.transport} is taken ({taken.chosen}), though {seen}",
+            remedy="set transfer.transport to auto, or let it measure again: restart the receiver",
+            where=where,
+        )
+    seen = "; ".join((seen, *others))
+    return Finding(name="KV transport", status=Status.OK, seen=seen, where=where)

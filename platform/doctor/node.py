@@ -1,0 +1,236 @@
+"""What one machine is, as far as Baton must know: plain facts, read by `read_node`.
+
+They travel from a replica to the doctor as JSON, so that what is judged is the machine that serves.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+PACKAGES = (
+    "baton-llm", "torch", "ray", "grpcio", "protobuf", "msgspec", "safetensors", "tokenizers",
+    "xxhash", "cryptography", "nixl",
+)  # fmt: skip
+CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+"""Those that make a difference to torch's kernels, on either architecture."""
+CGROUP_UNLIMITED = 1 << 60
+"""Version 1 says `unlimited` with a number near this or above."""
+COMMAND_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFacts:
+    total: int
+    """Bytes, as are all here."""
+    available: int
+    limit: int | None = None
+    """Of the control group (a container's); None: no limit."""
+    used_of_limit: int = 0
+
+    @property
+    def left(self) -> int:
+        """What may still be had before the kernel ends somebody."""
+        if self.limit is None:
+            return self.available
+        return max(0, min(self.available, self.limit - self.used_of_limit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    names: tuple[str, ...]
+    driver: str
+    is_mig: tuple[bool, ...] = ()
+    """By GPU: it is cut into slices."""
+    topology: str = ""
+    """`nvidia-smi topo -m`, as printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    host: str
+    architecture: str
+    versions: dict[str, str]
+    """Of Python and of packages; those that are not installed are missing."""
+    torch_cuda: str = ""
+    """The CUDA version torch was built for; empty: none."""
+    num_cores: float
+    """That this process may use."""
+    cpu_flags: tuple[str, ...] = ()
+    memory: MemoryFacts
+    shm_free: int | None = None
+    """In /dev/shm; None: there is none."""
+    max_files: int
+    """That one process may have open."""
+    max_locked: int | None = None
+    """Bytes that may be locked into memory, as RDMA wants; None: no limit."""
+    rdma_devices: tuple[str, ...] = ()
+    gpus: GpuFacts | None = None
+    gpu_trouble: str = ""
+    """Why a driver that is there does not answer."""
+    disk_free: dict[str, int] = field(default_factory=dict)
+    """Of the folders asked about; -1: it can be neither used nor made."""
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> NodeFacts:
+        """Raises msgspec.DecodeError for what another version says in another way."""
+        return msgspec.json.decode(data, type=cls)
+
+
+def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
+    """Blocking, up to some seconds where a GPU's driver is slow. `root` holds /proc and /sys."""
+    gpus, gpu_trouble = _read_gpus()
+    return NodeFacts(
+        host=socket.gethostname(),
+        architecture=platform.machine(),
+        versions=_versions(),
+        torch_cuda=_torch_cuda(),
+        num_cores=_num_cores(root),
+        cpu_flags=_cpu_flags(root),
+        memory=read_memory(root),
+        shm_free=_free(root / "dev/shm"),
+        max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        max_locked=_unless_infinite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        rdma_devices=_names(root / "sys/class/infiniband"),
+        gpus=gpus,
+        gpu_trouble=gpu_trouble,
+        disk_free={folder: _free_for(Path(folder)) for folder in folders},
+    )
+
+
+def read_memory(root: Path) -> MemoryFacts:
+    entries = {}
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        entries[name] = int(value.split()[0]) * 1024
+    group = root / "sys/fs/cgroup"
+    limit = _number(group / "memory.max") or _number(group / "memory/memory.limit_in_bytes")
+    used = _number(group / "memory.current") or _number(group / "memory/memory.usage_in_bytes")
+    has_limit = limit is not None and limit < CGROUP_UNLIMITED
+    return MemoryFacts(
+        total=entries.get("MemTotal", 0),
+        available=entries.get("MemAvailable", 0),
+        limit=limit if has_limit else None,
+        used_of_limit=used or 0,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _torch_cuda() -> str:
+    """Without importing torch where nobody has: it takes seconds."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(torch.version.cuda or "")
+    _, _, local = _versions().get("torch", "").partition("+")
+    digits = local.removeprefix("cu")
+    return f"{digits[:-1]}.{digits[-1]}" if local.startswith("cu") and digits.isdigit() else ""
+
+
+def _num_cores(root: Path) -> float:
+    cores = float(len(os.sched_getaffinity(0)))
+    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if not quota:
+        quota = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
+        period = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, int(quota) / int(period))
+    return cores
+
+
+def _cpu_flags(root: Path) -> tuple[str, ...]:
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            return tuple(flag for flag in CPU_FLAGS if flag in flags)
+    return ()
+
+
+def _read_gpus() -> tuple[GpuFacts | None, str]:
+    query = "--query-gpu=name,driver_version,mig.mode.current"
+    try:
+        listing = _run("nvidia-smi", query, "--format=csv,noheader")
+        topology = _run("nvidia-smi", "topo", "-m")
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"nvidia-smi: {error}"
+    return parse_gpus(listing, topology)
+
+
+def parse_gpus(listing: str, topology: str) -> tuple[GpuFacts | None, str]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in listing.splitlines() if line]
+    if not rows or any(len(row) != 3 for row in rows):
+        return None, f"nvidia-smi: {listing.strip()[:200] or 'it lists no GPU'}"
+    names, drivers, migs = zip(*rows, strict=True)
+    is_mig = tuple(mig == "Enabled" for mig in migs)
+    return GpuFacts(names=names, driver=drivers[0], is_mig=is_mig, topology=topology), ""
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
+    )
+    return done.stdout
+
+
+def _free_for(folder: Path) -> int:
+    """Bytes free where `folder` is, or would be made."""
+    place = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if place is None or not place.is_dir() or not os.access(place, os.W_OK):
+        return -1
+    free = _free(place)
+    return -1 if free is None else free
+
+
+def _free(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _unless_infinite(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(path.name for path in folder.iterdir()))
+    except OSError:
+        return ()
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

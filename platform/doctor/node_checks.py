@@ -1,0 +1,130 @@
+"""Whether one machine has what its replicas need: memory, files, cores, room on disks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton.platform.doctor.finding import Finding, fail, ok, skipped, warn
+from baton.platform.doctor.node import MemoryFacts, NodeFacts
+
+GIB = 1 << 30
+MIN_FILES = 4096
+MIN_SHM = 1 * GIB
+MAX_SKEW_S = 1.0
+TIGHT = 0.9
+"""Of the memory that is left: more than this share of it is too close to the end."""
+RUNNING_RESERVE = 0.05
+"""Share of all memory that a machine with running replicas should have left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the replicas of one machine will want of it."""
+
+    memory_bytes: int
+    """Weights and KV."""
+    num_threads: int
+    num_replicas: int
+    disk_bytes: dict[str, int]
+    """By folder of a tier."""
+
+
+def check_node(facts: NodeFacts, demand: Demand | None) -> Iterator[Finding]:
+    """`demand` is None where replicas run already, and have what they asked for."""
+    yield check_memory(facts.memory, demand)
+    yield check_shm(facts.shm_free)
+    yield check_files(facts.max_files)
+    yield check_rdma(facts)
+    yield check_cores(facts, demand)
+    if demand is not None:
+        yield from (
+            check_disk(folder, wanted, facts.disk_free.get(folder, -1))
+            for folder, wanted in demand.disk_bytes.items()
+        )
+
+
+def check_memory(memory: MemoryFacts, demand: Demand | None) -> Finding:
+    left = f"{_gib(memory.left)} of {_gib(memory.limit or memory.total)} left"
+    if memory.limit is not None:
+        left += " in this control group"
+    if demand is None:
+        if memory.left < RUNNING_RESERVE * (memory.limit or memory.total):
+            remedy = "lower cache.memory_gib, or give the machine more memory"
+            return warn("memory", left, remedy)
+        return ok("memory", left)
+    wanted = f"{_gib(demand.memory_bytes)} wanted by {demand.num_replicas} replicas, {left}"
+    remedy = "lower cache.memory_gib or the number of replicas, or raise the container's limit"
+    if demand.memory_bytes > memory.left:
+        return fail("memory", wanted, remedy)
+    if demand.memory_bytes > TIGHT * memory.left:
+        return warn("memory", wanted, remedy)
+    return ok("memory", wanted)
+
+
+def check_shm(free: int | None) -> Finding:
+    if free is None:
+        return warn("/dev/shm", "there is none", "mount a tmpfs: Ray and RDMA libraries use it")
+    if free < MIN_SHM:
+        remedy = "mount a larger one (docker: --shm-size=8g; Kubernetes: an emptyDir of Memory)"
+        return warn("/dev/shm", f"{_gib(free)} free", remedy)
+    return ok("/dev/shm", f"{_gib(free)} free")
+
+
+def check_files(max_files: int) -> Finding:
+    seen = f"{max_files} open files allowed"
+    if max_files < MIN_FILES:
+        return warn("file limit", seen, f"ulimit -n 65536, or at least {MIN_FILES}")
+    return ok("file limit", seen)
+
+
+def check_rdma(facts: NodeFacts) -> Finding:
+    """RDMA reads and writes memory that is locked: without the right to, it does not start."""
+    if not facts.rdma_devices:
+        return ok("RDMA", "no devices: KV between machines goes over TCP")
+    seen = ", ".join(facts.rdma_devices)
+    if facts.max_locked is not None:
+        remedy = "ulimit -l unlimited (a container: the capability IPC_LOCK)"
+        return warn("RDMA", f"{seen}; {_gib(facts.max_locked)} may be locked", remedy)
+    return ok("RDMA", f"{seen}; any amount of memory may be locked")
+
+
+def check_cores(facts: NodeFacts, demand: Demand | None) -> Finding:
+    flags = ", ".join(facts.cpu_flags) or "no vector extensions known"
+    seen = f"{facts.num_cores:g} cores ({facts.architecture}: {flags})"
+    if facts.architecture == "x86_64" and "avx2" not in facts.cpu_flags:
+        return warn("cores", seen, "use a CPU with AVX2, or a GPU: torch is many times slower here")
+    if demand is not None and demand.num_threads > facts.num_cores:
+        seen = f"{demand.num_threads} threads on {seen}"
+        remedy = (
+            "lower resources.num_threads or the number of replicas: threads wait for each other"
+        )
+        return warn("cores", seen, remedy)
+    return ok("cores", seen)
+
+
+def check_disk(folder: str, wanted: int, free: int) -> Finding:
+    name = f"disk {folder}"
+    if free < 0:
+        return fail(name, "it can be neither written nor made", "make it, or change tiers.disk")
+    seen = f"{_gib(wanted)} wanted, {_gib(free)} free"
+    if wanted > free:
+        return fail(name, seen, "lower tiers.disk.gib, or choose a larger disk")
+    return ok(name, seen)
+
+
+def check_clock(skew_s: float, uncertainty_s: float) -> Finding:
+    """Against this machine. No lease depends on it; certificates and pinned prefixes do."""
+    seen = f"{skew_s:+.3f} s from ours, give or take {uncertainty_s:.3f} s"
+    if abs(skew_s) - uncertainty_s > MAX_SKEW_S:
+        remedy = "let both follow a time server (chrony, ntpd)"
+        return warn("clock", seen, remedy)
+    return ok("clock", seen)
+
+
+def unexamined(reason: str) -> Finding:
+    return skipped("node", reason, "see /debug/status of the gateway, and the replica's log")
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

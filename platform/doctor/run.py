@@ -1,0 +1,202 @@
+"""The whole examination: this machine first, then, where one runs, the deployment itself.
+
+here       versions, security, ports, memory, limits, cores, GPUs, room for tiers
+replicas   the same of each of their machines; clocks, layouts; every way KV can take
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from baton.core.errors import CheckpointError, InvalidConfig
+from baton.core.messages import Role
+from baton.core.wire_security import WireSecurity
+from baton.kv_transfer.transport.registry import AUTO, TRANSPORTS
+from baton.platform.config import DeploymentConfig
+from baton.platform.doctor.cluster_checks import (
+    check_handoffs,
+    check_ports,
+    check_required,
+    check_security,
+)
+from baton.platform.doctor.demand import demand_of
+from baton.platform.doctor.finding import Finding, fail
+from baton.platform.doctor.gpu_checks import check_gpus
+from baton.platform.doctor.live import Examined, LiveSystem, replicas_of
+from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of
+from baton.platform.doctor.node import NodeFacts, read_node
+from baton.platform.doctor.node_checks import Demand, check_clock, check_node
+from baton.platform.doctor.versions import (
+    check_equal_versions,
+    check_versions,
+    wanted_versions,
+)
+from baton.platform.model_folder import find_model
+from baton.platform.ports import check_bindable
+from baton.platform.security import load_security
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+
+NOT_BETWEEN_PROCESSES = "memory"
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    findings: list[Finding] = field(default_factory=list)
+    ways: list[Way] = field(default_factory=list)
+
+
+def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFacts, list[Finding]]:
+    """`is_serving`: the replicas run already, so what they need is no longer to be had."""
+    facts = read_node(_folders(config))
+    findings = [check_versions(facts.versions, wanted_versions())]
+    findings.append(check_ports(list(_taken_ports(config)), is_serving))
+    demand: Demand | None = None
+    if not is_serving and not config.ray.address:
+        try:
+            folder = find_model(config.model, wants_weights=False)  # no download to speak of
+            demand = demand_of(config, folder, is_on_gpu=_is_on_gpu(config, facts))
+        except CheckpointError as error:
+            findings.append(fail("model", str(error), "give a model that is here, with `model`"))
+    findings += check_node(facts, demand)
+    findings += check_gpus(facts, config.device)
+    lacking = {name: kind.lacks() for name, kind in TRANSPORTS.items()}
+    findings.append(check_required(required_transports(config), lacking))
+    return facts, findings
+
+
+def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Finding]:
+    """As a replica on this machine would load it; None if it could not."""
+    try:
+        security = load_security(config.security, allows_plain_kv=config.transfer.allow_plain)
+    except InvalidConfig as error:
+        return None, fail("security", str(error), "`baton certs` makes what is needed")
+    expires_at: datetime | None = None
+    if security.is_encrypted:
+        from baton.platform.certificates import expires_at as read_expiry
+
+        expires_at = read_expiry(security.certificate_pem)
+    return security, check_security(security, expires_at, datetime.now(UTC))
+
+
+async def examine_live(
+    config: DeploymentConfig, security: WireSecurity, status: dict[str, Any], here: NodeFacts
+) -> Diagnosis:
+    """`status` is the gateway's /debug/status."""
+    replicas, findings = replicas_of(status)
+    diagnosis = Diagnosis(findings)
+    channels = Channels(security)
+    try:
+        system = LiveSystem(channels)
+        examined, unexamined = await system.examine(replicas, _folders(config))
+        diagnosis.findings += unexamined
+        diagnosis.findings += list(_judge(config, here, examined))
+        for pair in pairs_of([one.replica for one in examined]):
+            known = known_ways(examined, pair)
+            diagnosis.ways += await _measure_pair(config, security, system, pair, known)
+    finally:
+        await channels.close()
+    diagnosis.findings += check_ways(diagnosis.ways, required_transports(config))
+    return diagnosis
+
+
+def required_transports(config: DeploymentConfig) -> tuple[str, ...]:
+    """What KV must be able to travel by; empty: anything will do."""
+    if config.transfer.transport == AUTO:
+        return config.transfer.require
+    return (config.transfer.transport,)
+
+
+def _judge(
+    config: DeploymentConfig, here: NodeFacts, examined: Sequence[Examined]
+) -> Iterator[Finding]:
+    """Each machine once, however many replicas it has."""
+    named = [(one.replica.replica_id, one.node) for one in examined]
+    yield check_equal_versions([("here", here), *named])
+    by_host = {one.node.host: one for one in reversed(examined)}
+    for host, one in by_host.items():
+        yield from _at(host, (check_clock(one.skew_s, one.uncertainty_s),))
+        if host != here.host:
+            yield from _at(host, check_node(one.node, None))
+            yield from _at(host, check_gpus(one.node, config.device))
+    by_role = {
+        role: {one.replica.replica_id: one.layout for one in examined if one.replica.role is role}
+        for role in Role
+    }
+    if by_role[Role.PREFILL] and by_role[Role.DECODE]:
+        yield check_handoffs(by_role[Role.PREFILL], by_role[Role.DECODE])
+
+
+async def _measure_pair(
+    config: DeploymentConfig,
+    security: WireSecurity,
+    system: LiveSystem,
+    pair: Pair,
+    known: Sequence[pb.KnownWay],
+) -> list[Way]:
+    """One way at a time: two at once would measure each other."""
+    receiver, sender = pair
+    ways: list[Way] = []
+    for name in TRANSPORTS:
+        if name == NOT_BETWEEN_PROCESSES:
+            continue
+        if security.may_carry_kv(name):
+            ways.append(await system.measure(pair, name, why_chosen(config, name, known)))
+            continue
+        unmeasured = Way(
+            receiver=receiver.replica_id,
+            sender=sender.replica_id,
+            transport=name,
+            error="it does not encrypt, and security asks for TLS (transfer.allow_plain)",
+        )
+        ways.append(unmeasured)
+    return ways
+
+
+def why_chosen(config: DeploymentConfig, transport: str, known: Sequence[pb.KnownWay]) -> str:
+    """Empty if KV does not go by `transport`. `known` is what `auto` at the receiver knows."""
+    if config.transfer.transport != AUTO:
+        return "transfer.transport" if transport == config.transfer.transport else ""
+    if not any(way.is_chosen and way.transport == transport for way in known):
+        return ""
+    rates = [
+        f"{way.transport} {way.bytes_per_s / 1e9:.2f} GB/s"
+        for way in known
+        if way.HasField("bytes_per_s")
+    ]
+    others = [f"{way.transport}: {way.reason}" for way in known if way.reason]
+    return "; ".join((f"auto, of {', '.join(rates) or 'what it could not measure yet'}", *others))
+
+
+def known_ways(examined: Sequence[Examined], pair: Pair) -> list[pb.KnownWay]:
+    """What the receiver of `pair` told of the ways to its sender."""
+    receiver, sender = pair
+    told = next(one.known_ways for one in examined if one.replica is receiver)
+    return [way for way in told if way.epoch == sender.epoch]
+
+
+def _at(where: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (replace(finding, where=where) for finding in findings)
+
+
+def _folders(config: DeploymentConfig) -> tuple[str, ...]:
+    folder = config.tiers.disk.folder
+    return (folder,) if folder else ()
+
+
+def _is_on_gpu(config: DeploymentConfig, facts: NodeFacts) -> bool:
+    if config.device == "auto":
+        return facts.gpus is not None and bool(facts.torch_cuda)
+    return config.device == "cuda"
+
+
+def _taken_ports(config: DeploymentConfig) -> Iterator[str]:
+    gateway = config.gateway
+    for name, port in (("gateway.port", gateway.port), ("gateway.grpc_port", gateway.grpc_port)):
+        try:
+            check_bindable(gateway.host, port)
+        except OSError as error:
+            yield f"{name}: {gateway.host}:{port}: {error.strerror}"

@@ -1,0 +1,87 @@
+"""What the measured ways between replicas mean for a deployment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import Role
+from baton.platform.doctor.finding import Status
+from baton.platform.doctor.matrix import LiveReplica, Size, Way, check_ways, pairs_of
+
+P, D, E = (
+    LiveReplica(replica_id=ReplicaId(name), role=role, epoch=Epoch(name), address=name)
+    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE), ("e", Role.DECODE))
+)
+
+
+def way(transport: str, gb_per_s: float | None, **details: Any) -> Way:
+    """None: it does not work."""
+    sizes: tuple[Size, ...] = ()
+    if gb_per_s is None:
+        details.setdefault("error", "nobody listens")
+    else:
+        sizes = (Size(num_bytes=1 << 20, rounds_s=((1 << 20) / gb_per_s / 1e9,)),)
+    return Way(
+        receiver=D.replica_id, sender=P.replica_id, transport=transport, sizes=sizes, **details
+    )
+
+
+def test_kv_travels_from_prefill_to_decode_and_between_decode_replicas() -> None:
+    assert pairs_of([P, D, E]) == [(D, P), (D, E), (E, P), (E, D)]
+
+
+def test_a_pair_with_a_way_is_well_and_says_which_is_fastest() -> None:
+    [found] = check_ways([way("shm", 5.0), way("grpc", 1.0), way("gloo", None)], ())
+
+    assert found.status is Status.OK
+    assert found.where == "p -> d"
+    assert found.seen == "shm 5.00 GB/s; not gloo: nobody listens"
+
+
+@pytest.mark.parametrize(
+    ("required", "status"), [((), "ok"), (("grpc", "nixl"), "ok"), (("nixl",), "fail")]
+)
+def test_what_is_required_must_work(required: tuple[str, ...], status: str) -> None:
+    [found] = check_ways([way("grpc", 1.0), way("nixl", None)], required)
+
+    assert found.status == status
+
+
+def test_a_pair_without_any_way_fails_and_says_why_of_each() -> None:
+    [found] = check_ways([way("shm", None, error="another host"), way("grpc", None)], ())
+
+    assert found.status is Status.FAIL
+    assert found.seen == "no way by any transport: shm: another host; grpc: nobody listens"
+
+
+def test_a_required_transport_nobody_knows_fails() -> None:
+    [found] = check_ways([way("grpc", 1.0)], ("pigeon",))
+
+    assert "no way by pigeon: it is not known here" in found.seen
+
+
+def test_a_slow_way_taken_beside_a_fast_one_is_warned_about() -> None:
+    ways = [way("shm", 5.0), way("grpc", 1.0, chosen="auto: it measured 1.0 GB/s")]
+
+    [found] = check_ways(ways, ())
+
+    assert found.status is Status.WARN
+    assert found.seen.startswith("grpc is taken (auto: it measured 1.0 GB/s), though shm")
+
+
+def test_each_pair_is_judged_alone() -> None:
+    other = Way(receiver=E.replica_id, sender=P.replica_id, transport="grpc", error="refused")
+
+    found = check_ways([way("grpc", 1.0), other], ())
+
+    assert [(f.where, f.status) for f in found] == [
+        ("p -> d", Status.OK),
+        ("p -> e", Status.FAIL),
+    ]
+
+
+def test_a_rate_is_that_of_the_median_round() -> None:
+    assert Size(num_bytes=100, rounds_s=(1.0, 50.0, 2.0)).bytes_per_s == 50.0
