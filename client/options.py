@@ -81,6 +81,15 @@ class SamplingOptions(TypedDict, total=False):
     """The output is one of these."""
 
 
+class CacheControl(TypedDict, total=False):
+    """Keep what is before this point in the servers' prefix caches. At most four in a request."""
+
+    type: Literal["ephemeral"]
+    """ephemeral"""
+    ttl: Literal["5m", "1h"]
+    """5m; for so long after each use."""
+
+
 class RequestOptions(TypedDict, total=False):
     """What concerns a request as a whole."""
 
@@ -90,6 +99,8 @@ class RequestOptions(TypedDict, total=False):
     """Drawn by the server."""
     cache_salt: str
     """Prompts under different salts never share cached KV."""
+    cache_control: CacheControl
+    """None; a cache point at the end of each prompt, or behind a chat's last message."""
     return_token_ids: bool
     """False"""
     add_special_tokens: bool

@@ -28,7 +28,8 @@ from baton.proto import inference_pb2 as pb
 M = TypeVar("M", bound=Message)
 
 ChatMessage = Mapping[str, Any] | AssistantMessage
-"""`role`, `content`, and where they apply `name`, `tool_calls`, `tool_call_id`, `reasoning`."""
+"""`role`, `content`, and where they apply `name`, `tool_calls`, `tool_call_id`, `reasoning` and
+`cache_control`."""
 
 SAMPLING_FIELDS = frozenset(SamplingOptions.__annotations__)
 STRUCTURED_FIELDS = ("json_schema", "json_object", "regex", "grammar", "choice")

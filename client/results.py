@@ -38,6 +38,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     """Of the prompt, found in a prefix cache."""
+    cache_write_tokens: int
+    """Of the prompt, before a cache point and not cached until now."""
     output_tokens: int
     reasoning_tokens: int
     """Of the output."""
@@ -53,6 +55,12 @@ class Receipt:
     placement: str
     """Why it ran there."""
     attempts: int
+    cached_tokens: int
+    """Of the prompt, found in a prefix cache."""
+    cache_write_tokens: int
+    """Of the prompt, before a cache point and not cached until now."""
+    pulled_tokens: int
+    """Whose KV came from another replica's cache or a tier."""
     computed_tokens: int
     kv_bytes: int
     transport: str

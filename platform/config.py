@@ -3,8 +3,12 @@
     model, served_model_name, dtype, load_format, device
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
+    tiers                where KV is kept that leaves a device: host memory, disk, a shared store
     gateway              the ports, limits and keys clients meet
+    health               when a replica counts as broken, and how one leaves
     ray                  the cluster to join
+    security             how its processes know each other, and whether others can listen
+    chaos                faults on purpose; off
 
 `baton serve -f baton.yaml` reads it, `baton serve` options override it, and the Helm chart's
 values embed it under one key.
@@ -21,13 +25,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from baton.core.errors import InvalidConfig
+from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.kv_transfer.tiers.config import TiersConfig
+from baton.platform.chaos.config import ChaosConfig
 from baton.platform.config_node import ConfigNode, Count, Fraction, Seconds
 from baton.platform.gateway.config import GatewayConfig
+from baton.platform.router.config import PullConfig
+from baton.platform.security_config import SecurityConfig
 
 DEMO_MODEL = "demo"
 """The small model that comes with Baton."""
 
+TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl", "nixl"]
 NumReplicas = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -80,18 +90,40 @@ class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
     replicas: Count = 1
     """Gateway processes; those of one machine share the ports."""
     no_replica_grace_s: Seconds = 60.0
-    """How long a request waits while no decode replica is connected, before it gets a 503."""
+    """How long a request waits while no decode replica takes requests, before it gets a 503."""
 
 
 class TransferConfig(ConfigNode, frozen=True, kw_only=True):
     """How KV travels from prefill to decode replicas."""
 
-    transport: Literal["grpc", "memory"] = "grpc"
-    """`memory` works only where both replicas live in one process, as in `baton verify`."""
+    transport: TransportName = "auto"
+    """`auto` measures and takes the fastest way to each peer. `memory` works only where both
+    replicas live in one process, as in `baton verify`; `shm` on one machine."""
+    require: tuple[str, ...] = ()
+    """What `auto` may choose from. A peer that none of these leads to is not used: what it would
+    have computed is computed where it is needed. Empty: anything."""
     max_leased_fraction: Fraction = 0.5
     """Share of a decode replica's blocks that handoffs under way may hold."""
     prefill_timeout_s: Seconds = 60.0
     """After this long the decode replica computes the prompt itself."""
+    max_corrupt: Count = 3
+    """Bad pieces of KV within a minute after which their sender is not asked for one."""
+    allow_plain: bool = False
+    """KV may travel unencrypted, by gloo, nccl or nixl, although `security` asks for TLS."""
+    pull: PullConfig = PullConfig()
+
+    def __post_init__(self) -> None:
+        ways = typing.get_args(TransportName)[1:]  # `auto` chooses, and is none itself
+        for name in self.require:
+            if name not in ways:
+                raise ValueError(
+                    f"transfer.require: {name!r} is no way to move KV; there are {', '.join(ways)}"
+                )
+        if self.require and self.transport != "auto" and self.transport not in self.require:
+            raise ValueError(
+                f"transfer.transport {self.transport!r} is not among transfer.require; "
+                "let it be `auto`, or require nothing"
+            )
 
 
 class HealthConfig(ConfigNode, frozen=True, kw_only=True):
@@ -136,14 +168,41 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     decode: DecodeConfig = DecodeConfig()
     gateway: GatewayPoolConfig = GatewayPoolConfig()
     transfer: TransferConfig = TransferConfig()
+    tiers: TiersConfig = TiersConfig()
     health: HealthConfig = HealthConfig()
     ray: RayConfig = RayConfig()
+    security: SecurityConfig = SecurityConfig()
+    chaos: ChaosConfig = ChaosConfig()
 
     def __post_init__(self) -> None:
-        if self.prefill.cache.block_size != self.decode.cache.block_size:
-            raise ValueError("prefill and decode must use the same cache.block_size")
+        small, large = sorted((self.prefill.cache.block_size, self.decode.cache.block_size))
+        if large % small:
+            raise ValueError(
+                f"prefill.cache.block_size is {self.prefill.cache.block_size}, that of decode "
+                f"{self.decode.cache.block_size}: one must divide the other, or KV cannot be "
+                "handed over"
+            )
         if self.gateway.port == self.gateway.grpc_port != 0:
             raise ValueError("gateway.port and gateway.grpc_port must differ")
+        self._check_encryption()
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if self.tiers.is_on and not pool.cache.prefix_caching:
+                raise ValueError(
+                    f"tiers need {name}.cache.prefix_caching: turn it on, or the tiers off"
+                )
+
+    def _check_encryption(self) -> None:
+        transfer, is_encrypted = self.transfer, self.security.is_encrypted
+        ways = {transfer.transport, *transfer.require} - {"auto"}  # which leaves out what is plain
+        plain = sorted(ways - PRIVATE_TRANSPORTS)
+        if is_encrypted and plain and not transfer.allow_plain:
+            raise ValueError(
+                f"transfer.transport {plain[0]!r} does not encrypt, and security asks for TLS; "
+                "choose another, or set transfer.allow_plain if the network is your own"
+            )
 
     @property
     def wants_weights(self) -> bool:
@@ -216,7 +275,23 @@ def _check_keys_and_numbers(raw: Any, node: type, path: str) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidConfig(f"Expected a finite number, got {value} - at `{path}.{key}`")
         child = hints[key]
-        if isinstance(value, dict) and (
-            dataclasses.is_dataclass(child) or issubclass(child, msgspec.Struct)
-        ):
+        if isinstance(value, dict) and _has_fields(child):
             _check_keys_and_numbers(value, child, f"{path}.{key}")
+        elif isinstance(value, dict) and (named := node_by_name(child)) is not None:
+            for name, entry in value.items():
+                _check_keys_and_numbers(entry, named, f"{path}.{key}.{name}")
+        elif isinstance(value, list) and _has_fields(item := typing.get_args(child)[0]):
+            for number, entry in enumerate(value):
+                _check_keys_and_numbers(entry, item, f"{path}.{key}[{number}]")
+
+
+def node_by_name(hint: Any) -> type | None:
+    """Of what a setting holds by names of the operator's choosing, if that has settings itself."""
+    args = typing.get_args(hint)
+    return args[1] if typing.get_origin(hint) is dict and _has_fields(args[1]) else None
+
+
+def _has_fields(node: Any) -> bool:
+    return dataclasses.is_dataclass(node) or (
+        isinstance(node, type) and issubclass(node, msgspec.Struct)
+    )

@@ -13,16 +13,17 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from baton.platform.config import DeploymentConfig
+from baton.platform.config import DeploymentConfig, node_by_name
 
-SECRETS = frozenset({"gateway.api_keys"})
-"""Settings that are never shown."""
+SECRETS = ("gateway.api_keys", "gateway.cache_secret", "gateway.tenants.*.api_keys")
+"""Settings that are never shown. `*` is any name."""
 
 
 FOREIGN = frozenset({"builtins", "msgspec"})
@@ -84,6 +85,10 @@ def is_node(value: object) -> bool:
     return isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value)
 
 
+def is_secret(path: str) -> bool:
+    return any(fnmatchcase(path, secret) for secret in SECRETS)
+
+
 def _walk(node: Any, prefix: str) -> Iterator[Setting]:
     docs = attribute_docs(type(node))
     for name, hint in typing.get_type_hints(type(node), include_extras=True).items():
@@ -96,7 +101,9 @@ def _walk(node: Any, prefix: str) -> Iterator[Setting]:
 
 def _node_types(node: Any) -> Iterator[type]:
     yield type(node)
-    for name in typing.get_type_hints(type(node)):
+    for name, hint in typing.get_type_hints(type(node)).items():
         value = getattr(node, name)
         if is_node(value):
             yield from _node_types(value)
+        elif (named := node_by_name(hint)) is not None:
+            yield named

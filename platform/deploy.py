@@ -25,8 +25,10 @@ from ray.serve.schema import LoggingConfig
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, ReplicaInfo, Role
-from baton.platform.config import DeploymentConfig, PoolConfig
+from baton.platform.chaos.events import ChaoticWatch, heartbeat
+from baton.platform.config import DeploymentConfig, PoolConfig, override
 from baton.platform.gateway.assemble import GatewayNode
+from baton.platform.gateway.cache_salt import draw_secret
 from baton.platform.registry import HEARTBEAT_S, Loading, Registry
 
 if TYPE_CHECKING:
@@ -150,7 +152,7 @@ class ReplicaActor:
 
     async def _beat(self) -> None:
         while True:
-            await self._try(self._registry.heartbeat(self._replica.info))
+            await self._try(heartbeat(self._registry, self._replica.info, self._replica.chaos))
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _try(self, call: Coroutine[Any, Any, None]) -> None:
@@ -181,7 +183,9 @@ class GatewayActor:
     ) -> None:
         self._drain_s = config.health.drain_s
         self._gateway = GatewayNode(config, folder)
-        await self._gateway.start(RemoteRegistry(registry))
+        remote = RemoteRegistry(registry)
+        chaos = config.chaos.start("gateway")
+        await self._gateway.start(remote if chaos is None else ChaoticWatch(remote, chaos))
 
     async def ports(self) -> tuple[int, int]:
         return self._gateway.server.http_port, self._gateway.server.grpc_port
@@ -219,7 +223,14 @@ def build_app(config: DeploymentConfig, folder: Path) -> serve.Application:
         NO_CPU,
         drain_s=config.health.drain_s,
     )
-    return gateway.bind(config, folder, registry, *pools)
+    return gateway.bind(with_cache_secret(config), folder, registry, *pools)
+
+
+def with_cache_secret(config: DeploymentConfig) -> DeploymentConfig:
+    """All gateways must name the KV of tenants alike, so what is drawn is drawn here."""
+    if config.gateway.cache_secret:
+        return config
+    return override(config, {"gateway.cache_secret": draw_secret()})
 
 
 def share_of_cores(config: DeploymentConfig) -> int:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from baton.core.errors import Unavailable
+from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.decode_service.worker import DecodeWorker
@@ -77,6 +77,8 @@ class LocalDispatcher:
                 prompt=generation.prompt,
                 sampling=generation.sampling,
                 salt=generation.salt,
+                tenant=generation.tenant,
+                cache_points=generation.cache_points,
                 prefill=self._prefill,
                 priority=generation.priority,
                 pooling=generation.pooling,
@@ -102,6 +104,9 @@ class LocalDispatcher:
 
     async def status(self) -> dict[str, Any]:
         return {**asdict(self._worker.capacity()), "metrics": self._worker.metrics()}
+
+    async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
+        raise InvalidRequest("the only replica there is cannot be drained", field="replica")
 
     async def metrics_text(self) -> str:
         return "".join(f"baton_{name} {value}\n" for name, value in self._worker.metrics().items())

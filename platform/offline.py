@@ -14,7 +14,6 @@ from pathlib import Path
 from baton.core.errors import Cancelled
 from baton.core.ids import ReplicaId, new_epoch
 from baton.core.messages import Role
-from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.engine.engine import Engine
 from baton.kv_transfer.transport.registry import TransportParts, create_transport
@@ -23,6 +22,7 @@ from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.served_model import ServedModel
 from baton.platform.local_dispatcher import LocalDispatcher
 from baton.platform.replica import Progress, load_engine
+from baton.proto.channels import Channels
 
 REPLICA_ID = ReplicaId("local")
 
@@ -58,8 +58,8 @@ async def offline_gateway(
         engine,
         replica_id=REPLICA_ID,
         epoch=new_epoch(),
-        prefill_client=GrpcPrefillClient(),  # never asked
         transport=create_transport("memory", TransportParts()),
+        channels=Channels(),  # it asks nobody
         settings=DecodeSettings(max_open=config.decode.max_open),
     )
     await worker.start()

@@ -8,26 +8,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
 
+from baton.core.chaos import Chaos
 from baton.core.ids import Epoch, ReplicaId, new_epoch
 from baton.core.messages import ReplicaInfo, Role
-from baton.decode_service.prefill_client import GrpcPrefillClient
+from baton.core.wire_security import WireSecurity
 from baton.decode_service.server import DecodeGrpc
 from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.engine import Engine
-from baton.kv_transfer.transport.grpc import KvTransferServicer
-from baton.kv_transfer.transport.registry import TransportParts, create_transport
-from baton.platform.config import DecodeConfig, DeploymentConfig, PrefillConfig
+from baton.kv_transfer.exchange import ExchangeConfig
+from baton.kv_transfer.probe import ProbeOffers, Prober
+from baton.kv_transfer.tiers.assemble import create_stack
+from baton.kv_transfer.transport.base import SendingHalf, Transport
+from baton.kv_transfer.transport.chaotic import ChaoticTransport
+from baton.kv_transfer.transport.control import ControlClient
+from baton.kv_transfer.transport.peer import PeerGrpc
+from baton.kv_transfer.transport.registry import (
+    TransportParts,
+    Transports,
+    create_sending_halves,
+)
+from baton.kv_transfer.transport.servicer import KvTransferServicer
+from baton.platform.config import DeploymentConfig
+from baton.platform.doctor.examination import Examiner
+from baton.platform.peer_probing import PeerProbing
 from baton.platform.replica_server import ReplicaGrpc, ReplicaServer, Worker
+from baton.platform.security import load_security
 from baton.prefill_service.server import PrefillGrpc
 from baton.prefill_service.worker import PrefillWorker
-from baton.proto.kv_pb2_grpc import add_KvTransferServicer_to_server
+from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import (
     add_DecodeServicer_to_server,
+    add_PeerServicer_to_server,
     add_PrefillServicer_to_server,
 )
 
@@ -36,16 +53,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Replica:
-    """A running replica. `info` is what it tells the registry."""
-
-    info: ReplicaInfo
+    registered: ReplicaInfo
+    """Constant for this incarnation."""
     worker: Worker
     server: ReplicaServer
     parts: TransportParts
+    transports: Transports
+    halves: dict[str, SendingHalf]
+    """What it sends by."""
+    chaos: Chaos | None = None
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """What it tells the registry now."""
+        return replace(self.registered, is_ready=not self.worker.is_draining)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Call itself unready and finish what it has; False if the time was not enough."""
-        self.info = replace(self.info, is_ready=False)
+        """Call itself unready and let go what it has; False if the time was not enough."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.worker.drain()
@@ -58,6 +82,10 @@ class Replica:
         self.parts.switchboard.unplug(self.info.address)
         await self.worker.stop()
         await self.server.stop()
+        await self.transports.close()
+        for half in self.halves.values():
+            await half.close()
+        await self.parts.channels.close()
 
 
 async def load_engine(
@@ -68,7 +96,7 @@ async def load_engine(
     return await asyncio.to_thread(
         assemble_engine,
         folder,
-        pool.engine,
+        replace(pool.engine, kv_shares=config.gateway.kv_shares),
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,
@@ -89,77 +117,111 @@ async def start_replica(
 
     Replicas of one process that are to reach each other in memory share their `parts`.
     """
-    epoch = new_epoch()
-    parts = parts or TransportParts()
-    if role is Role.PREFILL:
-        return await _start_prefill(config.prefill, engine, epoch, replica_id, host, parts)
-    return await _start_decode(config, engine, epoch, replica_id, host, parts)
-
-
-async def _start_prefill(
-    config: PrefillConfig,
-    engine: Engine,
-    epoch: Epoch,
-    replica_id: ReplicaId,
-    host: str,
-    parts: TransportParts,
-) -> Replica:
-    worker = PrefillWorker(engine, epoch=epoch, max_queued_tokens=config.max_queued_tokens)
-
-    def register(server: grpc.aio.Server) -> None:
-        add_PrefillServicer_to_server(PrefillGrpc(worker), server)
-        add_KvTransferServicer_to_server(KvTransferServicer(worker.outbox), server)
-
-    server = ReplicaServer(ReplicaGrpc(worker, replica_id, Role.PREFILL), register)
-    await worker.start()
-    info = _info(engine, replica_id, epoch, Role.PREFILL, await server.start(host))
-    info = replace(info, max_queued_tokens=config.max_queued_tokens)
-    parts.switchboard.plug(info.address, worker.outbox)
-    return Replica(info, worker, server, parts)
-
-
-async def _start_decode(
-    config: DeploymentConfig,
-    engine: Engine,
-    epoch: Epoch,
-    replica_id: ReplicaId,
-    host: str,
-    parts: TransportParts,
-) -> Replica:
-    pool: DecodeConfig = config.decode
-    worker = DecodeWorker(
-        engine,
+    parts = parts or TransportParts(channels=Channels(_security(config)))
+    parts = replace(parts, device=engine.runner.cache.arena.device, require=config.transfer.require)
+    transports = Transports(parts)
+    chaos = config.chaos.start(replica_id)
+    it = _Ingredients(
+        config=config,
+        engine=engine,
         replica_id=replica_id,
-        epoch=epoch,
-        prefill_client=GrpcPrefillClient(),
-        transport=create_transport(config.transfer.transport, parts),
-        settings=DecodeSettings(
-            max_open=pool.max_open,
-            max_leased_fraction=config.transfer.max_leased_fraction,
-            prefill_timeout_s=config.transfer.prefill_timeout_s,
-        ),
+        epoch=new_epoch(),
+        parts=parts,
+        transport=_transport(config, transports, chaos),
+        halves=create_sending_halves(parts, engine.runner.cache.arena),
     )
-
-    def register(server: grpc.aio.Server) -> None:
-        add_DecodeServicer_to_server(DecodeGrpc(worker), server)
-
-    server = ReplicaServer(ReplicaGrpc(worker, replica_id, Role.DECODE), register)
+    worker = it.prefill_worker() if role is Role.PREFILL else it.decode_worker()
+    if chaos is not None:
+        worker.kv.receiver.may_reserve = lambda: chaos.draw("pool.reserve") is None
+    stack = create_stack(config.tiers, engine.pool.layout, chaos)
+    if stack is not None:
+        worker.kv.attach(stack, config.tiers)
+    probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), it.epoch)
+    examiner = Examiner(engine.pool.layout, transports)
+    inspect = ReplicaGrpc(worker, replica_id, role, probing, examiner, chaos)
+    server = ReplicaServer(inspect, partial(it.register, worker), parts.channels.security)
     await worker.start()
-    info = _info(engine, replica_id, epoch, Role.DECODE, await server.start(host))
-    return Replica(replace(info, max_open=pool.max_open), worker, server, parts)
+    info = it.info(role, await server.start(host))
+    parts.switchboard.plug(info.address, worker.kv.outbox)
+    return Replica(info, worker, server, parts, transports, it.halves, chaos)
 
 
-def _info(
-    engine: Engine, replica_id: ReplicaId, epoch: Epoch, role: Role, address: str
-) -> ReplicaInfo:
-    return ReplicaInfo(
-        replica_id=replica_id,
-        epoch=epoch,
-        role=role,
-        address=address,
-        layout=engine.pool.layout,
-        num_blocks=engine.pool.num_blocks,
-        max_model_len=engine.max_model_len,
-        max_open=0,
-        max_queued_tokens=0,
-    )
+def _security(config: DeploymentConfig) -> WireSecurity:
+    return load_security(config.security, allows_plain_kv=config.transfer.allow_plain)
+
+
+def _transport(config: DeploymentConfig, transports: Transports, chaos: Chaos | None) -> Transport:
+    transport = transports.get(config.transfer.transport)
+    return transport if chaos is None else ChaoticTransport(transport, chaos)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ingredients:
+    """What a replica of either role is made of."""
+
+    config: DeploymentConfig
+    engine: Engine
+    replica_id: ReplicaId
+    epoch: Epoch
+    parts: TransportParts
+    transport: Transport
+    """How KV comes here."""
+    halves: dict[str, SendingHalf]
+    """How it goes."""
+
+    def prefill_worker(self) -> PrefillWorker:
+        pool = self.config.prefill
+        transfer = self.config.transfer
+        return PrefillWorker(
+            self.engine,
+            epoch=self.epoch,
+            max_queued_tokens=pool.max_queued_tokens,
+            transport=self.transport,
+            channels=self.parts.channels,
+            exchange=ExchangeConfig(
+                max_leased_fraction=transfer.max_leased_fraction,
+                pull_timeout_s=transfer.prefill_timeout_s,
+                max_corrupt=transfer.max_corrupt,
+            ),
+        )
+
+    def decode_worker(self) -> DecodeWorker:
+        transfer = self.config.transfer
+        return DecodeWorker(
+            self.engine,
+            replica_id=self.replica_id,
+            epoch=self.epoch,
+            transport=self.transport,
+            channels=self.parts.channels,
+            settings=DecodeSettings(
+                max_open=self.config.decode.max_open,
+                max_leased_fraction=transfer.max_leased_fraction,
+                prefill_timeout_s=transfer.prefill_timeout_s,
+                max_corrupt=transfer.max_corrupt,
+            ),
+        )
+
+    def register(self, worker: PrefillWorker | DecodeWorker, server: grpc.aio.Server) -> None:
+        """The services of the worker's role, and what peers of either may ask."""
+        if isinstance(worker, DecodeWorker):
+            add_DecodeServicer_to_server(DecodeGrpc(worker), server)
+        else:
+            add_PrefillServicer_to_server(PrefillGrpc(worker), server)
+        add_PeerServicer_to_server(PeerGrpc(worker), server)
+        kv = worker.kv
+        probes = ProbeOffers(kv.pool, kv.sender, kv.owner)
+        KvTransferServicer(kv.outbox, self.epoch, self.halves, probes).serve(server)
+
+    def info(self, role: Role, address: str) -> ReplicaInfo:
+        is_decode = role is Role.DECODE
+        return ReplicaInfo(
+            replica_id=self.replica_id,
+            epoch=self.epoch,
+            role=role,
+            address=address,
+            layout=self.engine.pool.layout,
+            num_blocks=self.engine.pool.num_blocks,
+            max_model_len=self.engine.max_model_len,
+            max_open=self.config.decode.max_open if is_decode else 0,
+            max_queued_tokens=0 if is_decode else self.config.prefill.max_queued_tokens,
+        )

@@ -14,7 +14,7 @@ import yaml
 from baton.platform.cli.config_options import SERVE_OPTIONS, with_config_options
 from baton.platform.cli.errors import told_in_one_line
 from baton.platform.config import configure
-from baton.platform.config_docs import SECRETS, json_schema, settings
+from baton.platform.config_docs import is_secret, json_schema, settings
 
 app = typer.Typer(help="Show the configuration, or what may be in it.", no_args_is_help=True)
 
@@ -56,24 +56,30 @@ def _mask(node: dict[str, Any], prefix: str) -> dict[str, Any]:
         key: (
             _mask(value, f"{prefix}{key}.")
             if isinstance(value, dict)
-            else [MASK] * len(value)
-            if f"{prefix}{key}" in SECRETS
+            else _masked(value)
+            if is_secret(f"{prefix}{key}")
             else value
         )
         for key, value in node.items()
     }
 
 
+def _masked(secret: str | list[str]) -> str | list[str]:
+    """What is not set may be seen not to be."""
+    return [MASK] * len(secret) if isinstance(secret, list) else MASK * bool(secret)
+
+
 def _yaml_lines(node: dict[str, Any], prefix: str, *, marks_defaults: bool) -> Iterator[str]:
     indent = "  " * prefix.count(".")
     for key, value in node.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield f"{indent}{key}:"
+        if isinstance(value, dict) and value:
+            yield f"{indent}{_scalar(key)}:"
             yield from _yaml_lines(value, f"{path}.", marks_defaults=marks_defaults)
             continue
-        default = msgspec.to_builtins(settings()[path].default)
-        mark = "  # default" if marks_defaults and value == default else ""
+        setting = settings().get(path)  # none of what has a name of the operator's choosing
+        is_default = setting is not None and value == msgspec.to_builtins(setting.default)
+        mark = "  # default" if marks_defaults and is_default else ""
         yield f"{indent}{key}: {_scalar(value)}{mark}"
 
 

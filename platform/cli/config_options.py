@@ -52,6 +52,7 @@ ENGINE_OPTIONS = (
     ConfigOption("--max-batch-tokens", ENGINE, _both("scheduler.max_batch_tokens")),
     ConfigOption("--prefill-chunk", ENGINE, _both("scheduler.prefill_chunk")),
     ConfigOption("--block-size", ENGINE, _both("cache.block_size")),
+    ConfigOption("--kv-cache-dtype", ENGINE, _both("cache.kv_dtype")),
     ConfigOption("--num-blocks", ENGINE, _both("cache.num_blocks")),
     ConfigOption("--cache-gib", ENGINE, _both("cache.memory_gib")),
     ConfigOption("--cache-fraction", ENGINE, _both("cache.memory_fraction")),

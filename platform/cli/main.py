@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-from baton.platform.cli import config
+from baton.platform.cli import chaos, config
+from baton.platform.cli.certs import certs
 from baton.platform.cli.chat import chat
+from baton.platform.cli.doctor import doctor
+from baton.platform.cli.drain import drain
 from baton.platform.cli.errors import OneLineErrors
 from baton.platform.cli.generate import generate
 from baton.platform.cli.models import models
@@ -42,9 +45,10 @@ def baton(
     """Serve large language models with prefill and decode on separate replica pools."""
 
 
-for command in (serve, generate, chat, status, models, verify):
+for command in (serve, generate, chat, status, drain, models, verify, certs, doctor):
     app.command()(command)
 app.add_typer(config.app, name="config")
+app.add_typer(chaos.app, name="chaos")
 
 if __name__ == "__main__":
     app()

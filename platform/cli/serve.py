@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,8 @@ from baton.platform.config import DeploymentConfig, configure
 from baton.platform.gateway.text.model_files import ModelFiles
 from baton.platform.gateway.tls import tls_identity
 from baton.platform.model_folder import find_model
+from baton.platform.ports import check_bindable
+from baton.platform.security import load_security
 
 
 @with_config_options(SERVE_OPTIONS)
@@ -46,6 +47,7 @@ def serve(
         ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
         if not config.ray.address:  # else they are needed where the gateway is placed
             tls_identity(config.gateway)
+            load_security(config.security)
         _check_ports(config)
     arguments = [
         "-m",
@@ -73,20 +75,10 @@ def _check_ports(config: DeploymentConfig) -> None:
         ("--grpc-port", config.gateway.grpc_port),
     ):
         try:
-            _probe(config.gateway.host, port)
+            check_bindable(config.gateway.host, port)
         except OSError as error:
             remedy = option if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
             raise InvalidConfig(
                 f"cannot listen on {config.gateway.host}:{port} ({error.strerror}); "
                 f"choose another with {remedy}"
             ) from None
-
-
-def _probe(host: str, port: int) -> None:
-    """Raises OSError if the port cannot be bound, or is somebody else's."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)

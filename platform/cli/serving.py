@@ -200,6 +200,12 @@ def _announce(config: DeploymentConfig, folder: Path, seconds: float) -> None:
         "Ctrl-C stops it.",
         soft_wrap=True,
     )
+    if config.chaos.enabled:
+        console.print(
+            "\n[bold red]CHAOS is enabled: faults are made on purpose; never serve anybody "
+            "who depends on the answers.[/bold red]",
+            soft_wrap=True,
+        )
 
 
 def _example(config: DeploymentConfig, folder: Path, url: str) -> str:
@@ -212,7 +218,7 @@ def _example(config: DeploymentConfig, folder: Path, url: str) -> str:
     else:
         path = "chat/completions"
         body["messages"] = [{"role": "user", "content": "Write the function `add`."}]
-    key = " -H 'authorization: Bearer KEY'" if config.gateway.api_keys else ""
+    key = " -H 'authorization: Bearer KEY'" if config.gateway.needs_key else ""
     return (
         f"  curl {url}/v1/{path} -H 'content-type: application/json'{key} \\\n"
         f"    -d '{msgspec.json.encode(body).decode()}'"

@@ -21,7 +21,7 @@ from baton.engine.assemble import engine_around, find_device
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.kv_transfer.transport.registry import TRANSPORTS
+from baton.kv_transfer.transport.registry import usable_transports
 from baton.platform.cli.progress import weights_bar
 from baton.platform.config import DeploymentConfig
 from baton.platform.verify.cases import CASES
@@ -43,7 +43,7 @@ class Trial:
 
 def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) -> bool:
     """Whether all is well. Raises CheckpointError or InvalidConfig."""
-    transports = _chosen("--transport", trial.transports, list(TRANSPORTS))
+    transports = _chosen("--transport", trial.transports, usable_transports())
     names = _chosen("--case", trial.cases, [case.name for case in CASES])
     device = find_device(config.device)
     with weights_bar(config.model_name) as progress:

@@ -15,6 +15,8 @@ from baton.platform.gateway.fleet.fleet import RegistryClient
 from baton.platform.gateway.served_model import ServedModel
 from baton.platform.gateway.server import GatewayServer
 from baton.platform.router.policy import LeastWork
+from baton.platform.security import load_security
+from baton.proto.channels import Channels
 
 
 class GatewayNode:
@@ -24,6 +26,8 @@ class GatewayNode:
             LeastWork(local_prefill_tokens=gateway.short_prompt_tokens),
             max_waiting=gateway.max_waiting,
             no_replica_grace_s=gateway.no_replica_grace_s,
+            channels=Channels(load_security(config.security)),
+            pull_rates=config.transfer.pull.rates,
         )
         model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
         self.server = GatewayServer(model=model, dispatcher=self.dispatcher, config=gateway)

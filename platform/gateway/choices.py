@@ -115,6 +115,7 @@ class Completion:
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in usages),
             cached_tokens=sum(usage.cached_tokens for usage in usages),
+            cache_write_tokens=sum(usage.cache_write_tokens for usage in usages),
             output_tokens=sum(usage.output_tokens for usage in usages),
         )
 

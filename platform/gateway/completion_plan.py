@@ -36,7 +36,12 @@ class CompletionPlan:
 
 
 def plan_completion(
-    order: CompletionOrder, rules: SamplingRules, *, max_choices: int, time_limit_s: float
+    order: CompletionOrder,
+    rules: SamplingRules,
+    *,
+    salt: bytes,
+    max_choices: int,
+    time_limit_s: float,
 ) -> CompletionPlan:
     """Raises InvalidRequest, naming the field as the caller did."""
     num_returned, num_drawn = num_choices(order.options, rules)
@@ -57,7 +62,7 @@ def plan_completion(
         sampling = resolve_sampling(
             options, rules, num_prompt=len(prompt.tokens), grammar=order.grammar
         )
-        choices = _choices(order, prompt, sampling, time_left_s)
+        choices = _choices(order, prompt, sampling, salt=salt, time_left_s=time_left_s)
         generations.append(tuple(next(choices) for _ in range(num_drawn)))
     return CompletionPlan(
         generations=tuple(generations),
@@ -68,13 +73,20 @@ def plan_completion(
 
 
 def _choices(
-    order: CompletionOrder, prompt: Prompt, sampling: SamplingParams, time_left_s: float
+    order: CompletionOrder,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    *,
+    salt: bytes,
+    time_left_s: float,
 ) -> Iterator[Generation]:
     first = Generation(
         request_id=unique_request_id(order.request_id),
         prompt=prompt.tokens,
         sampling=sampling,
-        salt=order.cache_salt.encode(),
+        salt=salt,
+        tenant=order.tenant,
+        cache_points=prompt.cache_points,
         priority=order.options.priority or 0,
         time_left_s=time_left_s,
     )

@@ -15,6 +15,9 @@ from baton.platform.gateway.text.output_text import OutputText, TextDelta
 class Usage:
     prompt_tokens: int
     cached_tokens: int
+    """Of the prompt, found in a prefix cache."""
+    cache_write_tokens: int = 0
+    """Of the prompt, before a cache point and not cached until now."""
     output_tokens: int
 
 
@@ -38,6 +41,7 @@ class CompletionStream:
         return Usage(
             prompt_tokens=len(self.generation.prompt),
             cached_tokens=self.receipt.cached_tokens,
+            cache_write_tokens=self.receipt.cache_write_tokens,
             output_tokens=self._run.num_delivered,
         )
 

@@ -6,9 +6,23 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from baton.platform.config_node import ConfigNode, Count, Port, Seconds
+from baton.platform.config_node import ConfigNode, Count, Fraction, Port, Seconds
 
 MEBIBYTE = 1 << 20
+
+
+class TenantConfig(ConfigNode, frozen=True, kw_only=True):
+    """Whose requests share cached KV with each other and with nobody else."""
+
+    api_keys: frozenset[str]
+    """Its own keys; a key belongs to one tenant."""
+    kv_share: Fraction | None = None
+    """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
+    for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
+
+    def __post_init__(self) -> None:
+        if not self.api_keys:
+            raise ValueError("a tenant needs at least one key in api_keys")
 
 
 class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
@@ -24,6 +38,11 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """From the arrival of a request to its last token."""
     api_keys: frozenset[str] = frozenset()
     """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in."""
+    tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
+    """By name: clients with keys of their own, whose cached KV nobody else can find."""
+    cache_secret: str = ""
+    """Keys the names of tenants' cached KV. Empty: drawn at each start, so that tiers which outlive
+    the deployment hold nothing for its tenants."""
     max_waiting: Count = 1024
     """Requests that may wait here for a decode replica; more are refused (429)."""
     short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 64
@@ -46,7 +65,39 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """PEM private key of the certificate."""
 
     def __post_init__(self) -> None:
-        if any(not key for key in self.api_keys):
-            raise ValueError("api_keys must not contain an empty key")
+        self._check_keys()
+        self._check_shares()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ValueError("tls_cert_file and tls_key_file belong together: set both, or none")
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.tenants)
+
+    @property
+    def kv_shares(self) -> dict[str, float]:
+        """By tenant, of those that have one."""
+        return {
+            name: tenant.kv_share
+            for name, tenant in self.tenants.items()
+            if tenant.kv_share is not None
+        }
+
+    def _check_keys(self) -> None:
+        owned = [key for tenant in self.tenants.values() for key in tenant.api_keys]
+        if not all((*self.api_keys, *owned)):
+            raise ValueError("api_keys must not contain an empty key")
+        if len({*self.api_keys, *owned}) < len(self.api_keys) + len(owned):
+            raise ValueError("a key in api_keys belongs to one tenant, or to none")
+        if "" in self.tenants:
+            raise ValueError("tenants need a name")
+
+    def _check_shares(self) -> None:
+        total = sum(self.kv_shares.values())
+        if total > 1:
+            raise ValueError(f"the kv_share of all tenants add up to {total:g}; at most 1 can be")
+        has_others = bool(self.api_keys) or len(self.kv_shares) < len(self.tenants)
+        if total == 1 and has_others:
+            raise ValueError(
+                "the kv_share of the tenants add up to 1, which leaves no blocks to the other keys"
+            )

@@ -40,6 +40,8 @@ class EmbeddingOrder:
     """The first so many, taken before normalising; None: all."""
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    """Whose key the request came with."""
     time_left_s: float | None = None
 
 
@@ -55,6 +57,7 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
     _check(gateway, order)
     limit_s = gateway.config.request_timeout_s
     asked_s = limit_s if order.time_left_s is None else order.time_left_s
+    salt = gateway.salts.salt(order.tenant, order.cache_salt)
     room = asyncio.Semaphore(MAX_RUNNING)
 
     async def run(prompt: Prompt) -> tuple[list[float], int]:
@@ -66,7 +69,8 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
             request_id=unique_request_id(order.request_id),
             prompt=prompt.tokens,
             sampling=SamplingParams(max_tokens=1),
-            salt=order.cache_salt.encode(),
+            salt=salt,
+            tenant=order.tenant,
             priority=order.priority,
             pooling=order.pooling,
             time_left_s=max(0.0, min(limit_s, asked_s)),

@@ -8,6 +8,7 @@ from functools import partial
 
 from baton.core.errors import ContextExceeded
 from baton.platform.gateway.api_keys import ApiKeys
+from baton.platform.gateway.cache_salt import CacheSalts
 from baton.platform.gateway.choices import Completion, PromptChoices
 from baton.platform.gateway.completion_plan import plan_completion
 from baton.platform.gateway.completion_stream import CompletionStream
@@ -35,7 +36,10 @@ class Gateway:
         self.model = model
         self.dispatcher = dispatcher
         self.config = config
-        self.keys = ApiKeys(config.api_keys)
+        self.keys = ApiKeys(
+            config.api_keys, {name: tenant.api_keys for name, tenant in config.tenants.items()}
+        )
+        self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()
         self.traces = traces_from_environment()
@@ -80,6 +84,7 @@ class Gateway:
         plan = plan_completion(
             order,
             self.sampling_rules(order),
+            salt=self.salts.salt(order.tenant, order.cache_salt),
             max_choices=self.config.max_choices,
             time_limit_s=self.config.request_timeout_s,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from baton.core.ids import RequestId
-from baton.core.messages import Pooling, Receipt, SamplingParams, TokenUpdate
+from baton.core.messages import CachePoint, Pooling, Receipt, SamplingParams, TokenUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,9 @@ class Generation:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     salt: bytes = b""
+    tenant: str = ""
+    """On whose account its blocks are."""
+    cache_points: tuple[CachePoint, ...] = ()
     priority: int = 0
     """Smaller comes first."""
     pooling: Pooling | None = None
@@ -61,13 +64,16 @@ class Dispatcher(Protocol):
         """Tokens of prompt and output together on the replicas known now; 0 while there is none."""
 
     def is_ready(self) -> bool:
-        """Whether at least one decode replica is connected."""
+        """Whether at least one decode replica takes requests."""
 
     async def leaks(self) -> dict[str, Any]:
         """What GET /debug/leaks answers."""
 
     async def status(self) -> dict[str, Any]:
         """What GET /debug/status answers."""
+
+    async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
+        """What POST /debug/drain does and answers. Raises InvalidRequest, Unavailable."""
 
     async def metrics_text(self) -> str:
         """Prometheus text of the replicas, appended to the gateway's own."""

@@ -37,6 +37,11 @@ class GatewayMetrics:
         self.cached_tokens = Counter(
             "baton_gateway_cached_tokens", "Prompt tokens found in a cache", registry=registry
         )
+        self.cache_write_tokens = Counter(
+            "baton_gateway_cache_write_tokens",
+            "Prompt tokens before a cache point that were not in a cache until then",
+            registry=registry,
+        )
         self.output_tokens = Counter(
             "baton_gateway_output_tokens", "Tokens given to clients", registry=registry
         )
@@ -63,6 +68,7 @@ class GatewayMetrics:
         self.requests.labels(outcome).inc()
         self.prompt_tokens.inc(num_prompt)
         self.cached_tokens.inc(receipt.cached_tokens)
+        self.cache_write_tokens.inc(receipt.cache_write_tokens)
         self.output_tokens.inc(num_output)
 
     def text(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from baton.core.messages import Grammar
+from baton.core.messages import CachePoint, Grammar
 from baton.platform.gateway.options import SamplingOptions
 
 
@@ -16,6 +16,7 @@ class Prompt:
     """The caller's name for it, for error messages."""
     text: str | None = None
     """As it was given; None if tokens were."""
+    cache_points: tuple[CachePoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,4 +36,6 @@ class CompletionOrder:
     shown_special: Set[int] = frozenset()
     """Special tokens that show as text, for what reads the output to find."""
     cache_salt: str = ""
+    tenant: str = ""
+    """Whose key the request came with."""
     time_left_s: float | None = None

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
+from baton.core.messages import CachePoint
+from baton.platform.gateway.cache_control import CacheControl, ttl_s
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.order import Prompt
 
@@ -34,6 +37,19 @@ async def read_prompts(
         message = f"{field} has {len(given)} items; at most {max_prompts} can be"
         raise InvalidRequest(f"{message}: send several requests", field=field)
     return await _several(gateway, given, field, adds_special=adds_special)
+
+
+def with_cache_point(
+    prompts: tuple[Prompt, ...], control: CacheControl | None
+) -> tuple[Prompt, ...]:
+    """At the end of each. Raises InvalidRequest."""
+    if control is None:
+        return prompts
+    seconds = ttl_s(control, "cache_control")
+    return tuple(
+        replace(prompt, cache_points=(CachePoint(len(prompt.tokens), seconds),))
+        for prompt in prompts
+    )
 
 
 async def _several(

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import grpc.aio
+
 from baton.core.ids import Epoch
 from baton.core.messages import ReplicaInfo
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import explain
 
 Inspections = Mapping[Epoch, pb.InspectReply | Exception]
 
@@ -85,14 +88,24 @@ def status_report(
         }
         if isinstance(reply, pb.InspectReply):
             row |= {
+                "is_ready": info.is_ready and not reply.capacity.is_draining,
                 "num_running": reply.capacity.num_running,
                 "num_waiting": reply.capacity.num_waiting,
                 "num_queued_tokens": reply.capacity.num_queued_tokens,
                 "num_free_blocks": reply.capacity.num_free_blocks,
                 "metrics": {metric.name: metric.value for metric in reply.metrics},
             }
+        else:
+            row["trouble"] = _trouble(reply)
         pools[info.role.value].append(row)
     return {"pools": pools}
+
+
+def _trouble(reply: Exception | None) -> str:
+    """Why a replica cannot be asked, in words that name the remedy where there is one."""
+    if reply is None:
+        return "it is not known well enough yet to be asked"
+    return explain(reply) if isinstance(reply, grpc.aio.AioRpcError) else repr(reply)
 
 
 def metrics_report(
@@ -101,10 +114,12 @@ def metrics_report(
     """Prometheus text: `baton_replica_<name>` the replicas say, `baton_kv_<name>` this gateway."""
     samples: dict[str, list[str]] = {}
     for info in replicas:
-        labels = f'{{replica="{info.replica_id}",role="{info.role.value}"}}'
+        labels = f'replica="{info.replica_id}",role="{info.role.value}"'
         known = knowledge.get(info.epoch, KvKnowledge())
         for name, value in (*_replica_samples(inspections.get(info.epoch)), *_kv_samples(known)):
-            samples.setdefault(name, []).append(f"{labels} {value!r}")
+            bare, _, own = name.partition("{")  # some have labels already
+            both = f"{labels},{own}" if own else f"{labels}}}"
+            samples.setdefault(bare, []).append(f"{{{both} {value!r}")
     lines: list[str] = []
     for name, values in sorted(samples.items()):
         kind = "counter" if name.endswith("_total") else "gauge"

@@ -5,16 +5,18 @@
 The decode replica with the least cost wins; requests it already runs count a little, so that equals
 are filled evenly. A request that belongs beside another goes there, if there is room. If the
 replica lacks no more than `local_prefill_tokens` of the prompt, or there is no prefill pool, it
-computes the prompt itself; else the prefill replicas are ranked the same way.
+computes the prompt itself; else the prefill replicas are ranked the same way. What another replica
+has cached of it counts as there if fetching it is clearly cheaper than computing it (`pulling.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.ids import Epoch
 from baton.core.messages import Capacity, ReplicaAddress, ReplicaInfo
+from baton.platform.router.pulling import Holding, PullRates, best_source
 
 RUNNING_REQUEST_COST = 8
 """Tokens' worth of a request that decodes on a replica: it slows every step a little."""
@@ -60,15 +62,21 @@ class ReplicaView:
         return self.num_open < max_open
 
     @property
+    def is_draining(self) -> bool:
+        return not self.info.is_ready or (self.capacity is not None and self.capacity.is_draining)
+
+    @property
     def is_open(self) -> bool:
         """Whether a decode replica would take one more request."""
-        return self.is_connected and self.info.is_ready and self.has_room
+        return self.is_connected and self.has_room and not self.is_draining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     decode: tuple[ReplicaView, ...] = ()
     prefill: tuple[ReplicaView, ...] = ()
+    rates: PullRates = field(default_factory=lambda: PullRates(is_enabled=False))
+    """What it costs to fetch what one of them has to another, and to compute it there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,8 @@ class Placement:
     """Best first. Empty: the decode replica computes the prompt itself."""
     num_prefill_tokens: int = 0
     """Tokens that the best of them has to compute."""
+    source: ReplicaAddress | None = None
+    """Whose cache spares whoever computes the prompt a part of it."""
     reason: str
 
 
@@ -98,37 +108,65 @@ class LeastWork:
         if decode is None:
             return None
         ready = [replica for replica in view.prefill if replica.info.is_ready]
-        reason = self._reason_for_local(request, decode, has_peers=bool(ready))
+        source = _source(view, request, decode)
+        num_cached = max(decode.num_cached_tokens, source.num_tokens if source else 0)
+        reason = self._reason_for_local(request, decode, num_cached, has_peers=bool(ready))
         ranked: list[ReplicaView] = []
         if not reason:
             ranked = sorted(ready, key=lambda replica: _cost(replica, request))
+            source = _source(view, request, ranked[0])
             reason = (
                 f"least work: {ranked[0].num_queued_tokens} tokens queued and "
                 f"{ranked[0].num_soon_tokens} cached on the prefill replica, "
                 f"{decode.num_open} requests open on the decode replica"
             )
+        if source is not None:
+            reason = f"{reason}; {source.num_tokens} tokens cached on {source.info.replica_id}"
         return Placement(
             decode=decode.info,
             prefill=tuple(r.info.endpoint for r in ranked[:MAX_PREFILL_CANDIDATES]),
-            num_prefill_tokens=request.num_tokens - ranked[0].num_soon_tokens if ranked else 0,
+            num_prefill_tokens=_num_to_prefill(request, ranked, source),
+            source=None if source is None else source.info.endpoint,
             reason=f"beside another choice of this request; {reason}" if beside else reason,
         )
 
     def _reason_for_local(
-        self, request: PlacementRequest, decode: ReplicaView, *, has_peers: bool
+        self, request: PlacementRequest, decode: ReplicaView, num_cached: int, *, has_peers: bool
     ) -> str:
-        """Why `decode` computes the prompt itself; empty if it does not."""
+        """Why `decode`, which has or gets `num_cached` tokens, computes the prompt; empty: not."""
         if request.local_because:
             return f"{request.local_because}: computed locally"
         if not has_peers:
             return "no prefill replica: computed locally"
-        num_missing = request.num_tokens - decode.num_cached_tokens
+        num_missing = request.num_tokens - num_cached
         limit = self.local_prefill_tokens
         if decode.info.epoch == request.near:
             limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds
         if num_missing > limit:
             return ""
         return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
+
+
+def _source(view: View, request: PlacementRequest, taker: ReplicaView) -> Holding | None:
+    """Who has enough more of the prompt than `taker` to be asked for it."""
+    replicas = (*view.decode, *view.prefill)
+    holdings = (
+        Holding(replica.info, replica.num_cached_tokens)
+        for replica in replicas
+        if replica.is_connected and replica.info.epoch not in request.lost
+    )
+    return best_source(
+        holdings, num_held=taker.num_soon_tokens, taker=taker.info.epoch, rates=view.rates
+    )
+
+
+def _num_to_prefill(
+    request: PlacementRequest, ranked: Sequence[ReplicaView], source: Holding | None
+) -> int:
+    if not ranked:
+        return 0
+    num_pulled = 0 if source is None else source.num_tokens
+    return request.num_tokens - max(ranked[0].num_soon_tokens, num_pulled)
 
 
 def _beside(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:

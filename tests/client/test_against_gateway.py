@@ -48,6 +48,25 @@ async def test_the_whole_surface(kind: str) -> None:
 
 
 @both
+async def test_cache_points_reach_the_dispatcher_and_usage_tells_what_they_wrote(kind: str) -> None:
+    async with (
+        serving(Script(num_cached=2, num_written=1)) as gateway,
+        client_of(kind, gateway.grpc_target) as client,
+    ):
+        chat = await client.chat([{**HI[0], "cache_control": {"type": "ephemeral", "ttl": "1h"}}])
+        (point,) = gateway.dispatcher.generations[-1].cache_points
+        await client.generate("Hello", cache_control={"ttl": "5m"})
+        (last,) = gateway.dispatcher.generations[-1].cache_points
+        with pytest.raises(errors.InvalidRequest) as refused:
+            await client.generate("Hello", cache_control={"ttl": "1d"})
+
+    assert (point.ttl_s, last.ttl_s) == (3600.0, 300.0)
+    assert (chat.usage.cached_tokens, chat.usage.cache_write_tokens) == (2, 1)
+    assert (chat.receipt.cached_tokens, chat.receipt.cache_write_tokens) == (2, 1)
+    assert refused.value.field == "cache_control.ttl"
+
+
+@both
 async def test_errors_keep_their_kind_and_field(kind: str) -> None:
     async with (
         serving(api_keys=frozenset({"key"})) as gateway,

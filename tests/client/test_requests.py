@@ -218,6 +218,28 @@ def test_a_message_that_cannot_be_sent_is_named() -> None:
     assert caught.value.field == "messages[1]"
 
 
+def test_a_request_and_its_messages_may_have_cache_points() -> None:
+    hour = {"type": "ephemeral", "ttl": "1h"}
+
+    chat = chat_request([{**HI[0], "cache_control": hour}], {"cache_control": {"ttl": "5m"}})
+    generate = generate_request("x", {"cache_control": {"type": "ephemeral"}})
+
+    assert chat.messages[0].cache_control == pb.CacheControl(type="ephemeral", ttl="1h")
+    assert chat.cache_control.ttl == "5m"
+    assert generate.HasField("cache_control") and not generate.cache_control.ttl
+    assert not chat_request(HI, {}).messages[0].HasField("cache_control")
+
+
+@pytest.mark.parametrize("control", [{"tll": "5m"}, {"ttl": "5m", "scope": "all"}])
+def test_a_misspelt_cache_point_is_refused_by_name(control: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat_request([{**HI[0], "cache_control": control}], {})
+    assert refused.value.field == "messages[0]"
+    with pytest.raises(InvalidRequest) as refused:
+        generate_request("x", {"cache_control": control})
+    assert refused.value.field == "cache_control"
+
+
 def test_one_input_is_a_list_of_one() -> None:
     assert len(embed_request("x", {}).inputs) == len(embed_request([1, 2], {}).inputs) == 1
     assert len(embed_request(["x", "y"], {}).inputs) == 2

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from baton.core.errors import DeadlineExceeded
+from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.platform.gateway.config import GatewayConfig
 from baton.platform.gateway.generation import Generation
@@ -113,6 +113,7 @@ class Script:
     starts: asyncio.Event | None = None
     """Starting waits for it."""
     num_cached: int = 0
+    num_written: int = 0
     logprob: float = -0.5
     """Of every output token."""
 
@@ -152,6 +153,11 @@ class ScriptedDispatcher:
     async def status(self) -> dict[str, Any]:
         return {"replicas": ["d0"]}
 
+    async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
+        if replica_id != "d0":
+            raise InvalidRequest(f"no replica is called {replica_id!r}", field="replica")
+        return {"replica": replica_id, "role": "decode", "num_open": int(is_forced)}
+
     async def metrics_text(self) -> str:
         return "baton_replica_up 1\n"
 
@@ -187,6 +193,7 @@ class ScriptedGeneration:
             placement="least work",
             prompt_tokens=len(self._generation.prompt),
             cached_tokens=self._script.num_cached,
+            cache_write_tokens=self._script.num_written,
             decode_ms=2.5,
             notes=("stopped",) if self._is_stopped else (),
         )

@@ -49,7 +49,10 @@ async def test_n_choices_of_one_prompt_come_in_order() -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["Hello", "the fox", "lazy dog"]
     assert answer["usage"]["prompt_tokens"] == 2, "the prompt counts once"
     assert answer["usage"]["completion_tokens"] == len(HELLO) + len(FOX) + len(DOG)
-    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert answer["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 1,
+        "cache_write_tokens": 0,
+    }
     assert [receipt["decode_replica"] for receipt in answer["baton"]] == ["d0"] * 3
     generations = gateway.dispatcher.generations
     assert [generation.sampling.choice for generation in generations] == [0, 1, 2]

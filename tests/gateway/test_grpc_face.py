@@ -31,6 +31,7 @@ from tests.gateway.scripted import (
 )
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from baton.platform.gateway.cache_salt import CacheSalts
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -123,7 +124,7 @@ async def test_tokens_and_chats_are_prompts_too() -> None:
     rendered = f"{BOS}{USER}Hello{ASSISTANT}"
     assert by_tokens.prompt == (5, 6)
     assert by_chat.prompt == text_tokenizer().encode(rendered, add_special_tokens=False)
-    assert by_chat.salt == b"tenant"
+    assert by_chat.salt == CacheSalts("").salt("", "tenant")
     assert "".join(response.content for response in responses) == "Hello"
     assert responses[-1].finish_reason == "length"
 

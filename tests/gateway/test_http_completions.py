@@ -17,6 +17,7 @@ from tests.gateway.scripted import (
 )
 
 from baton.core.messages import FinishReason
+from baton.platform.gateway.cache_salt import CacheSalts
 from baton.platform.gateway.text.model_files import SamplingDefaults
 
 FOX = "the quick brown fox"
@@ -40,7 +41,7 @@ async def test_a_completion_is_answered_as_openai_does() -> None:
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": 3},
+        "prompt_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
     }
     assert "baton" not in answer
 
@@ -90,7 +91,7 @@ async def test_options_reach_the_dispatcher() -> None:
     assert (sampling.min_tokens, sampling.max_tokens) == (2, 7)
     assert (sampling.stop_token_ids, sampling.ignore_eos) == ((9,), True)
     assert (sampling.num_logprobs, sampling.seed) == (2, 2**64 - 2)
-    assert generation.salt == b"tenant"
+    assert generation.salt == CacheSalts("").salt("", "tenant")
     assert generation.time_left_s is not None and 0 < generation.time_left_s <= 600
 
 
@@ -126,7 +127,10 @@ async def test_usage_and_receipt_come_in_a_chunk_of_their_own() -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == len(tokens_of(FOX))
-    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert last["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 1,
+        "cache_write_tokens": 0,
+    }
     assert last["baton"]["decode_replica"] == "d0"
 
 

@@ -182,3 +182,13 @@ async def test_calls_are_counted_by_path_and_status() -> None:
     assert 'baton_gateway_calls_total{method="/v1/completions",status="400"} 1.0' in text
     assert 'baton_gateway_calls_total{method="other",status="404"} 1.0' in text
     assert 'baton_gateway_calls_total{method="ListModels",status="OK"} 1.0' in text
+
+
+async def test_a_replica_is_drained_on_request_and_says_how_far_it_is() -> None:
+    async with serving() as gateway:
+        answer = await gateway.http.post("/debug/drain", json={"replica": "d0", "force": True})
+        unknown = await gateway.http.post("/debug/drain", json={"replica": "d1"})
+
+    assert answer.json() == {"replica": "d0", "role": "decode", "num_open": 1}
+    assert unknown.status_code == 400
+    assert unknown.json()["error"]["param"] == "replica"

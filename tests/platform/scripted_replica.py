@@ -67,7 +67,9 @@ class ScriptedReplica(DecodeServicer):
         self.cancelled: list[tuple[str, int, int]] = []
         self.num_sessions = 0
         self._scripts = scripts
+        self.num_said = 0
         self._max_open = max_open
+        self._is_draining = False
         self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         add_DecodeServicer_to_server(self, self._server)
@@ -93,6 +95,7 @@ class ScriptedReplica(DecodeServicer):
             yield self._frame()
             while not isinstance(step := await self._outgoing.get(), Cut):
                 yield self._frame(step)
+                self.num_said += 1
         finally:
             reader.cancel()
 
@@ -108,10 +111,17 @@ class ScriptedReplica(DecodeServicer):
         self._max_open = max_open
         self.say(TokenUpdate(request_id=NOBODYS, attempt=1))
 
+    def drain(self) -> None:
+        """Tell the gateway that this replica is to become empty."""
+        self._is_draining = True
+        self.offer(self._max_open)
+
     def _frame(self, *updates: TokenUpdate) -> pb.DecodeFrame:
         return pb.DecodeFrame(
             updates=[update_to_proto(one) for one in updates],
-            capacity=capacity_to_proto(Capacity(max_open=self._max_open)),
+            capacity=capacity_to_proto(
+                Capacity(max_open=self._max_open, is_draining=self._is_draining)
+            ),
         )
 
     async def _read(self, frames: AsyncIterator[pb.GatewayFrame]) -> None:

@@ -34,13 +34,23 @@ class Room:
         self.num_free += 1
         self.queue.wake()
 
-    async def enter(self, name: str, *, is_retry: bool = False, priority: int = 0) -> str:
+    async def enter(
+        self, name: str, *, is_retry: bool = False, priority: int = 0, tenant: str = ""
+    ) -> str:
         return await self.queue.place(
-            lambda: self.try_place(name), self.leave, is_retry=is_retry, priority=priority
+            lambda: self.try_place(name),
+            self.leave,
+            is_retry=is_retry,
+            priority=priority,
+            tenant=tenant,
         )
 
-    def arrive(self, name: str, *, is_retry: bool = False, priority: int = 0) -> asyncio.Task[str]:
-        return asyncio.create_task(self.enter(name, is_retry=is_retry, priority=priority))
+    def arrive(
+        self, name: str, *, is_retry: bool = False, priority: int = 0, tenant: str = ""
+    ) -> asyncio.Task[str]:
+        return asyncio.create_task(
+            self.enter(name, is_retry=is_retry, priority=priority, tenant=tenant)
+        )
 
     def free(self, num_places: int) -> None:
         self.num_free += num_places
@@ -233,3 +243,76 @@ async def test_many_who_come_leave_and_give_up_never_lose_a_place() -> None:
     assert room.inside == []
     assert room.num_free == 3
     assert len(room.queue) == 0
+
+
+async def test_tenants_are_served_in_rounds_however_many_each_has_in_line() -> None:
+    room = Room(0)
+    line = [*(f"a{n}" for n in range(4)), "b0", "b1", "c0"]
+    arrivals = [room.arrive(name, tenant=name[0]) for name in line]
+    await settle()
+
+    for _ in line:
+        room.free(1)
+        await settle()
+
+    assert room.inside == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+    await asyncio.gather(*arrivals)
+
+
+async def test_whoever_comes_late_does_not_wait_for_a_flood_that_came_before() -> None:
+    room = Room(0)
+    arrivals = [room.arrive(f"a{n}", tenant="a") for n in range(6)]
+    await settle()
+    room.free(2)
+    await settle()
+
+    arrivals.append(room.arrive("b0", tenant="b"))
+    await settle()
+    room.free(2)
+    await settle()
+
+    assert room.inside == ["a0", "a1", "b0", "a2"]
+    room.free(5)
+    await asyncio.gather(*arrivals)
+
+
+async def test_a_tenants_flood_at_one_priority_does_not_delay_it_at_another() -> None:
+    room = Room(0)
+    arrivals = [room.arrive(f"a{n}", tenant="a", priority=5) for n in range(3)]
+    arrivals += [room.arrive("b", tenant="b"), room.arrive("a", tenant="a")]
+    await settle()
+
+    room.free(2)
+    await settle()
+
+    assert room.inside == ["b", "a"]
+    room.free(3)
+    await asyncio.gather(*arrivals)
+
+
+async def test_when_no_more_may_wait_the_longest_line_gives_up_its_last() -> None:
+    room = Room(0, max_waiting=4)
+    flood = [room.arrive(f"a{n}", tenant="a") for n in range(4)]
+    await settle()
+
+    other = room.arrive("b", tenant="b")
+    await settle()
+
+    with pytest.raises(Overloaded):
+        await flood[3]
+    with pytest.raises(Overloaded):
+        await room.enter("a4", tenant="a")
+    room.free(4)
+    assert await asyncio.gather(other, *flood[:3])
+    assert room.inside == ["a0", "b", "a1", "a2"]
+
+
+async def test_lines_of_equal_length_give_up_nobody() -> None:
+    room = Room(0, max_waiting=2)
+    waiting = [room.arrive(name, tenant=name) for name in ("a", "b")]
+    await settle()
+
+    with pytest.raises(Overloaded):
+        await room.enter("c", tenant="c")
+    room.free(2)
+    await asyncio.gather(*waiting)

@@ -59,7 +59,21 @@ def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         result = run(app, ["config", "show", *arguments])
         assert "hush" not in result.output and "quiet" not in result.output
         assert result.output.count("********") == 2
-    assert settings().keys() >= SECRETS
+    assert settings().keys() >= {path for path in SECRETS if "*" not in path}
+
+
+def test_nor_are_the_keys_of_tenants_or_what_names_their_blocks(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(
+        "gateway:\n  cache_secret: hush\n  tenants:\n"
+        "    acme: {api_keys: [quiet, still], kv_share: 0.5}\n"
+    )
+
+    for arguments in ([], ["--json"], ["--defaults"]):
+        result = run(app, ["config", "show", "-f", str(file), *arguments])
+        assert not [word for word in ("hush", "quiet", "still") if word in result.output]
+        assert result.output.count("********") == 3
+    assert shown("-f", str(file))["gateway"]["tenants"]["acme"]["kv_share"] == 0.5
 
 
 def test_defaults_are_marked_on_request() -> None:

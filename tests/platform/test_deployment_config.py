@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 from baton.core.errors import InvalidConfig
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.kv_transfer.transport.registry import AUTO, TRANSPORTS
 from baton.platform.config import (
     DEMO_MODEL,
     DecodeConfig,
     DeploymentConfig,
     PrefillConfig,
+    TransportName,
     override,
     parse_config,
     read_config,
@@ -88,6 +91,21 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("gateway: {port: 70000}", "<= 65535 - at `$.gateway.port`"),
         ("gateway: {port: '80'}", "got `str` - at `$.gateway.port`"),
         ("gateway: {api_keys: ['']}", "empty key - at `$.gateway`"),
+        ("gateway: {tenants: {a: {api_keys: []}}}", "at least one key in api_keys"),
+        ("gateway: {tenants: {a: {api_keys: [k], kvshare: 1}}}", "field `kvshare`"),
+        ("gateway: {tenants: {a: {api_keys: [k], kv_share: 2}}}", "<= 1.0 - at `$.gateway.tenants"),
+        ("gateway: {api_keys: [k], tenants: {a: {api_keys: [k]}}}", "one tenant, or to none"),
+        ("gateway: {tenants: {'': {api_keys: [k]}}}", "tenants need a name"),
+        (
+            "gateway: {tenants: {a: {api_keys: [j], kv_share: 0.7}, "
+            "b: {api_keys: [k], kv_share: 0.7}}}",
+            "add up to 1.4; at most 1",
+        ),
+        (
+            "gateway: {api_keys: [k], tenants: {a: {api_keys: [j], kv_share: 1}}}",
+            "leaves no blocks to the other keys",
+        ),
+        ("prefill: {cache: {pinned_fraction: 1.5}}", "pinned_fraction must be in [0, 1]"),
         ("gateway: {port: 8000, grpc_port: 8000}", "must differ"),
         ("decode: {replicas: 0}", "at least 1: every request ends on one - at `$.decode`"),
         ("prefill: {replicas: -1}", ">= 0 - at `$.prefill.replicas`"),
@@ -104,9 +122,12 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ),
         ("transfer: {max_leased_fraction: 1.5}", "<= 1.0 - at `$.transfer.max_leased_fraction`"),
         ("transfer: {transport: carrier-pigeon}", "'carrier-pigeon' - at `$.transfer.transport`"),
+        ("transfer: {require: [pigeon]}", "'pigeon' is no way to move KV; there are memory, shm"),
+        ("transfer: {require: [auto]}", "'auto' is no way to move KV"),
+        ("transfer: {transport: grpc, require: [shm]}", "'grpc' is not among transfer.require"),
         ("dtype: int8", "'int8' - at `$.dtype`"),
         ("prefill:", "got `null` - at `$.prefill`"),
-        ("prefill: {cache: {block_size: 8}}", "must use the same cache.block_size"),
+        ("prefill: {cache: {block_size: 12}}", "is 12, that of decode 16: one must divide"),
         ("- model", "Expected `object`, got `array`"),
         ("demo", "Expected `object`, got `str`"),
         ("1: 2", "Expected `str`"),
@@ -246,3 +267,7 @@ def test_a_config_survives_the_way_to_another_process(config: DeploymentConfig) 
     assert msgspec.json.decode(text, type=DeploymentConfig) == config
     assert parse_config(msgspec.json.decode(text)) == config
     assert override(config, {}) == config
+
+
+def test_the_transports_of_the_configuration_are_those_of_the_registry() -> None:
+    assert set(typing.get_args(TransportName)) == {AUTO, *TRANSPORTS}

@@ -416,7 +416,7 @@ async def test_a_request_that_waits_for_room_ends_at_its_own_time_limit() -> Non
 
 async def test_a_request_without_any_replica_is_unavailable_after_the_grace_period() -> None:
     async with dispatching_to(no_replica_grace_s=0.05) as dispatcher:
-        with pytest.raises(Unavailable, match="no decode replica is connected"):
+        with pytest.raises(Unavailable, match="no decode replica takes requests"):
             await dispatcher.start(generation())
 
 
@@ -435,7 +435,7 @@ async def test_the_grace_period_begins_when_the_last_replica_goes() -> None:
 
         await replica.stop()
 
-        with pytest.raises(Unavailable, match="no decode replica is connected"):
+        with pytest.raises(Unavailable, match="no decode replica takes requests"):
             await waiting
 
 

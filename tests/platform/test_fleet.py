@@ -18,6 +18,7 @@ from baton.core.messages import FinishReason, GenerateRequest, Membership, Repli
 from baton.platform.gateway.fleet import fleet as fleet_module
 from baton.platform.gateway.fleet.fleet import Fleet
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
 
 P = make_replica("p", role=Role.PREFILL)
 REQUEST = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
@@ -33,7 +34,7 @@ async def fleet_of(
     *replicas: ScriptedReplica, others: tuple[ReplicaInfo, ...] = ()
 ) -> AsyncIterator[Fleet]:
     """A fleet that is connected to `replicas` and has heard of `others`."""
-    fleet = Fleet(new_epoch(), lambda: None)
+    fleet = Fleet(new_epoch(), lambda: None, Channels())
     try:
         for replica in replicas:
             await replica.start()
@@ -170,7 +171,7 @@ async def test_a_listener_that_fails_does_not_end_the_link(
 
     replica = ScriptedReplica("d", silent)
     await replica.start()
-    fleet = Fleet(new_epoch(), on_change)
+    fleet = Fleet(new_epoch(), on_change, Channels())
     try:
         await fleet.apply(snapshot(replica.info))
 
@@ -201,7 +202,7 @@ class UnreliableRegistry:
 
 @asynccontextmanager
 async def following(registry: UnreliableRegistry) -> AsyncIterator[Fleet]:
-    fleet = Fleet(new_epoch(), lambda: None)
+    fleet = Fleet(new_epoch(), lambda: None, Channels())
     task = asyncio.create_task(fleet.follow(registry))
     try:
         yield fleet

@@ -59,7 +59,12 @@ def test_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
     assert [answer["prompt"] for answer in found] == PROMPTS
     assert [answer["token_ids"] for answer in found] == expected
     assert [answer["usage"] for answer in found] == [
-        {"prompt_tokens": len(prompt), "cached_tokens": 0, "output_tokens": len(output)}
+        {
+            "prompt_tokens": len(prompt),
+            "cached_tokens": 0,
+            "cache_write_tokens": 0,
+            "output_tokens": len(output),
+        }
         for prompt, output in zip(tokens, expected, strict=True)
     ]
     assert [answer["receipt"]["output_tokens"] for answer in found] == list(map(len, expected))

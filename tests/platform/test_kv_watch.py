@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 import pytest
+from tests.partial_replica import PartialReplica
 from tests.platform.known_replicas import make_replica
 from tests.platform.scripted_replica import until
 from tests.platform.test_kv_index import chain, events, evicted, snapshot, stored
@@ -20,15 +21,16 @@ from baton.platform.gateway.fleet.kv_watch import KvWatch
 from baton.platform.router.kv_index import KvIndex
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
+from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto, kv_events_to_proto
-from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
+from baton.proto.replica_pb2_grpc import add_ReplicaServicer_to_server
 
 D = make_replica("d")
 Said = KvEvents | pb.KvEvents | grpc.StatusCode
 Stream = Sequence[Said]
 
 
-class ScriptedCache(ReplicaServicer):
+class ScriptedCache(PartialReplica):
     """The n-th watch gets the n-th stream. A status ends it; else it stays open until `say`."""
 
     def __init__(self, *streams: Stream) -> None:
@@ -67,7 +69,7 @@ async def watching(cache: ScriptedCache, index: KvIndex) -> AsyncIterator[KvWatc
     add_ReplicaServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    watch = KvWatch(replace(D, address=f"127.0.0.1:{port}"), index)
+    watch = KvWatch(replace(D, address=f"127.0.0.1:{port}"), index, Channels())
     try:
         yield watch
     finally:

@@ -12,11 +12,11 @@ from tests.in_process_fleet import echo_engine
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId, RequestId, new_epoch
 from baton.core.messages import FinishReason, SamplingParams
-from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.kv_transfer.transport.registry import TransportParts, create_transport
 from baton.platform.gateway.generation import Generation
 from baton.platform.local_dispatcher import LocalDispatcher
+from baton.proto.channels import Channels
 
 PROMPT = (5, 6, 7)
 
@@ -34,7 +34,7 @@ async def dispatching() -> AsyncIterator[tuple[LocalDispatcher, DecodeWorker]]:
         echo_engine(),
         replica_id=ReplicaId("local"),
         epoch=new_epoch(),
-        prefill_client=GrpcPrefillClient(),
+        channels=Channels(),
         transport=create_transport("memory", TransportParts()),
         settings=DecodeSettings(),
     )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from baton.core.errors import InvalidRequest
+from baton.platform.gateway.cache_control import (
+    CacheControl,
+    MarkedMessage,
+    checked_marks,
+    marked,
+)
 from baton.platform.gateway.http.schemas import (
     Message,
     MessageToolCall,
@@ -23,6 +29,8 @@ ROLE_BY_NAME = {
     "tool": "tool",
 }
 
+PART_BREAK = "\n"
+"""Between the parts of a content: templates see one text."""
 MAX_MESSAGES = 2048
 """As many as OpenAI takes. Many more would keep the template, and so the gateway, busy."""
 
@@ -43,6 +51,34 @@ def chat_messages(
     return [
         _message(message, f"{field}[{i}]", has_text_arguments) for i, message in enumerate(messages)
     ]
+
+
+def message_marks(
+    messages: Sequence[Message], control: CacheControl | None, *, field: str = "messages"
+) -> tuple[MarkedMessage, ...]:
+    """The cache points of `messages`, which have been read without complaint.
+
+    `control` is the request's own: of a point behind the last message. Raises InvalidRequest.
+    """
+    marks: list[MarkedMessage] = []
+    for index, message in enumerate(messages):
+        path = f"{field}[{index}]"
+        if isinstance(message.content, list):
+            marks.extend(_part_marks(message.content, index, f"{path}.content"))
+        if message.cache_control is not None:
+            marks.append(marked(message.cache_control, f"{path}.cache_control", index))
+    if control is not None:
+        marks.append(marked(control, "cache_control", len(messages) - 1))
+    return checked_marks(marks)
+
+
+def _part_marks(parts: Sequence[TextPart], message: int, path: str) -> Iterator[MarkedMessage]:
+    for number, part in enumerate(parts):
+        if part.cache_control is not None:
+            end = len(PART_BREAK.join(part.text or "" for part in parts[: number + 1]))
+            is_last = number == len(parts) - 1
+            field = f"{path}[{number}].cache_control"
+            yield marked(part.cache_control, field, message, part_end=None if is_last else end)
 
 
 def _message(message: Message, path: str, has_text_arguments: bool) -> dict[str, Any]:
@@ -112,7 +148,7 @@ def _content(content: str | list[TextPart] | None, path: str) -> str:
         raise InvalidRequest(f"{path} is missing", field=path)
     if isinstance(content, str):
         return content
-    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return PART_BREAK.join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: TextPart, path: str) -> str:

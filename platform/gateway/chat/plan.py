@@ -8,12 +8,13 @@ HTTP chats, gRPC chats and /v1/responses all come here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
+from baton.platform.gateway.chat.cache_points import find_cache_points
+from baton.platform.gateway.chat.conversation import Conversation, encode_chat, render_chat
 from baton.platform.gateway.chat.reasoning import (
     THINK_BEGIN,
     THINK_END,
@@ -27,28 +28,7 @@ from baton.platform.gateway.chat.tools.detect import call_format, calls_grammar,
 from baton.platform.gateway.chat.tools.formats import CallFormat
 from baton.platform.gateway.chat.tools.output_parser import OutputParser
 from baton.platform.gateway.gateway import Gateway
-from baton.platform.gateway.grammars.structured_output import OutputRule
 from baton.platform.gateway.order import Prompt
-from baton.platform.gateway.text.chat_template import ChatTemplate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """What a face has understood of a chat."""
-
-    messages: Sequence[Mapping[str, Any]]
-    """As templates want them."""
-    tools: ToolUse = field(default_factory=ToolUse)
-    rule: OutputRule | None = None
-    """What the answer must look like, if it is one: a call of a tool need not."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template."""
-    is_continued: bool = False
-    """The model goes on with the last message."""
-    adds_generation_prompt: bool = True
-    adds_special_tokens: bool = False
-    """Templates write out the special tokens that a prompt begins with."""
-    prompt_field: str = "messages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,41 +64,16 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
         special_by_mark = gateway.model.tokenizer.special_tokens(marks)
     other_calls = _other_calls(parser, conversation, special_by_mark)
     return ChatPlan(
-        prompt=Prompt(tokens=tokens, field=conversation.prompt_field),
+        prompt=Prompt(
+            tokens=tokens,
+            field=conversation.prompt_field,
+            cache_points=await find_cache_points(gateway, conversation, text, tokens),
+        ),
         grammar=await gateway.grammars.accept(rule, reasoning=reasoning, calls=other_calls),
         shown_special=frozenset(special_by_mark.values()),
         calls=calls,
         max_calls=None if tools.is_parallel else 1,
         reasoning=reasoning,
-    )
-
-
-def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
-    """The prompt's text. Raises InvalidRequest."""
-    tools = conversation.tools
-    offered: list[dict[str, Any]] | None = None
-    if tools.mode is not ToolMode.NONE:
-        offered = [function.for_template() for function in tools.functions]
-    messages, variables = conversation.messages, conversation.variables
-    try:
-        if conversation.is_continued:
-            return template.render_open(messages, tools=offered, variables=variables)
-        return template.render(
-            messages,
-            tools=offered,
-            add_generation_prompt=conversation.adds_generation_prompt,
-            variables=variables,
-        )
-    except InvalidRequest as error:
-        field = conversation.prompt_field if error.field == "messages" else error.field
-        raise InvalidRequest(error.message, field=field) from error
-
-
-async def encode_chat(gateway: Gateway, conversation: Conversation, text: str) -> tuple[int, ...]:
-    return await gateway.encode(
-        text,
-        add_special_tokens=conversation.adds_special_tokens,
-        prompt_field=conversation.prompt_field,
     )
 
 

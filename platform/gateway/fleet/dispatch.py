@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.core.clock import Clock, monotonic
@@ -18,12 +19,25 @@ from baton.core.errors import DeadlineExceeded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Pooling
 from baton.platform.gateway.fleet.admission import AdmissionQueue
+from baton.platform.gateway.fleet.draining import drain
 from baton.platform.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.platform.gateway.fleet.placed import Placed
 from baton.platform.gateway.fleet.running_request import RunningRequest
 from baton.platform.gateway.generation import Generation
 from baton.platform.observe.fleet_report import leaks_report, metrics_report, status_report
 from baton.platform.router.policy import LeastWork, PlacementRequest
+from baton.platform.router.pulling import PullRates, RateMeter
+from baton.proto.channels import Channels
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What decides who goes next."""
+
+    priority: int
+    tenant: str
+    is_retry: bool
+    """It was placed before: served in part already."""
 
 
 class ReplicaDispatcher:
@@ -36,6 +50,8 @@ class ReplicaDispatcher:
         max_waiting: int,
         no_replica_grace_s: float,
         clock: Clock = monotonic,
+        channels: Channels | None = None,
+        pull_rates: PullRates | None = None,
     ) -> None:
         self.epoch: Epoch = new_epoch()
         self._policy = policy
@@ -43,9 +59,10 @@ class ReplicaDispatcher:
         self._clock = clock
         self._queue: AdmissionQueue[Placed] = AdmissionQueue(max_waiting)
         self._patience: set[asyncio.Timeout] = set()
-        """Of those who wait: it runs while no decode replica is connected."""
-        self._was_connected = False
-        self.fleet = Fleet(self.epoch, self._on_fleet_change)
+        """Of those who wait: it runs while no decode replica takes requests."""
+        self._was_ready = False
+        meter = RateMeter(pull_rates or PullRates())
+        self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter)
 
     async def run(self, registry: RegistryClient) -> None:
         try:
@@ -56,15 +73,26 @@ class ReplicaDispatcher:
     async def start(self, generation: Generation) -> RunningRequest:
         """Return once the request has a place. Raises Overloaded, Unavailable, DeadlineExceeded."""
 
+        has_begun = False
+
         async def place(
-            request: GenerateRequest, lost: frozenset[Epoch], time_left_s: float | None
-        ) -> Placed:
-            return await self._place(
-                lambda: self._try_place(request, lost, generation.near), request, time_left_s
-            )
+            next_request: Callable[[], GenerateRequest],
+            on_placed: Callable[[Placed], None],
+            lost: frozenset[Epoch],
+            time_left_s: float | None,
+        ) -> None:
+            def try_place() -> Placed | None:
+                placed = self._try_place(next_request, lost, generation.near)
+                if placed is not None:
+                    on_placed(placed)
+                return placed
+
+            turn = _Turn(generation.priority, generation.tenant, is_retry=has_begun)
+            await self._place(try_place, turn, time_left_s)
 
         running = RunningRequest(generation, place, self._clock)
         await running.place()
+        has_begun = True
         return running
 
     @property
@@ -72,7 +100,12 @@ class ReplicaDispatcher:
         return min((link.info.max_model_len for link in self.fleet.connected), default=0)
 
     def is_ready(self) -> bool:
-        return any(link.info.is_ready for link in self.fleet.connected)
+        return bool(self.fleet.open_decode)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place, those that go on elsewhere meanwhile included."""
+        return len(self._queue)
 
     async def leaks(self) -> dict[str, Any]:
         return leaks_report(self.fleet.replicas, await self.fleet.inspect())
@@ -80,7 +113,10 @@ class ReplicaDispatcher:
     async def status(self) -> dict[str, Any]:
         inspections = await self.fleet.inspect()
         report = status_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
-        return {**report, "num_waiting": len(self._queue)}
+        return {**report, "num_waiting": self.num_waiting}
+
+    async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
+        return asdict(await drain(self.fleet, replica_id, is_forced=is_forced))
 
     async def metrics_text(self) -> str:
         inspections = await self.fleet.inspect(timeout_s=1.0)
@@ -89,7 +125,7 @@ class ReplicaDispatcher:
     async def _place(
         self,
         try_place: Callable[[], Placed | None],
-        request: GenerateRequest,
+        turn: _Turn,
         time_left_s: float | None,
     ) -> Placed:
         """Wait for a place, in turn, and open an attempt there."""
@@ -98,8 +134,9 @@ class ReplicaDispatcher:
                 return await self._queue.place(
                     try_place,
                     lambda placed: placed.close(0),
-                    is_retry=request.attempt > 1,
-                    priority=request.priority,
+                    is_retry=turn.is_retry,
+                    priority=turn.priority,
+                    tenant=turn.tenant,
                 )
         except TimeoutError:
             raise DeadlineExceeded(
@@ -108,7 +145,7 @@ class ReplicaDispatcher:
 
     @asynccontextmanager
     async def _while_replicas_may_come(self) -> AsyncIterator[None]:
-        """Raises Unavailable once no decode replica has been connected for the grace period."""
+        """Raises Unavailable once no decode replica has taken requests for the grace period."""
         try:
             async with asyncio.timeout_at(self._patience_ends_at()) as patience:
                 self._patience.add(patience)
@@ -117,27 +154,31 @@ class ReplicaDispatcher:
                 finally:
                     self._patience.discard(patience)
         except TimeoutError:
-            raise Unavailable("no decode replica is connected; see /debug/status") from None
+            raise Unavailable("no decode replica takes requests; see /debug/status") from None
 
     def _patience_ends_at(self) -> float | None:
-        if self.fleet.connected:
+        if self.is_ready():
             return None
         return asyncio.get_running_loop().time() + self._no_replica_grace_s
 
     def _on_fleet_change(self) -> None:
-        is_connected = bool(self.fleet.connected)
-        if is_connected != self._was_connected:
-            self._was_connected = is_connected
+        is_ready = self.is_ready()
+        if is_ready != self._was_ready:
+            self._was_ready = is_ready
             for patience in self._patience:
                 if not patience.expired():
                     patience.reschedule(self._patience_ends_at())
         self._queue.wake()
 
     def _try_place(
-        self, request: GenerateRequest, lost: frozenset[Epoch], near: RequestId | None
+        self,
+        next_request: Callable[[], GenerateRequest],
+        lost: frozenset[Epoch],
+        near: RequestId | None,
     ) -> Placed | None:
         if not any(replica.is_open for replica in self.fleet.view(()).decode):
             return None  # most wakes come to this: do not look a long prompt up for nothing
+        request = next_request()
         known = (*request.prompt, *request.output)
         hashes = self.fleet.hashes(known, request.salt) if _reads_cache(request) else ()
         placement = self._policy.place(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import grpc.aio
+
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Membership, ReplicaInfo, Role
@@ -24,7 +26,9 @@ from baton.platform.observe.fleet_report import KvKnowledge
 from baton.platform.registry import HEARTBEAT_S
 from baton.platform.router.kv_index import KvIndex
 from baton.platform.router.policy import ReplicaView, View
+from baton.platform.router.pulling import PullRates, RateMeter
 from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +44,24 @@ class RegistryClient(Protocol):
 class Fleet:
     """`on_change` is called whenever a request that had to wait might now be placed."""
 
-    def __init__(self, gateway_epoch: Epoch, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        gateway_epoch: Epoch,
+        on_change: Callable[[], None],
+        channels: Channels,
+        meter: RateMeter | None = None,
+    ) -> None:
         self._gateway_epoch = gateway_epoch
         self._on_change = on_change
+        self._channels = channels
+        self.meter = meter or RateMeter(PullRates())
+        """What fetching and computing KV cost, as the receipts say."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._link_by_epoch: dict[Epoch, ReplicaLink] = {}
         self._prefill_tokens: dict[Epoch, int] = {}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self._watch_by_epoch: dict[Epoch, KvWatch] = {}
+        self._drained_here: set[Epoch] = set()
         self.index = KvIndex()
 
     async def follow(self, registry: RegistryClient) -> None:
@@ -79,12 +93,12 @@ class Fleet:
 
     def _meet(self, info: ReplicaInfo) -> None:
         if info.epoch not in self._watch_by_epoch:
-            self._watch_by_epoch[info.epoch] = KvWatch(info, self.index)
+            self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels)
         if info.role is not Role.DECODE:
             return
         known = self._link_by_epoch.get(info.epoch)
         if known is None:
-            link = ReplicaLink(info, self._gateway_epoch, self._on_change)
+            link = ReplicaLink(info, self._gateway_epoch, self._on_change, self._channels)
             self._link_by_epoch[info.epoch] = link
         else:
             known.info = info
@@ -96,6 +110,7 @@ class Fleet:
             await watch.close()
         self.index.forget(epoch)
         self._prefill_tokens.pop(epoch, None)
+        self._drained_here.discard(epoch)
         link = self._link_by_epoch.get(epoch)
         if link is None:
             return
@@ -157,7 +172,7 @@ class Fleet:
             for epoch, info in self._replica_by_epoch.items()
             if info.role is Role.PREFILL
         )
-        return View(decode=decode, prefill=prefill)
+        return View(decode=decode, prefill=prefill, rates=self.meter.rates)
 
     def where_runs(self, request_id: RequestId | None) -> Epoch | None:
         """The decode replica of a request of this gateway; None if it does not run."""
@@ -166,8 +181,10 @@ class Fleet:
     def has_started(self, request_id: RequestId, epoch: Epoch) -> None:
         self._epoch_by_request[request_id] = epoch
 
-    def has_ended(self, request_id: RequestId) -> None:
-        self._epoch_by_request.pop(request_id, None)
+    def has_ended(self, request_id: RequestId, epoch: Epoch) -> None:
+        """Nothing happens to a request that runs elsewhere by now."""
+        if self._epoch_by_request.get(request_id) == epoch:
+            del self._epoch_by_request[request_id]
 
     def add_prefill_tokens(self, epoch: Epoch, num_tokens: int) -> None:
         """Tokens placed on a prefill replica (positive), or no longer waited for (negative)."""
@@ -186,6 +203,28 @@ class Fleet:
             for epoch, reply in zip(watches, replies, strict=True)
             if not isinstance(reply, BaseException) or isinstance(reply, Exception)
         }
+
+    async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
+        is_first = epoch not in self._drained_here
+        self._drained_here.add(epoch)  # from now on: its own word takes a moment to get here
+        try:
+            return await self._watch_by_epoch[epoch].drain(timeout_s)
+        except grpc.aio.AioRpcError:
+            if is_first:
+                self._drained_here.discard(epoch)
+            raise
+
+    @property
+    def open_decode(self) -> frozenset[Epoch]:
+        """Decode replicas that are there and take requests."""
+        return frozenset(
+            link.info.epoch
+            for link in self.connected
+            if link.info.is_ready
+            and not link.is_draining
+            and link.info.epoch not in self._drained_here
+        )
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
         """By replica: what the index knows of its cache, and how well it could follow."""

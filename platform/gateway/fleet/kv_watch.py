@@ -18,7 +18,7 @@ from baton.core.kv_events import KvEvents
 from baton.core.messages import ReplicaInfo
 from baton.platform.router.kv_index import KvGap, KvIndex
 from baton.proto import replica_pb2 as pb
-from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.channels import Channels, explain
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
@@ -31,7 +31,7 @@ MAX_RETRY_S = 5.0
 class KvWatch:
     """Its channel is its own: a long snapshot must not hold up tokens."""
 
-    def __init__(self, info: ReplicaInfo, index: KvIndex) -> None:
+    def __init__(self, info: ReplicaInfo, index: KvIndex, channels: Channels) -> None:
         self.num_events = 0
         """Applied so far."""
         self.num_gaps = 0
@@ -43,12 +43,18 @@ class KvWatch:
         self._info = info
         self._index = index
         self._has_snapshot = False
-        self._channel = grpc.aio.insecure_channel(info.address, options=CHANNEL_OPTIONS)
+        self._channel = channels.new(info.address)
         self._stub = ReplicaStub(self._channel)
         self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
 
     async def inspect(self, timeout_s: float) -> pb.InspectReply:
         return await self._stub.Inspect(pb.InspectRequest(), timeout=timeout_s)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Tell the replica to become empty; how many requests it still has."""
+        request = pb.DrainRequest(epoch=self._info.epoch)
+        reply = await self._stub.Drain(request, timeout=timeout_s)
+        return reply.num_open
 
     async def close(self) -> None:
         self._pump.cancel()
@@ -75,7 +81,7 @@ class KvWatch:
             self.num_gaps += 1
             return str(gap)
         except grpc.aio.AioRpcError as error:
-            return error.details() or error.code().name
+            return explain(error)
         except Exception as error:  # a watch that stops trying would mislead for ever
             log.exception("the KV events of %s cannot be followed", self._info.replica_id)
             return f"{type(error).__name__}: {error}"

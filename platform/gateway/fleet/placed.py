@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton.core.messages import GenerateRequest
+from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress
 from baton.platform.gateway.fleet.fleet import Fleet
 from baton.platform.router.policy import Placement
 
@@ -27,7 +27,8 @@ class Placed:
         """Open the attempt: the request is on its way. Raises ReplicaLost if its link broke."""
         link = fleet.link(placement.decode.epoch)
         self.placement = placement
-        self.attempt = link.open(replace(request, prefill=placement.prefill))
+        source = request.source or placement.source
+        self.attempt = link.open(replace(request, prefill=placement.prefill, source=source))
         self._fleet = fleet
         fleet.has_started(request.request_id, placement.decode.epoch)
         self._on_decode = fleet.index.expect(hashes, placement.decode.epoch)
@@ -35,6 +36,20 @@ class Placed:
         if self._prefills_on is not None:
             self._on_prefill = fleet.index.expect(hashes, self._prefills_on)
             fleet.add_prefill_tokens(self._prefills_on, placement.num_prefill_tokens)
+
+    @property
+    def number(self) -> int:
+        """Of the attempt."""
+        return self.attempt.request.attempt
+
+    @property
+    def address(self) -> ReplicaAddress:
+        """Where it runs."""
+        return self.placement.decode.endpoint
+
+    def hear(self, receipt: Receipt) -> None:
+        """The attempt's last word."""
+        self._fleet.meter.hear(receipt)
 
     def prefill_is_over(self) -> None:
         """Safe to repeat."""
@@ -47,5 +62,5 @@ class Placed:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
         self.prefill_is_over()
         self._fleet.index.release(self._on_decode)
-        self._fleet.has_ended(self.attempt.request.request_id)
+        self._fleet.has_ended(self.attempt.request.request_id, self.placement.decode.epoch)
         self.attempt.close(num_delivered)

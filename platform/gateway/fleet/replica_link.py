@@ -1,8 +1,9 @@
 """The one long-lived stream between this gateway and one decode replica.
 
-    run()            connect, greet, pump frames; on a break tell every open attempt, then reconnect
-    open(request)    an Attempt: its updates, until the last one or ReplicaLost
-    attempt.close()  takes the request back, if it is not over
+    run()              connect, greet, pump frames; on a break tell every open attempt, reconnect
+    open(request)      an Attempt: its updates, until the last one or ReplicaLost
+    attempt.cut_off()  it goes on elsewhere: what it still says here goes unheard
+    attempt.close()    takes the request back, if it is not over
 
 All requests of this gateway share the stream; `(request id, attempt)` tells them apart.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import takewhile
 
 import grpc
 import grpc.aio
@@ -20,13 +22,15 @@ from baton.core.errors import BatonError
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, GenerateRequest, ReplicaInfo, TokenUpdate
 from baton.proto import replica_pb2 as pb
-from baton.proto.channel_options import CHANNEL_OPTIONS
+from baton.proto.channels import Channels, explain
 from baton.proto.replica_pb2_grpc import DecodeStub
 from baton.proto.wire import capacity_from_proto, generate_to_proto, update_from_proto
 
 log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.2
+REFUSED_S = 2.0
+"""How long to wait where only a change of configuration helps."""
 
 
 class ReplicaLost(BatonError):
@@ -40,6 +44,9 @@ class Attempt:
         self.link = link
         self.request = request
         self.is_over = False
+        self.is_cut_off = False
+        self.on_draining: Callable[[], None] = lambda: None
+        """Called when the replica is to become empty. The request goes on until it is cut off."""
         self._updates: asyncio.Queue[TokenUpdate | BatonError] = asyncio.Queue()
 
     @property
@@ -56,14 +63,39 @@ class Attempt:
     def put(self, update: TokenUpdate | BatonError) -> None:
         self._updates.put_nowait(update)
 
+    @property
+    def can_move(self) -> bool:
+        return self.link.is_connected and not (self.is_over or self.is_cut_off)
+
+    def take_queued(self) -> list[TokenUpdate]:
+        """What has come and was not asked for yet, up to the first error."""
+        queued = [self._updates.get_nowait() for _ in range(self._updates.qsize())]
+        taken = list(takewhile(lambda update: isinstance(update, TokenUpdate), queued))
+        for update in queued[len(taken) :]:
+            self.put(update)
+        return [update for update in taken if isinstance(update, TokenUpdate)]
+
+    def cut_off(self, reason: BatonError) -> None:
+        """What the replica says, or has said, goes unheard: whoever waits hears only this."""
+        self.is_cut_off = True
+        while not self._updates.empty():
+            self._updates.get_nowait()
+        self.put(reason)
+
     def close(self, num_delivered: int) -> None:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
         self.link.close_attempt(self, num_delivered)
 
 
 class ReplicaLink:
+    """Its channel is its own: nobody else's bytes hold up tokens."""
+
     def __init__(
-        self, info: ReplicaInfo, gateway_epoch: Epoch, on_change: Callable[[], None]
+        self,
+        info: ReplicaInfo,
+        gateway_epoch: Epoch,
+        on_change: Callable[[], None],
+        channels: Channels,
     ) -> None:
         self.info = info
         self.capacity: Capacity | None = None
@@ -72,8 +104,12 @@ class ReplicaLink:
         self._on_change = on_change
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
-        self._channel = grpc.aio.insecure_channel(info.address, options=CHANNEL_OPTIONS)
+        self._channel = channels.new(info.address)
         self._pump = asyncio.create_task(self._run(), name=f"link to {info.replica_id}")
+
+    @property
+    def is_draining(self) -> bool:
+        return self.capacity is not None and self.capacity.is_draining
 
     @property
     def num_open(self) -> int:
@@ -104,17 +140,24 @@ class ReplicaLink:
         await self._channel.close()
 
     async def _run(self) -> None:
+        last_reason = ""
         while True:
+            pause_s = RECONNECT_S
             try:
                 await self._pump_frames()
                 reason = "the replica ended the stream"
             except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
+                reason = explain(error)
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    pause_s = REFUSED_S
             except Exception as error:  # a link that stops trying would be a replica lost for ever
                 log.exception("the link to %s failed", self.info.replica_id)
                 reason = f"{type(error).__name__}: {error}"
+            if reason != last_reason:
+                log.warning("no stream to %s: %s", self.info.replica_id, reason)
+                last_reason = reason
             self._break(reason)
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(pause_s)
 
     async def _pump_frames(self) -> None:
         self._outgoing = asyncio.Queue()
@@ -146,10 +189,14 @@ class ReplicaLink:
                 continue  # taken back meanwhile, or fenced: nobody waits for it
             update = update_from_proto(message)
             attempt.is_over = update.is_last
-            attempt.put(update)
+            if not attempt.is_cut_off:
+                attempt.put(update)
         if frame.HasField("capacity"):
-            self.capacity = capacity_from_proto(frame.capacity)
+            was_draining, self.capacity = self.is_draining, capacity_from_proto(frame.capacity)
             self.is_connected = True  # the first frame answers our Hello
+            if self.is_draining and not was_draining:
+                for attempt in tuple(self._attempts.values()):
+                    attempt.on_draining()
             self._on_change()
 
     def _break(self, reason: str) -> None:
@@ -157,8 +204,8 @@ class ReplicaLink:
         self.capacity = None
         lost, self._attempts = self._attempts, {}
         for attempt in lost.values():
-            if not attempt.is_over:
-                attempt.put(
-                    ReplicaLost(f"decode replica {self.info.replica_id} was lost: {reason}")
-                )
+            if attempt.is_over or attempt.is_cut_off:
+                continue
+            attempt.is_over = True
+            attempt.put(ReplicaLost(f"decode replica {self.info.replica_id} was lost: {reason}"))
         self._on_change()

@@ -83,6 +83,7 @@ def usage(counts: Usage, num_reasoning: int = 0) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=counts.prompt_tokens,
         cached_tokens=counts.cached_tokens,
+        cache_write_tokens=counts.cache_write_tokens,
         output_tokens=counts.output_tokens,
         reasoning_tokens=num_reasoning,
     )

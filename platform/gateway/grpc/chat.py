@@ -9,12 +9,14 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from baton.platform.gateway.chat.choice_reader import ChoiceReader
-from baton.platform.gateway.chat.messages import chat_messages
-from baton.platform.gateway.chat.plan import ChatPlan, Conversation, plan_chat
+from baton.platform.gateway.chat.conversation import Conversation
+from baton.platform.gateway.chat.messages import chat_messages, message_marks
+from baton.platform.gateway.chat.plan import ChatPlan, plan_chat
 from baton.platform.gateway.chat.tools.pieces import CallStart, Content, Piece, Reasoning
 from baton.platform.gateway.choices import ChoiceDelta
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grpc.answers import ResponseFiller
+from baton.platform.gateway.grpc.cache_control import cache_control
 from baton.platform.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.platform.gateway.grpc.tools import tool_use_of
 from baton.platform.gateway.http.schemas import Message, MessageFunction, MessageToolCall
@@ -25,7 +27,7 @@ from baton.proto import inference_pb2 as pb
 
 
 async def chatted(
-    gateway: Gateway, request: pb.ChatRequest, time_left_s: float | None
+    gateway: Gateway, request: pb.ChatRequest, tenant: str, time_left_s: float | None
 ) -> AsyncGenerator[pb.ChatResponse]:
     """Raises InvalidRequest before the first response."""
     gateway.model.check_name(request.model)
@@ -39,6 +41,7 @@ async def chatted(
         field_by_option=FIELD_BY_OPTION,
         shown_special=plan.shown_special,
         cache_salt=request.cache_salt,
+        tenant=tenant,
         time_left_s=time_left_s,
     )
     completion = gateway.complete(order)
@@ -62,6 +65,7 @@ def conversation_of(request: pb.ChatRequest, model: ServedModel) -> Conversation
     messages = [_message(message) for message in request.messages]
     return Conversation(
         messages=chat_messages(messages, has_text_arguments=template.has_text_arguments),
+        marks=message_marks(messages, cache_control(request)),
         tools=tool_use_of(request),
         rule=output_rule(request.sampling),
         variables=_whole_numbers(MessageToDict(request.chat_template_kwargs)),
@@ -127,6 +131,7 @@ def _message(message: pb.ChatMessage) -> Message:
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id or None,
         reasoning_content=message.reasoning or None,
+        cache_control=cache_control(message),
     )
 
 

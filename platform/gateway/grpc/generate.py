@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grpc.answers import ResponseFiller
+from baton.platform.gateway.grpc.cache_control import cache_control
 from baton.platform.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.platform.gateway.grpc.prompts import prompt_values
 from baton.platform.gateway.order import CompletionOrder, Prompt
-from baton.platform.gateway.prompts import read_prompts
+from baton.platform.gateway.prompts import read_prompts, with_cache_point
 from baton.platform.gateway.request_ids import public_request_id
 from baton.proto import inference_pb2 as pb
 
 
 async def generated(
-    gateway: Gateway, request: pb.GenerateRequest, time_left_s: float | None
+    gateway: Gateway, request: pb.GenerateRequest, tenant: str, time_left_s: float | None
 ) -> AsyncGenerator[pb.GenerateResponse]:
     """Raises InvalidRequest before the first response."""
     order = await _order(gateway, request, time_left_s)
+    order = replace(order, tenant=tenant)
     completion = gateway.complete(order)
     filler = ResponseFiller(
         gateway.model, order, completion, returns_token_ids=request.return_token_ids
@@ -40,7 +43,7 @@ async def _order(
     options = sampling_options(request.sampling)
     return CompletionOrder(
         request_id=public_request_id(request.request_id, field="request_id"),
-        prompts=await _prompts(gateway, request),
+        prompts=with_cache_point(await _prompts(gateway, request), cache_control(request)),
         options=options,
         grammar=await gateway.grammars.accept(output_rule(request.sampling)),
         has_echo=request.echo,

@@ -38,8 +38,8 @@ class InferenceService(InferenceServicer):
     async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        async with self._answering(context, "Generate"):
-            responses = generated(self._gateway, request, context.time_remaining())
+        async with self._answering(context, "Generate") as tenant:
+            responses = generated(self._gateway, request, tenant, context.time_remaining())
             if request.resumable:
                 await write_resumable(context, responses, self._gateway.keeper, pb.GenerateResponse)
             else:
@@ -48,8 +48,8 @@ class InferenceService(InferenceServicer):
     async def Chat(  # type: ignore[override]
         self, request: pb.ChatRequest, context: Context
     ) -> None:
-        async with self._answering(context, "Chat"):
-            responses = chatted(self._gateway, request, context.time_remaining())
+        async with self._answering(context, "Chat") as tenant:
+            responses = chatted(self._gateway, request, tenant, context.time_remaining())
             if request.resumable:
                 await write_resumable(context, responses, self._gateway.keeper, pb.ChatResponse)
             else:
@@ -85,8 +85,8 @@ class InferenceService(InferenceServicer):
             return await answer_detokenize(self._gateway, request)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        async with self._answering(context, "Embed"):
-            return await answer_embed(self._gateway, request, context.time_remaining())
+        async with self._answering(context, "Embed") as tenant:
+            return await answer_embed(self._gateway, request, tenant, context.time_remaining())
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
@@ -98,14 +98,14 @@ class InferenceService(InferenceServicer):
             return pb.ListModelsResponse(models=[known])
 
     @asynccontextmanager
-    async def _answering(self, context: Context, method: str) -> AsyncIterator[None]:
-        """Asks for a key, tells the client what fails, and counts how it ended."""
+    async def _answering(self, context: Context, method: str) -> AsyncIterator[str]:
+        """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
         outcome = StatusCode.CANCELLED
         try:
             metadata = dict(context.invocation_metadata() or ())
             authorization = metadata.get("authorization")
-            self._gateway.keys.check(authorization if isinstance(authorization, str) else None)
-            yield
+            given = authorization if isinstance(authorization, str) else None
+            yield self._gateway.keys.check(given)
             outcome = StatusCode.OK
         except Exception as error:
             status = grpc_status(error)

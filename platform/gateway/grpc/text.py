@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
-from baton.platform.gateway.chat.plan import encode_chat, render_chat
+from baton.platform.gateway.chat.conversation import encode_chat, render_chat
 from baton.platform.gateway.embedding import MAX_INPUTS, EmbeddingOrder, embed
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grpc.answers import usage
@@ -61,7 +61,7 @@ async def answer_detokenize(
 
 
 async def answer_embed(
-    gateway: Gateway, request: pb.EmbedRequest, time_left_s: float | None
+    gateway: Gateway, request: pb.EmbedRequest, tenant: str, time_left_s: float | None
 ) -> pb.EmbedResponse:
     gateway.model.check_name(request.model)
     pooling = POOLINGS.get(request.pooling)
@@ -81,6 +81,7 @@ async def answer_embed(
         dimensions=request.dimensions if request.HasField("dimensions") else None,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        tenant=tenant,
         time_left_s=time_left_s,
     )
     found = await embed(gateway, order)

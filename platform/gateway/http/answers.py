@@ -12,8 +12,11 @@ from baton.core.messages import FinishReason, Receipt
 from baton.platform.gateway.completion_stream import Usage
 
 
-class CachedTokens(msgspec.Struct):
+class PromptTokens(msgspec.Struct):
     cached_tokens: int
+    """Found in a prefix cache."""
+    cache_write_tokens: int
+    """Before a cache point, and not in a cache until now."""
 
 
 class OutputTokens(msgspec.Struct):
@@ -24,7 +27,7 @@ class UsageAnswer(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokens
     completion_tokens_details: OutputTokens | UnsetType = UNSET
 
 
@@ -139,5 +142,5 @@ def usage_answer(usage: Usage) -> UsageAnswer:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.output_tokens,
         total_tokens=usage.prompt_tokens + usage.output_tokens,
-        prompt_tokens_details=CachedTokens(usage.cached_tokens),
+        prompt_tokens_details=PromptTokens(usage.cached_tokens, usage.cache_write_tokens),
     )

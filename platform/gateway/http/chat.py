@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
-from baton.platform.gateway.chat.messages import chat_messages
-from baton.platform.gateway.chat.plan import ChatPlan, Conversation, plan_chat
+from baton.platform.gateway.chat.conversation import Conversation
+from baton.platform.gateway.chat.messages import chat_messages, message_marks
+from baton.platform.gateway.chat.plan import ChatPlan, plan_chat
 from baton.platform.gateway.chat.tools.definitions import tool_use
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grammars.structured_output import output_rule
@@ -37,7 +39,8 @@ class ChatApi:
         options = _options(body)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model))
         public_id: str = request.state.request_id
-        completion = gateway.complete(_order(body, options, plan, public_id))
+        order = _order(body, options, plan, public_id)
+        completion = gateway.complete(replace(order, tenant=request.state.tenant))
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
             created=int(time.time()),
@@ -67,6 +70,7 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
         )
     return Conversation(
         messages=chat_messages(body.messages, has_text_arguments=template.has_text_arguments),
+        marks=message_marks(body.messages, body.cache_control),
         tools=tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls),
         rule=output_rule(body.response_format, body.structured_outputs),
         variables=variables,

@@ -27,7 +27,7 @@ from baton.platform.gateway.http.responder import Responder
 from baton.platform.gateway.http.schemas import CompletionBody, refuse_unsupported
 from baton.platform.gateway.options import options_from
 from baton.platform.gateway.order import CompletionOrder, Prompt
-from baton.platform.gateway.prompts import read_prompts
+from baton.platform.gateway.prompts import read_prompts, with_cache_point
 from baton.platform.gateway.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
@@ -52,6 +52,7 @@ class CompletionsApi:
             adds_special=adds_special,
             max_prompts=gateway.config.max_choices,
         )
+        prompts = with_cache_point(prompts, body.cache_control)
         public_id: str = request.state.request_id
         options = options_from(body, logprobs=body.logprobs)
         rule = output_rule(body.response_format, body.structured_outputs)
@@ -64,6 +65,7 @@ class CompletionsApi:
             is_streamed=bool(body.stream),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             cache_salt=body.cache_salt or "",
+            tenant=request.state.tenant,
         )
         completion = gateway.complete(order)
         chunks = CompletionFormat(

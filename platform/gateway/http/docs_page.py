@@ -31,7 +31,7 @@ class DocsApi:
     """Both are made when first asked for, on another thread: that takes a while."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._needs_key = bool(gateway.config.api_keys)
+        self._needs_key = bool(gateway.keys)
         self._making: asyncio.Task[Docs] | None = None
 
     async def document(self, request: Request) -> Response:

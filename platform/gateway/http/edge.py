@@ -1,4 +1,4 @@
-"""What happens to every HTTP request before its path is looked at: its id, and its key.
+"""What happens to every HTTP request before its path is looked at: its id, its key, its tenant.
 
 A request gets an id (its own `x-request-id` if it has one), which its response carries. While the
 gateway drains, responses ask the client to connect anew, elsewhere.
@@ -32,6 +32,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
+        tenant = ""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -46,9 +47,9 @@ class Edge:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.append((REQUEST_ID.encode(), request_id.encode()))
             if scope["path"].startswith(GUARDED):
-                self._gateway.keys.check(headers.get("authorization"))
+                tenant = self._gateway.keys.check(headers.get("authorization"))
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
             return
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, tenant=tenant)
         await self._app(scope, receive, send_with_headers)

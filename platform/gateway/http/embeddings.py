@@ -103,6 +103,7 @@ class EmbeddingsApi:
             dimensions=body.dimensions,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            tenant=request.state.tenant,
         )
         return AwaitedResponse(self._answer(order, is_base64=body.encoding_format == "base64"))
 

@@ -15,7 +15,12 @@ from baton.platform.gateway.http.models import ModelAnswer, ModelListAnswer
 from baton.platform.gateway.http.responses.answer import ResponseAnswer
 from baton.platform.gateway.http.responses.schemas import ResponsesBody
 from baton.platform.gateway.http.schemas import ChatBody, CompletionBody
-from baton.platform.gateway.http.status_pages import HealthAnswer, ReadyAnswer
+from baton.platform.gateway.http.status_pages import (
+    DrainAnswer,
+    DrainBody,
+    HealthAnswer,
+    ReadyAnswer,
+)
 from baton.platform.gateway.http.tokenization import (
     DetokenizeAnswer,
     DetokenizeBody,
@@ -161,7 +166,7 @@ ENDPOINTS = (
         path="/ready",
         tag=OPERATIONS,
         summary="Can take requests",
-        details="503 while no decode replica is connected, and while draining.",
+        details="503 while no decode replica takes requests, and while draining.",
         answer=ReadyAnswer,
         others={503: ReadyAnswer},
     ),
@@ -185,6 +190,17 @@ ENDPOINTS = (
         tag=OPERATIONS,
         summary="Replicas, queues and transfers",
         answer=dict[str, Any],
+    ),
+    Endpoint(
+        path="/debug/drain",
+        method="post",
+        tag=OPERATIONS,
+        summary="Empty a replica",
+        details="Nothing more is placed there, and what runs there moves elsewhere, with its KV. "
+        "Ask again to hear how far it is. `baton drain` does.",
+        body=DrainBody,
+        answer=DrainAnswer,
+        example={"replica": "decode-b6x7lxkx"},
     ),
     Endpoint(
         path="/openapi.json",

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from baton.core.errors import InvalidRequest
+from baton.platform.gateway.cache_control import CacheControl
 from baton.platform.gateway.chat.tools.definitions import Tool
 from baton.platform.gateway.grammars.structured_output import ResponseFormat, StructuredOutputs
 from baton.platform.gateway.options import CommonOptions
@@ -46,6 +47,8 @@ class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     """vLLM's: of the tokenizer, such as `<s>`. True by default, but for chats."""
     cache_salt: str | None = None
     """vLLM's: cached KV is shared only among requests of the same salt."""
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep the prompt in the prefix cache; of a chat, up to its last message."""
     return_token_ids: bool | None = None
     """vLLM's: tell the ids of prompt and output, too."""
 
@@ -83,6 +86,8 @@ class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     text: str | None = None
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep what is before the end of this part in the prefix cache."""
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
@@ -116,6 +121,8 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Of an assistant; most templates leave it out of the prompt."""
     reasoning: str | None = None
     """The same by another name."""
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep what is before the end of this message in the prefix cache."""
 
     annotations: Refused = None
     audio: Refused = None

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.http.errors import json_response
+from baton.platform.gateway.http.request_body import decode_body, read_body
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True):
@@ -22,6 +23,20 @@ class ReadyAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str | None = None
 
 
+class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    replica: str
+    """Its id, as /debug/status tells it."""
+    force: bool = False
+    """Also if it is the last decode replica that takes requests."""
+
+
+class DrainAnswer(msgspec.Struct, kw_only=True):
+    replica: str
+    role: str
+    num_open: int
+    """Requests that have yet to leave; ask again until there are none."""
+
+
 class StatusPages:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -31,10 +46,10 @@ class StatusPages:
         return json_response(HealthAnswer())
 
     async def ready(self, request: Request) -> Response:
-        """Can take a request: not draining, and a decode replica is connected."""
+        """Can take a request: not draining, and a decode replica takes requests."""
         if self._gateway.is_ready():
             return json_response(ReadyAnswer(status="ready"))
-        reason = "draining" if self._gateway.is_draining else "no decode replica is connected"
+        reason = "draining" if self._gateway.is_draining else "no decode replica takes requests"
         return json_response(ReadyAnswer(status="not ready", reason=reason), status=503)
 
     async def proxy_health(self, request: Request) -> Response:
@@ -52,6 +67,11 @@ class StatusPages:
 
     async def leaks(self, request: Request) -> Response:
         return json_response(await self._gateway.dispatcher.leaks())
+
+    async def drain(self, request: Request) -> Response:
+        body = decode_body(await read_body(request, self._gateway.config), DrainBody)
+        progress = await self._gateway.dispatcher.drain(body.replica, is_forced=body.force)
+        return json_response(msgspec.convert(progress, DrainAnswer))
 
     async def status(self, request: Request) -> Response:
         return json_response(await self._gateway.dispatcher.status())

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
-from baton.platform.gateway.chat.plan import encode_chat, render_chat
+from baton.platform.gateway.chat.conversation import encode_chat, render_chat
 from baton.platform.gateway.chat.tools.definitions import Tool
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.http.chat import conversation_of

@@ -15,6 +15,9 @@ from baton.platform.gateway.served_model import ServedModel
 
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
+    """Found in a prefix cache."""
+    cache_write_tokens: int
+    """Before a cache point, and not in a cache until now."""
 
 
 class OutputTokensDetails(msgspec.Struct):
@@ -101,7 +104,7 @@ def begun_answer(
 def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(usage.cached_tokens),
+        input_tokens_details=InputTokensDetails(usage.cached_tokens, usage.cache_write_tokens),
         output_tokens=usage.output_tokens,
         output_tokens_details=OutputTokensDetails(num_reasoning),
         total_tokens=usage.prompt_tokens + usage.output_tokens,

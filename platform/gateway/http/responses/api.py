@@ -6,7 +6,9 @@ import time
 
 from starlette.requests import Request
 
-from baton.platform.gateway.chat.plan import Conversation, plan_chat
+from baton.platform.gateway.cache_control import checked_marks, marked
+from baton.platform.gateway.chat.conversation import Conversation
+from baton.platform.gateway.chat.plan import plan_chat
 from baton.platform.gateway.chat.tools.definitions import use_of
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grammars.structured_output import OutputRule, format_rule
@@ -46,6 +48,7 @@ class ResponsesApi:
             field_by_option=FIELD_BY_OPTION,
             shown_special=plan.shown_special,
             cache_salt=body.cache_salt or "",
+            tenant=request.state.tenant,
         )
         completion = gateway.complete(order)
         answer = begun_answer(body, gateway.model, id=f"resp_{public_id}", created=int(time.time()))
@@ -65,10 +68,14 @@ def conversation_of(body: ResponsesBody, model: ServedModel) -> Conversation:
     if body.reasoning is not None and body.reasoning.effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning.effort)
     functions = [tool.function(f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    messages, marks = input_messages(
+        body.input, body.instructions, has_text_arguments=template.has_text_arguments
+    )
+    if body.cache_control is not None:
+        marks.append(marked(body.cache_control, "cache_control", len(messages) - 1))
     return Conversation(
-        messages=input_messages(
-            body.input, body.instructions, has_text_arguments=template.has_text_arguments
-        ),
+        messages=messages,
+        marks=checked_marks(marks),
         tools=use_of(
             functions,
             body.tool_choice,

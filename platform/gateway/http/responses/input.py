@@ -8,29 +8,53 @@ reasoning               left out: models see only their own, of the turn under w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from baton.core.errors import InvalidRequest
-from baton.platform.gateway.chat.messages import MAX_MESSAGES, ROLE_BY_NAME, call_arguments
+from baton.platform.gateway.cache_control import MarkedMessage, marked, read_control
+from baton.platform.gateway.chat.messages import (
+    MAX_MESSAGES,
+    PART_BREAK,
+    ROLE_BY_NAME,
+    call_arguments,
+)
 
 TEXT_TYPES = ("input_text", "output_text", "text")
 
 
 def input_messages(
     given: str | list[dict[str, Any]], instructions: str | None, *, has_text_arguments: bool = False
-) -> list[dict[str, Any]]:
-    """Raises InvalidRequest, naming the item."""
+) -> tuple[list[dict[str, Any]], list[MarkedMessage]]:
+    """With their cache points. Raises InvalidRequest, naming the item."""
     messages: list[dict[str, Any]] = []
+    marks: list[MarkedMessage] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
+        return [*messages, {"role": "user", "content": given}], marks
     if not 1 <= len(given) <= MAX_MESSAGES:
         raise InvalidRequest(f"input needs 1 to {MAX_MESSAGES} items", field="input")
     for index, item in enumerate(given):
         _add(messages, item, f"input[{index}]", has_text_arguments)
-    return messages
+        if messages:
+            marks.extend(_marks(item, len(messages) - 1, f"input[{index}]"))
+    return messages, marks
+
+
+def _marks(item: Mapping[str, Any], message: int, path: str) -> Iterator[MarkedMessage]:
+    """Of the item, which has been read without complaint: behind its parts, and behind it."""
+    name = "output" if item.get("type") == "function_call_output" else "content"
+    parts = item.get(name)
+    texts: list[str] = []
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        texts.append(part.get("text", ""))
+        field = f"{path}.{name}[{number}].cache_control"
+        if (control := read_control(part.get("cache_control"), field)) is not None:
+            yield marked(control, field, message, part_end=len(PART_BREAK.join(texts)))
+    field = f"{path}.cache_control"
+    if (control := read_control(item.get("cache_control"), field)) is not None:
+        yield marked(control, field, message)
 
 
 def _add(
@@ -90,7 +114,7 @@ def _text(content: object, path: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{path} must be a string or a list of parts", field=path)
-    return "\n".join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return PART_BREAK.join(_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
 def _part(part: object, path: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
+from baton.platform.gateway.cache_control import CacheControl
 from baton.platform.gateway.chat.tools.definitions import Function
 from baton.platform.gateway.http.schemas import Ignored, Refused, StreamOptions
 from baton.platform.gateway.options import CommonOptions
@@ -94,6 +95,8 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
 
     chat_template_kwargs: dict[str, Any] | None = None
     """vLLM's: variables for the switches of the model's own chat template."""
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep the prompt in the prefix cache, up to the last item of the input."""
     cache_salt: str | None = None
     """vLLM's: cached KV is shared only among requests of the same salt."""
     resumable: bool | None = None

@@ -1,0 +1,83 @@
+"""What a live gateway tells operators, fetched over HTTP by the tools of the command line."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import msgspec
+
+from baton.core.errors import InvalidRequest, Unavailable
+
+TIMEOUT_S = 5.0
+
+
+class _Fault(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    """As the gateway writes its errors."""
+
+    error: _Fault
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPages:
+    """Blocking: for commands, or for a thread."""
+
+    url: str
+    """http://host:port"""
+    api_key: str | None = None
+    ca_file: Path | None = None
+
+    def get(self, path: str) -> dict[str, Any]:
+        """A page that is a JSON object. Raises Unavailable, InvalidRequest with the remedy."""
+        return self._ask(path, None)
+
+    def post(self, path: str, body: Any) -> dict[str, Any]:
+        """Likewise, asking for something to be done."""
+        return self._ask(path, msgspec.json.encode(body))
+
+    def _ask(self, path: str, data: bytes | None) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        if data is not None:
+            headers["content-type"] = "application/json"
+        try:
+            request = Request(f"{self.url.rstrip('/')}{path}", data=data, headers=headers)
+            is_tls = self.url.startswith("https:")
+            context = ssl.create_default_context(cafile=self.ca_file) if is_tls else None
+            with urlopen(request, timeout=TIMEOUT_S, context=context) as response:
+                return msgspec.json.decode(response.read(), type=dict[str, Any])
+        except HTTPError as error:
+            raise self._refusal(error) from error
+        # URLError and DecodeError are such.
+        except (OSError, ValueError, HTTPException) as error:
+            raise Unavailable(self._reason(error)) from error
+
+    def _refusal(self, error: HTTPError) -> Unavailable | InvalidRequest:
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            return Unavailable(
+                f"the gateway at {self.url} wants an API key; give it with --api-key or "
+                "BATON_API_KEY"
+            )
+        try:
+            said = msgspec.json.decode(error.read(), type=_Refusal)
+        except ValueError:
+            return Unavailable(self._reason(error))
+        if error.code == HTTPStatus.BAD_REQUEST:
+            return InvalidRequest(said.error.message)
+        return Unavailable(said.error.message)
+
+    def _reason(self, error: Exception) -> str:
+        if not self.url.startswith(("http://", "https://")):
+            return f"{self.url!r} is no address of a gateway; --url wants http://host:port"
+        is_foreign = isinstance(error, HTTPException)
+        reason = "it does not speak HTTP" if is_foreign else getattr(error, "reason", error)
+        return f"no gateway at {self.url}: {reason}; give its address with --url"

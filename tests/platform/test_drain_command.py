@@ -1,0 +1,93 @@
+"""`baton drain` against something that answers like a gateway."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from typer.testing import CliRunner
+
+from baton.platform.cli.main import app
+
+run = CliRunner().invoke
+
+
+@contextmanager
+def gateway(*answers: tuple[int, dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The n-th request gets the n-th answer; the bodies asked with."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            asked.append({"path": self.path, **json.loads(body)})
+            status, answer = answers[min(len(asked), len(answers)) - 1]
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quietly."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+
+
+def left(num_open: int) -> tuple[int, dict[str, Any]]:
+    return 200, {"replica": "decode-1", "role": "decode", "num_open": num_open}
+
+
+def drain(url: str, *options: str) -> tuple[int, Sequence[str]]:
+    result = run(app, ["drain", "decode-1", "--url", url, *options])
+    return result.exit_code, result.output.splitlines()
+
+
+def test_it_returns_when_nothing_is_left() -> None:
+    with gateway(left(2), left(2), left(0)) as (url, asked):
+        status, lines = drain(url)
+
+    assert status == 0
+    assert lines == [
+        "decode-1: 2 requests have yet to leave",
+        "decode-1 is draining: nothing is left there",
+    ]
+    assert asked == [{"path": "/debug/drain", "replica": "decode-1", "force": False}] * 3
+
+
+def test_without_waiting_it_returns_at_once() -> None:
+    with gateway(left(3)) as (url, asked):
+        status, lines = drain(url, "--wait", "0", "--force")
+
+    assert status == 0
+    assert lines == ["decode-1 is draining: 3 requests have yet to leave"]
+    assert [one["force"] for one in asked] == [True]
+
+
+def test_what_the_gateway_refuses_is_told_in_its_words() -> None:
+    error = {"error": {"message": "no replica is called 'decode-1'; there are: decode-2"}}
+    with gateway((400, error)) as (url, _):
+        status, lines = drain(url)
+
+    assert status == 2
+    assert lines == ["baton drain: no replica is called 'decode-1'; there are: decode-2"]
+
+
+def test_a_drain_that_takes_too_long_goes_on_without_being_watched() -> None:
+    with gateway(left(1)) as (url, _):
+        status, lines = drain(url, "--wait", "0.1")
+
+    assert status == 1
+    assert "1 requests are still on decode-1 after 0.1 s" in lines[-1]
