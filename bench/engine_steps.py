@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.core.messages import SamplingParams
-from baton.engine.batch import Chunk
+from baton.engine.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.echo import EchoRunner, echo_info
@@ -75,9 +75,9 @@ class TimedRunner:
         self.cache = runner.cache
         self.seconds = 0.0
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         started = time.perf_counter()
-        hidden = self._runner.forward(chunks)
+        hidden = self._runner.forward(chunks, on_layer)
         self.seconds += time.perf_counter() - started
         return hidden
 

@@ -22,6 +22,8 @@ from baton.platform.gateway.generation import Generation
 from baton.platform.registry import Registry
 from baton.platform.replica import Replica, start_replica
 from baton.platform.router.policy import LeastWork
+from baton.platform.security import load_security
+from baton.proto.channels import Channels
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 VOCAB_SIZE = 256
@@ -90,7 +92,7 @@ class Fleet:
         """Tell the dispatcher who is there, and wait until it is connected to them."""
         await self.dispatcher.fleet.apply(self.registry.membership())
         num_decode = sum(r.info.role is Role.DECODE for r in self.replicas.values())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.dispatcher.fleet.connected) < num_decode:
                 await asyncio.sleep(0.01)
 
@@ -148,15 +150,17 @@ async def running_fleet(
     make_engine: EngineFactory = echo_engine,
     changes: dict[str, Any] | None = None,
     local_prefill_tokens: int = 0,
-    max_waiting: int = 100,
+    **admission: Any,
 ) -> AsyncIterator[Fleet]:
+    """`admission`: what `ReplicaDispatcher` is told about waiting, where it matters."""
+    # Not `auto`: the same way every time, and no probes that hold blocks meanwhile.
+    config = override(DeploymentConfig(), {"transfer.transport": "grpc", **(changes or {})})
     registry = Registry()
     dispatcher = ReplicaDispatcher(
         LeastWork(local_prefill_tokens=local_prefill_tokens),
-        max_waiting=max_waiting,
-        no_replica_grace_s=5.0,
+        channels=Channels(load_security(config.security)),
+        **{"max_waiting": 100, "no_replica_grace_s": 5.0, **admission},
     )
-    config = override(DeploymentConfig(), changes or {})
     fleet = Fleet(config, make_engine, registry, dispatcher)
     try:
         for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):

@@ -1,0 +1,113 @@
+"""The limit of the transport over Gloo: bare send and recv of torch.distributed, two processes.
+
+    python -m bench.gloo_limit [--mib 256] [--chunk-kib 1024] [--depth 1 16]
+
+`depth` operations are posted before the first is waited for: 1 is the plain loop that anybody would
+write, 16 what the transport allows itself. Nothing is copied, checked or announced: each side sends
+from, or receives into, buffers it has had all along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import secrets
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+from bench.report import surroundings, table
+from torch import Tensor
+from torch.distributed import Work
+
+from baton.kv_transfer.transport.joint import Joint, join_as_receiver, join_as_sender, listen
+from baton.kv_transfer.transport.staging import HostStaging
+
+LOOPBACK = "127.0.0.1"
+MIB = 1 << 20
+
+
+class GlooLimit:
+    """Two processes joined once: the other sends, this one receives and measures."""
+
+    def __init__(self, *, chunk_bytes: int = MIB, depth: int = 1) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        args = (theirs, chunk_bytes, depth)
+        self._process = spawn.Process(target=_send_on_request, args=args, daemon=True)
+        self._process.start()
+        group = join_as_receiver(self._pipe.recv())
+        self._loop = _Loop(partial(HostStaging().receive, group.ranks), chunk_bytes, depth)
+
+    def seconds(self, num_bytes: int) -> float:
+        """How long so many bytes take, from the request until the last has arrived."""
+        started = time.perf_counter()
+        self._pipe.send(num_bytes)
+        self._loop.run(num_bytes)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        self._pipe.send(0)
+        self._process.join()
+
+
+class _Loop:
+    """One side's operations, `depth` of them posted before the first is waited for."""
+
+    def __init__(self, post: Callable[[Tensor], Work], chunk_bytes: int, depth: int) -> None:
+        self._post = post
+        self._chunk_bytes = chunk_bytes
+        self._buffers = [torch.ones(chunk_bytes, dtype=torch.uint8) for _ in range(depth)]
+
+    def run(self, num_bytes: int) -> None:
+        posted: deque[Work] = deque()
+        for number in range(max(1, num_bytes // self._chunk_bytes)):
+            if len(posted) == len(self._buffers):
+                posted.popleft().wait()
+            posted.append(self._post(self._buffers[number % len(self._buffers)]))
+        while posted:
+            posted.popleft().wait()
+
+
+def _send_on_request(pipe: Connection, chunk_bytes: int, depth: int) -> None:
+    listener = listen(LOOPBACK)
+    port: int = listener.getsockname()[1]
+    joint = Joint(backend="gloo", key=secrets.token_hex(8), host=LOOPBACK, port=port)
+    pipe.send(joint)
+    group = join_as_sender(joint, listener)
+    loop = _Loop(partial(HostStaging().send, group.ranks), chunk_bytes, depth)
+    while num_bytes := pipe.recv():
+        loop.run(num_bytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--chunk-kib", type=int, default=1024)
+    parser.add_argument("--depth", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    limits = {
+        depth: GlooLimit(chunk_bytes=args.chunk_kib << 10, depth=depth) for depth in args.depth
+    }
+    num_bytes = args.mib * MIB
+    seconds = {
+        depth: [limit.seconds(num_bytes) for _ in range(args.rounds)]
+        for depth, limit in limits.items()
+    }
+    for limit in limits.values():
+        limit.close()
+    print(surroundings())
+    rows = [
+        (str(depth), num_bytes / statistics.median(times) / 1e9, num_bytes / min(times) / 1e9)
+        for depth, times in seconds.items()
+    ]
+    print(table(("depth", "GB/s, median", "GB/s, best"), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""When each layer of a prompt is computed on P, hashed, sent, and written on D: the overlap, drawn.
+
+One prompt through a prefill and a decode replica in this process, their gRPC servers on loopback,
+with a model of made-up weights. Each replica is watched from outside: its hooks, its outbox and its
+transport pass everything on and note the time.
+
+    python -m bench.timeline --out transfer.png [--transport NAME] [--tokens N] [--chunk N]
+
+"sent" lasts from when a piece is lent to the transport until it is given back; "D writes" from its
+arrival until it is written and verified. What waits, waits within them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.recorder import COMPUTED, ROWS, WRITTEN, Bar, Recorder
+from matplotlib import pyplot
+from matplotlib.patches import Patch
+
+from baton.core.ids import ReplicaId, new_request_id
+from baton.core.messages import ReplicaAddress, Role, SamplingParams
+from baton.decode_service.worker import DecodeWorker
+from baton.platform.config import DeploymentConfig, override
+from baton.platform.gateway.generation import Generation
+from baton.platform.local_dispatcher import LocalDispatcher
+from baton.platform.replica import Replica, load_engine, start_replica
+from baton.prefill_service.worker import PrefillWorker
+
+MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+NUM_TOKENS = 1024
+
+
+async def record(
+    *, transport: str = "grpc", num_tokens: int = NUM_TOKENS, chunk: int | None = None
+) -> list[Bar]:
+    """What happens to one prompt of `num_tokens`, after another one has warmed everything up.
+
+    `chunk`: tokens of it in one forward pass; None: all.
+    """
+    changes = {
+        "dtype": "float32",
+        "load_format": "dummy",
+        "transfer.transport": transport,
+        "prefill.scheduler.prefill_chunk": chunk,
+        "prefill.scheduler.max_batch_tokens": max(num_tokens, 1024),
+    }
+    config = override(DeploymentConfig(), changes)
+    recorder = Recorder()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        p, d = [await _replica(config, role, folder) for role in (Role.PREFILL, Role.DECODE)]
+    try:
+        assert isinstance(p.worker, PrefillWorker) and isinstance(d.worker, DecodeWorker)
+        address = ReplicaAddress(
+            replica_id=p.info.replica_id, epoch=p.info.epoch, address=p.info.address
+        )
+        recorder.watch_engine(p.worker.engine)
+        recorder.watch_outbox(p.worker.kv.outbox)
+        recorder.watch_transport(d.worker.kv.transport)
+        dispatcher = LocalDispatcher(d.worker, prefill=(address,))
+        for first in (2, 3):
+            recorder.bars.clear()
+            await _ask(dispatcher, range(first, first + num_tokens))
+        await dispatcher.close()
+    finally:
+        await d.stop()
+        await p.stop()
+    return sorted(recorder.bars, key=lambda bar: bar.start)
+
+
+async def _replica(config: DeploymentConfig, role: Role, folder: Path) -> Replica:
+    engine = await load_engine(config, role, folder)
+    return await start_replica(
+        config, role, engine, replica_id=ReplicaId(str(role)), host="127.0.0.1"
+    )
+
+
+async def _ask(dispatcher: LocalDispatcher, prompt: range) -> None:
+    size = MODEL["vocab_size"]
+    generation = Generation(
+        request_id=new_request_id(),
+        prompt=tuple(token % size for token in prompt),
+        sampling=SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
+    )
+    running = await dispatcher.start(generation)
+    async for _ in running:
+        pass
+    await running.stop(2)
+    if not running.receipt.kv_bytes:
+        raise RuntimeError(f"nothing was handed over: {running.receipt.notes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    computed_ms: float
+    """From the first layer's beginning to the last one's end."""
+    beyond_ms: float
+    """From the last layer's end until D had everything."""
+    num_bytes: int
+    bytes_share: float
+    """Of the bytes: how many were written on D when the last layer was computed."""
+    time_share: float
+    """Of the time from the first piece to the last: how much P still computed in."""
+
+
+def overlap(bars: Sequence[Bar]) -> Overlap:
+    """Raises ValueError if nothing was computed or nothing travelled."""
+    computed = [bar for bar in bars if bar.row == COMPUTED]
+    written = [bar for bar in bars if bar.row == WRITTEN]
+    if not (computed and written):
+        raise ValueError("bars of computed layers and of written pieces are needed")
+    begins, ends = computed[0].start, max(bar.end for bar in computed)
+    travels_from = min(bar.start for bar in bars if bar.row != COMPUTED)
+    travels_to = max(bar.end for bar in written)
+    num_bytes = sum(bar.num_bytes for bar in written)
+    num_early = sum(bar.num_bytes for bar in written if bar.end <= ends)
+    return Overlap(
+        computed_ms=(ends - begins) * 1e3,
+        beyond_ms=max(0.0, travels_to - ends) * 1e3,
+        num_bytes=num_bytes,
+        bytes_share=num_early / num_bytes,
+        time_share=(min(ends, travels_to) - travels_from) / (travels_to - travels_from),
+    )
+
+
+def draw(bars: Sequence[Bar], path: Path | str) -> None:
+    """A row for each kind of bar, a colour for each layer, milliseconds from left to right."""
+    begins = min(bar.start for bar in bars)
+    num_layers = 1 + max(bar.layer for bar in bars)
+    colours = pyplot.get_cmap("viridis")
+    figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
+    for at, row in enumerate(ROWS):
+        lanes = _lanes([bar for bar in bars if bar.row == row])
+        height = 0.8 / max(1, len(lanes))
+        for number, lane in enumerate(lanes):
+            axes.barh(
+                [at - 0.4 + (number + 0.5) * height] * len(lane),
+                [(bar.end - bar.start) * 1e3 for bar in lane],
+                left=[(bar.start - begins) * 1e3 for bar in lane],
+                height=0.9 * height,
+                color=[colours(bar.layer / max(1, num_layers - 1)) for bar in lane],
+            )
+    last = max(bar.end for bar in bars if bar.row == COMPUTED)
+    axes.axvline((last - begins) * 1e3, color="0.4", linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(ROWS)), ROWS)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms; dashed: P has computed the last layer")
+    shown = sorted({0, num_layers // 2, num_layers - 1})
+    axes.legend(
+        handles=[
+            Patch(color=colours(layer / max(1, num_layers - 1)), label=f"layer {layer}")
+            for layer in shown
+        ],
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
+    found = overlap(bars)
+    axes.set_title(
+        f"{found.num_bytes / 1e6:.0f} MB of KV: {found.bytes_share:.0%} at D when P was done, "
+        f"the rest {found.beyond_ms:.0f} ms later"
+    )
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
+    """Bars that do not overlap, in as few lanes as that takes."""
+    lanes: list[list[Bar]] = []
+    for bar in sorted(bars, key=lambda bar: bar.start):
+        for lane in lanes:
+            if lane[-1].end <= bar.start:
+                lane.append(bar)
+                break
+        else:
+            lanes.append([bar])
+    return lanes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="where to draw it, a .png or .svg")
+    parser.add_argument("--transport", default="grpc")
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS)
+    parser.add_argument("--chunk", type=int, help="tokens of the prompt in one forward pass")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # one core computes, the other may send
+    bars = asyncio.run(record(transport=args.transport, num_tokens=args.tokens, chunk=args.chunk))
+    draw(bars, args.out)
+    found = overlap(bars)
+    print(
+        f"{found.num_bytes / 1e6:.1f} MB over {args.transport}; P computed for "
+        f"{found.computed_ms:.0f} ms. When its last layer was computed, {found.bytes_share:.0%} of "
+        f"the bytes were written on D; the rest took {found.beyond_ms:.0f} ms more. "
+        f"{found.time_share:.0%} of the transfer's time lay within the computation."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What each transport makes of a handoff, beside what the machine allows it in the same run.
+
+Two processes: a sender's outbox and a receiver's fetcher, as in replicas, over synthetic KV that is
+computed already; an opening to the seal is one handoff. The rounds of all transports and of their
+limits take turns; each number is the median of its rounds.
+
+    limit      shm   one memcpy of as many bytes, by one thread
+               grpc  a bare gRPC stream of messages as long as a piece; and a plain TCP socket
+               gloo  send and recv of torch.distributed
+
+    python -m bench.transfer [--transports shm grpc gloo] [--sizes 1 16 256] [--timeline OUT.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from bench.gloo_limit import GlooLimit
+from bench.report import surroundings, table
+from bench.timeline import draw, record
+from bench.transfer_receiver import BenchReceiver
+from bench.transfer_sender import LAYOUT
+
+from baton.kv_transfer.outbox import MAX_PIECE_BYTES
+
+MIB = 1 << 20
+TRANSPORTS = ("shm", "grpc", "gloo")
+SIZES = (1, 16, 256)
+LIMIT_OF = {"shm": "memcpy", "grpc": "bare stream", "gloo": "send/recv"}
+AIM_OF = {"shm": 0.6, "grpc": 0.7, "gloo": 0.85}
+WARM_UP = 2
+
+
+def num_blocks_of(size_mib: int) -> int:
+    """As near to so many MiB as whole blocks come."""
+    return max(1, round(size_mib * MIB / LAYOUT.block_bytes))
+
+
+def num_rounds_of(size_mib: int, *, is_quick: bool) -> int:
+    return 3 if is_quick else max(7, min(40, 640 // size_mib))
+
+
+Seconds = dict[tuple[int, str], list[float]]
+"""By size in MiB, and transport or limit."""
+
+
+async def measure(
+    transports: Sequence[str], sizes: Sequence[int], piece_bytes: int, *, is_quick: bool
+) -> Seconds:
+    seconds: Seconds = defaultdict(list)
+    with ExitStack() as stack:
+        gloo: GlooLimit | None = None
+        if "gloo" in transports:
+            gloo = stack.enter_context(closing(GlooLimit(chunk_bytes=piece_bytes)))
+        async with BenchReceiver(num_blocks_of(max(sizes)), piece_bytes) as receiver:
+            for size in sizes:
+                for number in range(WARM_UP + num_rounds_of(size, is_quick=is_quick)):
+                    found = await _round(receiver, gloo, transports, num_blocks_of(size))
+                    for name, took_s in found.items() if number >= WARM_UP else ():
+                        seconds[size, name].append(took_s)
+    return seconds
+
+
+async def _round(
+    receiver: BenchReceiver, gloo: GlooLimit | None, transports: Sequence[str], num_blocks: int
+) -> dict[str, float]:
+    num_bytes = num_blocks * LAYOUT.block_bytes
+    found = {"memcpy": receiver.memcpy(num_bytes), "checksums": receiver.checksums(num_blocks)}
+    for name in transports:
+        found[name] = await receiver.handoff(name, num_blocks)
+    if "grpc" in transports:
+        found["bare stream"] = await receiver.bare_stream(num_bytes)
+        found["socket"] = receiver.plain_socket(num_bytes)
+    if gloo is not None:
+        found["send/recv"] = gloo.seconds(num_bytes)
+    return found
+
+
+def report(
+    transports: Sequence[str] = TRANSPORTS,
+    sizes: Sequence[int] = SIZES,
+    piece_bytes: int = MAX_PIECE_BYTES,
+    *,
+    is_quick: bool = False,
+) -> str:
+    seconds = asyncio.run(measure(transports, sizes, piece_bytes, is_quick=is_quick))
+    rows = [_row(seconds, size, name) for size in sizes for name in transports]
+    limits: list[tuple[str | float, ...]] = [
+        (f"{_mib(size):.1f}", *(_rate(seconds, size, name) for name in _limits(seconds)))
+        for size in sizes
+    ]
+    return "\n\n".join(
+        (
+            f"### A handoff of {LAYOUT.num_layers} layers, {LAYOUT.num_kv_heads} heads of "
+            f"{LAYOUT.head_dim}, {LAYOUT.dtype}, blocks of {LAYOUT.block_size}",
+            table(
+                (
+                    "MiB, transport", "ms", "GB/s", "its limit", "limit, GB/s", "of its limit",
+                    "aim", "one side's checksums, of the time",
+                ),
+                rows,
+            ),
+            "What the machine gives in the same rounds, GB/s:",
+            table(("MiB", *_limits(seconds)), limits),
+        )
+    )  # fmt: skip
+
+
+def _row(seconds: Seconds, size: int, name: str) -> tuple[str | float, ...]:
+    took_s, limit = _median(seconds, size, name), LIMIT_OF[name]
+    return (
+        f"{_mib(size):.1f}, {name}",
+        took_s * 1e3,
+        _rate(seconds, size, name),
+        limit,
+        _rate(seconds, size, limit),
+        _median(seconds, size, limit) / took_s,
+        AIM_OF[name],
+        _median(seconds, size, "checksums") / took_s,
+    )
+
+
+def _limits(seconds: Seconds) -> list[str]:
+    measured = {name for _, name in seconds}
+    names = ("memcpy", "checksums", "socket", "bare stream", "send/recv")
+    return [name for name in names if name in measured]
+
+
+def _mib(size: int) -> float:
+    return num_blocks_of(size) * LAYOUT.block_bytes / MIB
+
+
+def _median(seconds: Seconds, size: int, name: str) -> float:
+    return statistics.median(seconds[size, name])
+
+
+def _rate(seconds: Seconds, size: int, name: str) -> float:
+    return num_blocks_of(size) * LAYOUT.block_bytes / _median(seconds, size, name) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.transfer")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB of a handoff")
+    parser.add_argument("--timeline", type=Path, help="also draw one prompt's way, by the first")
+    parser.add_argument("--piece-kib", type=int, default=MAX_PIECE_BYTES >> 10)
+    parser.add_argument("--quick", action="store_true", help="few rounds")
+    arguments = parser.parse_args()
+    print(surroundings(), flush=True)
+    if arguments.timeline is not None:
+        draw(asyncio.run(record(transport=arguments.transports[0])), arguments.timeline)
+    piece_bytes = arguments.piece_kib << 10
+    print(
+        "\n" + report(arguments.transports, arguments.sizes, piece_bytes, is_quick=arguments.quick)
+    )
+
+
+if __name__ == "__main__":
+    main()

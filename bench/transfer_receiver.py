@@ -1,0 +1,142 @@
+"""The receiver of `bench.transfer`: a decode replica's own fetcher, and the bare ways beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from bench.transfer_sender import LAYOUT, LOOPBACK, TIME_LEFT_S
+
+from baton.core.clock import monotonic
+from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.core.owner_thread import OneThread
+from baton.engine.block_pool import BlockPool
+from baton.engine.kv_cache import KvCache
+from baton.kv_transfer.fetch import Fetcher
+from baton.kv_transfer.integrity import unit_checksums
+from baton.kv_transfer.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.reservation import KvSource, WantedKv
+from baton.kv_transfer.transport.registry import TransportParts, Transports
+from baton.proto.channels import Channels
+
+
+class BenchReceiver:
+    """Also starts and ends its sender."""
+
+    def __init__(self, num_blocks: int, piece_bytes: int) -> None:
+        self.epoch = new_epoch()
+        self._num_blocks, self._piece_bytes = num_blocks, piece_bytes
+        self._cache = KvCache(LAYOUT, num_blocks + 1)
+        for layer in self._cache.layers:
+            layer.fill_(1.0)  # no page is new when it is measured
+        self._pool = BlockPool(self._cache)
+        self._owner = OneThread()
+        self._receiver = Receiver(self._pool, self.epoch, ReceiverConfig(max_leased_fraction=1.0))
+        self._channels = Channels()
+        self._transports = Transports(TransportParts(channels=self._channels))
+        self._fetchers: dict[str, Fetcher] = {}
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "bench.transfer_sender",
+            str(self._num_blocks),
+            str(self._piece_bytes),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        told = json.loads(await self._process.stdout.readline())
+        self._address, self._sender = told["address"], Epoch(told["epoch"])
+        self._socket = socket.create_connection((LOOPBACK, told["socket"]))
+        self._buffer = np.ones(self._num_blocks * LAYOUT.block_bytes, dtype=np.uint8)
+        self._source = np.ones_like(self._buffer)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+        for fetcher in self._fetchers.values():
+            await fetcher.close()
+        await self._transports.close()
+        await self._channels.close()
+        self._process.kill()
+        await self._process.wait()
+
+    async def handoff(self, transport: str, num_blocks: int) -> float:
+        """Seconds from the opening to the seal of a transfer that P has computed already."""
+        transfer_id = TransferId((await self._ask("Offer", self._wish(num_blocks))).decode())
+        wanted = WantedKv(
+            transfer_id=transfer_id,
+            sources=(KvSource(epoch=self._sender, address=self._address, layout=LAYOUT),),
+            tokens=range(num_blocks * LAYOUT.block_size),
+            salt=transfer_id.encode(),
+            time_left_s=TIME_LEFT_S,
+        )
+        reservation = await self._owner.call(lambda: self._receiver.reserve(wanted, monotonic()))
+        if reservation is None:
+            raise RuntimeError(f"no room for {num_blocks} blocks")
+        report = await self._fetcher(transport).fetch(reservation)
+        if report.transport != transport or report.num_reopened:
+            raise RuntimeError(f"not an undisturbed transfer by {transport}: {report}")
+        await self._owner.call(lambda: self._pool.release(self._receiver.adopt(transfer_id)))
+        return report.transfer_ms / 1e3
+
+    def memcpy(self, num_bytes: int) -> float:
+        """One copy of memory that was touched before."""
+        started = time.perf_counter()
+        self._buffer[:num_bytes] = self._source[:num_bytes]
+        return time.perf_counter() - started
+
+    def checksums(self, num_blocks: int) -> float:
+        """Of all units of so many blocks, by one thread, as either side computes them."""
+        started = time.perf_counter()
+        for block in range(num_blocks):
+            for layer in range(LAYOUT.num_layers):
+                unit_checksums(self._cache.view(block, layer), LAYOUT.unit_bytes)
+        return time.perf_counter() - started
+
+    def plain_socket(self, num_bytes: int) -> float:
+        started = time.perf_counter()
+        self._socket.sendall(num_bytes.to_bytes(8, "little"))
+        at, buffer = 0, self._buffer.data
+        while at < num_bytes:
+            at += self._socket.recv_into(buffer[at:num_bytes])
+        return time.perf_counter() - started
+
+    async def bare_stream(self, num_bytes: int) -> float:
+        """gRPC messages of bytes, each as long as a piece, dropped as they come."""
+        size = min(self._piece_bytes, num_bytes)
+        request = json.dumps([-(-num_bytes // size), size]).encode()
+        started = time.perf_counter()
+        stream: Any = self._channels.to(self._address).unary_stream("/bench/Stream")
+        async for _ in stream(request):
+            pass
+        return time.perf_counter() - started
+
+    def _wish(self, num_blocks: int) -> bytes:
+        return json.dumps({"receiver": self.epoch, "num_blocks": num_blocks}).encode()
+
+    async def _ask(self, method: str, request: bytes) -> bytes:
+        call: Any = self._channels.to(self._address).unary_unary(f"/bench/{method}")
+        reply: bytes = await call(request)
+        return reply
+
+    def _fetcher(self, transport: str) -> Fetcher:
+        fetcher = self._fetchers.get(transport)
+        if fetcher is None:
+            way = self._transports.get(transport)
+            fetcher = self._fetchers[transport] = Fetcher(self._receiver, self._owner, way)
+        return fetcher

@@ -1,0 +1,130 @@
+"""The sender of `bench.transfer`: a real one, and beside it the bare ways it is compared with.
+
+    python -m bench.transfer_sender NUM_BLOCKS PIECE_BYTES
+
+It prints where it listens, as JSON, and ends when stdin does.
+
+gRPC   KvTransfer       a prefill replica's own service, over synthetic KV that is there already
+       /bench/Offer     num_blocks, receiver epoch -> transfer id
+       /bench/Stream    num_chunks, chunk_bytes -> that many messages of bytes
+TCP    num_bytes        -> that many bytes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import torch
+
+from baton.core.clock import monotonic
+from baton.core.ids import Epoch, TransferId, new_epoch, new_transfer_id
+from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.owner_thread import OneThread
+from baton.engine.block_pool import BlockPool
+from baton.engine.kv_cache import KvCache
+from baton.kv_transfer.outbox import Outbox
+from baton.kv_transfer.sender import Sender
+from baton.kv_transfer.transport.registry import TransportParts, create_sending_halves
+from baton.kv_transfer.transport.servicer import KvTransferServicer
+from baton.proto.channels import listen, new_server
+
+LAYOUT = KvLayout(
+    model_fingerprint=b"bench",
+    dtype="bfloat16",
+    num_layers=28,
+    num_kv_heads=8,
+    head_dim=128,
+    block_size=16,
+)
+"""Of a model of about 7 billion parameters."""
+LOOPBACK = "127.0.0.1"
+TIME_LEFT_S = 60.0
+CHUNK = memoryview(bytes(1 << 20))
+_SOURCE = Holder(HolderKind.REQUEST, "source")
+
+
+class BenchSender:
+    def __init__(self, num_blocks: int, piece_bytes: int) -> None:
+        cache = KvCache(LAYOUT, num_blocks + 1)
+        for layer in cache.layers:
+            layer.view(torch.int16).random_()
+        self.epoch = new_epoch()
+        self._owner = OneThread()
+        pool = BlockPool(cache)
+        pool.reserve(_SOURCE, range(num_blocks * LAYOUT.block_size), b"")
+        self._sender = Sender(pool, self.epoch)
+        self._outbox = Outbox(self._sender, self._owner, max_piece_bytes=piece_bytes)
+        self._halves = create_sending_halves(TransportParts(), cache.arena)
+
+    async def serve(self) -> str:
+        server = self._server = new_server()
+        KvTransferServicer(self._outbox, self.epoch, self._halves).serve(server)
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Offer": grpc.unary_unary_rpc_method_handler(self._offer),
+            "Stream": grpc.unary_stream_rpc_method_handler(_stream),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
+        port = listen(server, f"{LOOPBACK}:0")
+        await server.start()
+        return f"{LOOPBACK}:{port}"
+
+    async def _offer(self, request: bytes, context: Any) -> bytes:
+        wanted = json.loads(request)
+        transfer_id = new_transfer_id()
+        await self._owner.call(
+            lambda: self._publish(transfer_id, Epoch(wanted["receiver"]), wanted["num_blocks"])
+        )
+        return transfer_id.encode()
+
+    def _publish(self, transfer_id: TransferId, receiver: Epoch, num_blocks: int) -> None:
+        num_tokens = num_blocks * LAYOUT.block_size
+        self._sender.offer(
+            transfer_id,
+            receiver,
+            source=_SOURCE,
+            num_tokens=num_tokens,
+            time_left_s=TIME_LEFT_S,
+            now=monotonic(),
+        )
+        self._sender.publish(transfer_id, num_tokens)
+        self._sender.finish(transfer_id)
+
+
+async def _stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    num_chunks, chunk_bytes = json.loads(request)
+    chunk = bytes(chunk_bytes)
+    for _ in range(num_chunks):
+        yield chunk
+
+
+def _serve_socket(door: socket.socket) -> None:
+    """Plain bytes, to one who asks at a time."""
+    while True:
+        visitor, _ = door.accept()
+        with visitor:
+            while request := visitor.recv(8):
+                left = int.from_bytes(request, "little")
+                while left:
+                    left -= visitor.send(CHUNK[: min(left, len(CHUNK))])
+
+
+async def _main(num_blocks: int, piece_bytes: int) -> None:
+    sender = BenchSender(num_blocks, piece_bytes)
+    door = socket.create_server((LOOPBACK, 0))
+    threading.Thread(target=_serve_socket, args=(door,), daemon=True).start()
+    address = await sender.serve()
+    told = {"address": address, "epoch": sender.epoch, "socket": door.getsockname()[1]}
+    print(json.dumps(told), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*map(int, sys.argv[1:])))

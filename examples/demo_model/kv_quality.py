@@ -1,0 +1,84 @@
+"""What eight-bit KV costs in quality: perplexity of the demo model on held-out text.
+
+    python examples/demo_model/kv_quality.py
+
+Every window is read in chunks, so that all but the first attend to what the cache kept. In float32:
+the difference is the cache's alone.
+"""
+
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+
+import torch
+from corpus import read_corpus
+from tokenizers import Tokenizer
+from train import encode
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.assemble import KV_DTYPES
+from baton.engine.batch import Chunk
+from baton.engine.checkpoint.load import LoadedModel, load_model
+from baton.engine.kv_cache import KvCache
+from baton.engine.runner import ModelRunner
+
+HERE = Path(__file__).parent
+NUM_WINDOWS, WINDOW, CHUNK, BLOCK_SIZE = 24, 512, 32, 16
+
+
+@dataclass(frozen=True)
+class Quality:
+    perplexity: float
+    same_token: float
+    """Share of positions whose most probable token is that of the unquantized cache."""
+    furthest: float
+    """Of any log-probability of a token that came, in nats."""
+
+
+def main() -> None:
+    loaded = load_model(HERE / "checkpoint", dtype="float32")
+    tokenizer = Tokenizer.from_file(str(HERE / "checkpoint" / "tokenizer.json"))
+    held_out = encode(read_corpus(0)[1], tokenizer, 0, 0).text
+    step = (len(held_out) - WINDOW) // NUM_WINDOWS
+    windows = [held_out[i * step : i * step + WINDOW] for i in range(NUM_WINDOWS)]
+    exact = read(loaded, loaded.info.layout(BLOCK_SIZE), windows)
+    for name, dtype in KV_DTYPES.items():
+        layout = loaded.info.layout(BLOCK_SIZE, dtype)
+        quality = compare(exact, read(loaded, layout, windows), windows)
+        bits = 8 * layout.block_bytes / (BLOCK_SIZE * 2 * layout.num_layers)
+        bits /= layout.num_kv_heads * layout.head_dim
+        print(
+            f"{name:5} {bits:5.2f} bits an item   perplexity {quality.perplexity:.4f}   "
+            f"same top token {quality.same_token:.2%}   furthest {quality.furthest:.4f} nats"
+        )
+
+
+def read(loaded: LoadedModel, layout: KvLayout, windows: list[torch.Tensor]) -> torch.Tensor:
+    """Log-probabilities [windows, WINDOW, V]."""
+    num_blocks = layout.num_blocks_for(WINDOW)
+    runner = ModelRunner(loaded, KvCache(layout, num_blocks))
+    table = list(range(num_blocks))
+    found = [
+        torch.cat(
+            [
+                runner.logits(runner.forward([Chunk(tokens[at : at + CHUNK], at, table, CHUNK)]))
+                for at in range(0, WINDOW, CHUNK)
+            ]
+        )
+        for tokens in (window.tolist() for window in windows)
+    ]
+    return torch.stack(found).log_softmax(-1)
+
+
+def compare(exact: torch.Tensor, found: torch.Tensor, windows: list[torch.Tensor]) -> Quality:
+    came = torch.stack(windows)[:, 1:, None].long()
+    wanted, got = (x[:, :-1].gather(2, came) for x in (exact, found))
+    return Quality(
+        perplexity=exp(-got.mean().item()),
+        same_token=(exact.argmax(-1) == found.argmax(-1)).float().mean().item(),
+        furthest=(wanted - got).abs().max().item(),
+    )
+
+
+if __name__ == "__main__":
+    main()

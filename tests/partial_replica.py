@@ -1,0 +1,16 @@
+"""A replica's service for tests that script a part of it: all else is UNIMPLEMENTED."""
+
+from __future__ import annotations
+
+from baton.proto.replica_pb2_grpc import ReplicaServicer
+
+
+class PartialReplica(ReplicaServicer):
+    """The base class answers so by itself; type checkers want to be told."""
+
+    Inspect = ReplicaServicer.Inspect
+    Examine = ReplicaServicer.Examine
+    Drain = ReplicaServicer.Drain
+    ProbePeer = ReplicaServicer.ProbePeer
+    Unsettle = ReplicaServicer.Unsettle
+    WatchKv = ReplicaServicer.WatchKv
