@@ -1,4 +1,4 @@
-"""Which blocks a pass reads and writes, worked out from block tables alone.
+"""Which blocks a pass of torch reads, worked out from block tables alone.
 
     position p of a request sees  p - window + 1 .. p,  or without a window  0 .. p
 
@@ -26,7 +26,7 @@ MIN_WINDOW_CUT = 256
 """A chunk is cut no smaller, even if the window is: small products waste the processor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ArenaShape:
     num_kv_heads: int
     block_size: int
@@ -45,16 +45,15 @@ class AttentionGroup:
 
     tokens: slice | Tensor
     """Which of the T."""
-    rows: Tensor | None
-    """[2 * R * K * M] of the arena: all K, then all V. None: the new tokens are all there is."""
+    rows: Tensor
+    """[2 * R * K * M] of the arena: all K, then all V."""
     bias: Tensor | None
-    """0 or -inf, added to the scores: [R, 1, 1, M * S], or [tokens, M * S] for one request."""
+    """0 or -inf, added to the scores: [R, 1, 1, M * S], or [tokens, M * S] for one request. None:
+    the new tokens are all that there is of it, and each sees those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    blocks: Tensor  # [T] where each new token is written
-    offsets: Tensor  # [T] its place in the block
     decodes: tuple[AttentionGroup, ...]
     prefills: tuple[AttentionGroup, ...]
 
@@ -87,20 +86,16 @@ def plan_attention(
     tables: Tensor,
     query_lens: Sequence[int],
     context_lens: Sequence[int],
-    positions: Tensor,
     shape: ArenaShape,
     window: int | None = None,
 ) -> AttentionPlan:
-    """Work out a pass from block tables [R, M], padded with any block, and positions [T]."""
+    """Work out a pass from block tables [R, M], padded with any block."""
     starts = [0]
     for query_len in query_lens:
         starts.append(starts[-1] + query_len)
     requests = _Requests(tables, query_lens, context_lens, starts, shape, window)
-    owners = torch.repeat_interleave(torch.tensor(query_lens, device=tables.device))  # [T]
     decodes = [request for request, query_len in enumerate(query_lens) if query_len == 1]
     return AttentionPlan(
-        blocks=tables[owners, positions // shape.block_size],
-        offsets=positions % shape.block_size,
         decodes=tuple(_plan_decodes(requests, group) for group in _split(requests, decodes)),
         prefills=tuple(
             group
@@ -164,7 +159,12 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
     start, window, device = requests.starts[request], requests.window, requests.tables.device
     query_len, context_len = requests.query_lens[request], requests.context_lens[request]
     if query_len == context_len and (window is None or window >= context_len):
-        yield AttentionGroup(tokens=slice(start, start + query_len), rows=None, bias=None)
+        blocks = requests.tables[request, : requests.shape.num_blocks_for(context_len)]
+        yield AttentionGroup(
+            tokens=slice(start, start + query_len),
+            rows=_rows(blocks.unsqueeze(0), requests.shape),
+            bias=None,
+        )
         return
     past, block_size = context_len - query_len, requests.shape.block_size
     step = _cut(context_len, window)

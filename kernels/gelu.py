@@ -15,17 +15,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.cpu import elementwise as cpu
+from baton.kernels.cpu import operators
+
 
 def gelu(x: Tensor) -> Tensor:
+    if operators.runs(x):
+        return cpu.apply("gelu", x)
     return functional.gelu(x)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
+    if operators.runs(x):
+        return cpu.apply("gelu_tanh", x)
     return functional.gelu(x, approximate="tanh")
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """[T, 2F] -> [T, F]; the first F columns are the gate."""
+    if gate_up.is_cuda:
+        from baton.kernels.gpu import gate as gpu  # Triton, which CPUs do without
+
+        return gpu.gelu_tanh_mul(gate_up)
+    if operators.runs(gate_up):
+        return cpu.gate("gelu_tanh_mul", gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
 

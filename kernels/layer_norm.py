@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.cpu import norm as cpu
+
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Normalise over the last dimension of x, which may have any number of others."""
     if weight.shape != x.shape[-1:] or bias.shape != weight.shape:
         raise ValueError(f"shapes do not fit: {x.shape=} {weight.shape=} {bias.shape=}")
+    if x.is_cuda:
+        from baton.kernels.gpu import norm as gpu  # Triton, which CPUs do without
+
+        return gpu.layer_norm(x, None, weight, bias, eps)[0]
+    if cpu.can_normalise(x, weight, bias):
+        return cpu.layer_norm(x, None, weight, bias, eps)[0]
     return functional.layer_norm(x, weight.shape, weight, bias, eps)  # float32 inside
 
 
@@ -26,6 +34,13 @@ def add_layer_norm(
     """Return (y, s) as new tensors."""
     if residual.shape != x.shape:
         raise ValueError(f"shapes do not fit: {x.shape=} {residual.shape=}")
+    if x.is_cuda:
+        from baton.kernels.gpu import norm as gpu  # Triton, which CPUs do without
+
+        return gpu.layer_norm(x, residual, weight, bias, eps)
+    if x.dtype is residual.dtype and cpu.can_normalise(x, weight, bias):
+        y, s = cpu.layer_norm(x, residual, weight, bias, eps)
+        return y, s
     s = x + residual
     return layer_norm(s, weight, bias, eps), s
 

@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.cpu import elementwise as cpu
+from baton.kernels.cpu import operators
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[T, 2F] -> [T, F]; the first F columns are the gate."""
+    if gate_up.is_cuda:
+        from baton.kernels.gpu import gate as gpu  # Triton, which CPUs do without
+
+        return gpu.silu_mul(gate_up)
+    if operators.runs(gate_up):
+        return cpu.gate("silu_mul", gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 

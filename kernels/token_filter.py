@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ from torch import Tensor
 FIRST_CANDIDATES = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(NamedTuple):
     """One value a row, [S] each."""
 
     top_k: Tensor

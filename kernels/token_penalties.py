@@ -5,7 +5,7 @@ With n the times a token occurs in the output, and seen if in prompt or output a
     repetition (Keskar et al. 2019)   x = x / r if x > 0 else x * r      if seen
     presence, frequency (OpenAI)      x = x - p [n > 0] - f n
 
-S rows, V vocabulary; tokens of all rows end to end, named by row * V + token.
+S rows, V vocabulary, n tokens that occur in some row.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ class Penalties:
     frequency: Tensor
 
 
-def penalise(logits: Tensor, penalties: Penalties, prompts: Tensor, outputs: Tensor) -> Tensor:
-    """Return new logits [S, V]; `prompts` and `outputs` are the names of their tokens.
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """The tokens that occur in prompt or output of a row, each once a row; [n] int64 each."""
 
-    Only the named logits are touched. A name may repeat: it is read before it is written, and all
-    its writes are equal.
-    """
-    vocab_size = logits.shape[-1]
+    rows: Tensor
+    tokens: Tensor
+    counts: Tensor
+    """Times in the output."""
+
+
+def penalise(logits: Tensor, penalties: Penalties, occurrences: Occurrences) -> Tensor:
+    """Return new logits [S, V]. Only those that occur are touched."""
+    rows, counts = occurrences.rows, occurrences.counts
+    names = occurrences.rows * logits.shape[-1] + occurrences.tokens
     scores = logits.flatten().clone()
-    seen = torch.cat((prompts, outputs))
-    seen_logits, factor = scores[seen], penalties.repetition[seen // vocab_size]
-    scores[seen] = torch.where(seen_logits > 0, seen_logits / factor, seen_logits * factor)
-    rows, counts = outputs // vocab_size, torch.bincount(outputs, minlength=1)[outputs]
+    before, factor = scores[names], penalties.repetition[rows]
+    repeated = torch.where(before > 0, before / factor, before * factor)
     lowered = penalties.presence[rows] + penalties.frequency[rows] * counts
-    scores[outputs] = scores[outputs] - lowered
+    scores[names] = repeated - torch.where(counts > 0, lowered, 0)
     return scores.view_as(logits)
 
 

@@ -19,16 +19,13 @@ def plan(query_len: int, context_lens: list[int], window: int | None = None) -> 
     for table, count in zip(tables, num_blocks, strict=True):
         table[:count] = torch.arange(first, first + count)
         first += count
-    positions = torch.cat([torch.arange(n - query_len, n) for n in context_lens])
-    return plan_attention(
-        tables, [query_len] * len(context_lens), context_lens, positions, SHAPE, window
-    )
+    return plan_attention(tables, [query_len] * len(context_lens), context_lens, SHAPE, window)
 
 
 def blocks_read(plan: AttentionPlan) -> list[list[int]]:
     """Of each group; a block's K is row 2b."""
     groups = [*plan.decodes, *plan.prefills]
-    return [[] if g.rows is None else (g.rows[: len(g.rows) // 2] // 2).tolist() for g in groups]
+    return [(g.rows[: len(g.rows) // 2] // 2).tolist() for g in groups]
 
 
 def members(plan: AttentionPlan) -> list[list[int]]:
@@ -57,8 +54,10 @@ def test_a_later_chunk_reads_its_window_before_it_and_itself() -> None:
     assert read == [8, 9]
 
 
-def test_a_whole_prompt_within_its_window_reads_nothing_back() -> None:
-    assert blocks_read(plan(8, [8], window=8)) == [[]]
+def test_a_whole_prompt_within_its_window_needs_no_mask() -> None:
+    (group,) = plan(8, [8], window=8).prefills
+
+    assert group.bias is None
     assert blocks_read(plan(8, [8], window=7)) == [[0, 1]]
 
 

@@ -1,4 +1,4 @@
-"""Attention over blocks against its definition, token by token and head by head."""
+"""Attention over blocks, compiled and by torch, against its definition: one token after another."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kernels.passes import sequences_of
+from torch import Tensor
 
-from baton.kernels import attention_plan, softcap_attention
+from baton.kernels import attention_plan, explicit_attention
 from baton.kernels import paged_attention as kernel
-from baton.kernels.attention_plan import ArenaShape, plan_attention
-from baton.kernels.paged_attention import PLAIN, Scoring
+from baton.kernels.cpu.operators import runs
+from baton.kernels.rope_kv_write import write_kv
+from baton.kernels.scoring import PLAIN, Scoring
 
 NUM_BLOCKS, BLOCK_SIZE, WIDTH = 64, 4, 8
 
@@ -25,10 +28,31 @@ class Heads:
     width: int = WIDTH
     window: int | None = None
     scoring: Scoring = PLAIN
+    has_sinks: bool = False
+
+    def sinks(self) -> Tensor | None:
+        return torch.linspace(-2, 2, self.query) if self.has_sinks else None
 
 
 Requests = Sequence[tuple[int, int]]
 """(query_len, context_len) of each"""
+
+by_torch = pytest.mark.usefixtures("torch_alone")
+by_any = pytest.mark.parametrize("path", ["compiled", "torch"], indirect=True)
+
+
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no compiler."""
+    monkeypatch.setattr(kernel, "runs", lambda q, arena: False)
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> None:
+    if request.param == "torch":
+        request.getfixturevalue("torch_alone")
+    elif not runs(torch.zeros(1)):
+        pytest.skip("there is no C++ compiler")
 
 
 def attend(
@@ -47,32 +71,34 @@ def attend(
     order = iter(torch.randperm(NUM_BLOCKS, generator=generator).tolist())
     tables = [[next(order) for _ in range(-(-c // BLOCK_SIZE))] for _, c in requests]
     expected_arena = arena.clone()
+    write_one_by_one(k, v, expected_arena, tables, requests)
     expected = kernel.reference(
-        (q, k, v),
+        q,
         expected_arena,
         [(t, *r) for t, r in zip(tables, requests, strict=True)],
         heads.window,
         heads.scoring,
+        heads.sinks(),
     )
-    plan = plan_attention(
-        torch.nn.utils.rnn.pad_sequence([torch.tensor(t) for t in tables], batch_first=True),
-        [query_len for query_len, _ in requests],
-        [context_len for _, context_len in requests],
-        torch.cat([torch.arange(c - n, c) for n, c in requests]),
-        arena_shape(arena),
-        heads.window,
-    )
-    out = kernel.paged_attention(q, k, v, arena, plan, heads.scoring)
+    sequences = sequences_of(tables, requests)
+    write_kv(k, v, arena, sequences)
+    out = kernel.paged_attention(q, arena, sequences, heads.window, heads.scoring, heads.sinks())
     return out, expected, arena, expected_arena
 
 
-def arena_shape(arena: torch.Tensor) -> ArenaShape:
-    return ArenaShape(
-        num_kv_heads=arena.shape[1],
-        block_size=arena.shape[3],
-        row_bytes=arena.shape[3] * arena.shape[4] * arena.element_size(),
-        dtype=arena.dtype,
-    )
+def write_one_by_one(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    arena: torch.Tensor,
+    tables: Sequence[Sequence[int]],
+    requests: Requests,
+) -> None:
+    token = 0
+    for table, (query_len, context_len) in zip(tables, requests, strict=True):
+        for place in range(context_len - query_len, context_len):
+            arena[table[place // BLOCK_SIZE], :, 0, place % BLOCK_SIZE] = k[token]
+            arena[table[place // BLOCK_SIZE], :, 1, place % BLOCK_SIZE] = v[token]
+            token += 1
 
 
 def assert_as_defined(requests: Requests, heads: Heads) -> None:
@@ -96,12 +122,17 @@ KINDS = [
     pytest.param(Heads(4, 2, window=100), id="window that hides nothing"),
     pytest.param(Heads(4, 2, scoring=Scoring(scale=0.9)), id="scale"),
     pytest.param(Heads(4, 2, scoring=CAPPED), id="soft cap"),
+    pytest.param(Heads(4, 2, has_sinks=True), id="sinks"),
     pytest.param(
-        Heads(6, 3, 5, window=6, scoring=Scoring(scale=0.9, softcap=0.7)), id="all of them"
+        Heads(6, 3, 5, window=6, scoring=Scoring(scale=0.9, softcap=0.7), has_sinks=True),
+        id="all of them",
     ),
+    pytest.param(Heads(9, 1), id="many heads for one"),
+    pytest.param(Heads(2, 1, width=128), id="width of a whole tile"),
 ]
 
 
+@by_any
 @pytest.mark.parametrize("heads", KINDS)
 @pytest.mark.parametrize(
     "requests",
@@ -114,6 +145,7 @@ KINDS = [
         pytest.param([(1, 5), (6, 6), (1, 17), (5, 21), (1, 8)], id="everything at once"),
     ],
 )
+@pytest.mark.usefixtures("path")
 def test_attention_is_as_defined(requests: Requests, heads: Heads) -> None:
     assert_as_defined(requests, heads)
 
@@ -125,14 +157,26 @@ ANY_REQUESTS = st.lists(
 )
 
 
-@given(ANY_REQUESTS, st.none() | st.integers(1, 30), st.sampled_from([PLAIN, CAPPED]))
-@settings(max_examples=60, deadline=None)
+@by_any
+@pytest.mark.usefixtures("path")
+@given(
+    ANY_REQUESTS,
+    st.none() | st.integers(1, 30),
+    st.sampled_from([PLAIN, CAPPED]),
+    st.booleans(),
+    st.integers(1, 9),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_attention_is_as_defined_for_any_mixture(
-    requests: Requests, window: int | None, scoring: Scoring
+    requests: Requests, window: int | None, scoring: Scoring, has_sinks: bool, group: int
 ) -> None:
-    assert_as_defined(requests, Heads(2, 1, window=window, scoring=scoring))
+    assert_as_defined(requests, Heads(group, 1, 8, window, scoring, has_sinks))
 
 
+@by_any
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
 @pytest.mark.parametrize("scoring", [PLAIN, CAPPED], ids=["plain", "capped"])
 def test_half_precision_is_near(dtype: torch.dtype, atol: float, scoring: Scoring) -> None:
@@ -144,6 +188,7 @@ def test_half_precision_is_near(dtype: torch.dtype, atol: float, scoring: Scorin
     torch.testing.assert_close(out, expected, rtol=0, atol=atol)
 
 
+@by_torch
 @pytest.mark.parametrize("window", [None, 9])
 def test_many_long_requests_are_attended_in_groups(
     window: int | None, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +201,7 @@ def test_many_long_requests_are_attended_in_groups(
     )
 
 
+@by_torch
 @pytest.mark.parametrize("scoring", [PLAIN, CAPPED], ids=["plain", "capped"])
 @pytest.mark.parametrize("window", [None, 9])
 def test_a_long_chunk_is_cut_and_still_sees_its_past(
@@ -163,25 +209,22 @@ def test_a_long_chunk_is_cut_and_still_sees_its_past(
 ) -> None:
     monkeypatch.setattr(attention_plan, "MASK_ITEMS", 100)
     monkeypatch.setattr(attention_plan, "MIN_WINDOW_CUT", 4)
-    monkeypatch.setattr(softcap_attention, "SCORE_ITEMS", 50)
+    monkeypatch.setattr(explicit_attention, "SCORE_ITEMS", 50)
 
     assert_as_defined([(20, 33), (1, 3), (23, 23)], Heads(4, 2, window=window, scoring=scoring))
 
 
+@by_any
+@pytest.mark.usefixtures("path")
 def test_a_request_gone_bad_does_not_spoil_the_next_owner_of_its_block() -> None:
     arena = torch.zeros(1, 1, 2, BLOCK_SIZE, WIDTH)
     bad = torch.full((3, 1, WIDTH), torch.nan)
     bad[1] = torch.inf
 
     def run(kv: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        plan = plan_attention(
-            torch.tensor([[0]]),
-            [num_tokens],
-            [num_tokens],
-            torch.arange(num_tokens),
-            arena_shape(arena),
-        )
-        return kernel.paged_attention(torch.ones_like(kv), kv, kv, arena, plan)
+        sequences = sequences_of([[0]], [(num_tokens, num_tokens)])
+        write_kv(kv, kv, arena, sequences)
+        return kernel.paged_attention(torch.ones_like(kv), arena, sequences)
 
     run(bad, 3)
     out = run(torch.ones(1, 1, WIDTH), 1)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.token_penalties import Penalties, penalise, reference
+from baton.kernels.token_penalties import Occurrences, Penalties, penalise, reference
 
 VOCAB_SIZE = 6
 
@@ -18,14 +18,13 @@ def apply(
     prompts: list[list[int]],
     outputs: list[list[int]],
 ) -> torch.Tensor:
-    def names(tokens: list[list[int]]) -> torch.Tensor:
-        flat = [i * VOCAB_SIZE + token for i, row in enumerate(tokens) for token in row]
-        return torch.tensor(flat, dtype=torch.int64)
-
-    repetition, presence, frequency = torch.tensor(penalties).unbind(1)
-    return penalise(
-        logits, Penalties(repetition, presence, frequency), names(prompts), names(outputs)
-    )
+    seen = [
+        (row, token, output.count(token))
+        for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
+        for token in {*prompt, *output}
+    ]
+    occurrences = Occurrences(*torch.tensor(seen, dtype=torch.int64).view(-1, 3).unbind(1))
+    return penalise(logits, Penalties(*torch.tensor(penalties).unbind(1)), occurrences)
 
 
 def test_penalties_worked_out_by_hand() -> None:

@@ -1,0 +1,52 @@
+"""Attention by the operator of source/attention.cpp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.kv_arena import KvArena
+from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.quantized_kv import Arena
+from baton.kernels.scoring import Scoring
+from baton.kernels.sequences import Sequences
+
+
+def paged_attention(
+    q: Tensor,
+    arena: Arena,
+    sequences: Sequences,
+    window: int | None,
+    scoring: Scoring,
+    sinks: Tensor | None,
+) -> Tensor:
+    tokens, num_heads, width = q.shape
+    layout = KvArena.of(arena)
+    out = torch.empty_like(q)
+    made = Call(
+        of_dtype("paged_attention", q.dtype),
+        rows=tokens,
+        inputs=(
+            q.contiguous(),
+            layout.memory,
+            sequences.query_starts,
+            sequences.context_lens,
+            sequences.block_tables,
+            sinks,
+        ),
+        outputs=(out,),
+        ints=(
+            num_heads,
+            layout.num_heads,
+            width,
+            layout.block_size,
+            sequences.block_tables.stride(0),
+            window or 0,
+            layout.items,
+            layout.unit_bytes,
+            sinks is not None and sinks.dtype is torch.float32,
+        ),
+        floats=(scoring.scale_of(width), scoring.softcap or 0.0),
+    )
+    call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
+    return out

@@ -1,0 +1,168 @@
+"""How the compiled operators are made, and under which name they are kept.
+
+    sources + flags + target + compiler --name--> CACHE/<name>.so        built once a machine
+
+A target is the CPU at hand (`native`), or one of several kinds of CPU, for images that are to run
+on more than one. A build is one compiler a source, as many at once as there are cores, and takes
+some seconds. Processes that start together build in turn, so that the second finds what the first
+has made. What is made is renamed into place; at its end is a checksum of it, by which a file that
+was cut short is known, library or object.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "source"
+FLAGS = (
+    "-O3",
+    "-std=c++20",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",  # one row must give the same bits in every loop it is computed by
+    "-Wall",
+    "-Wno-psabi",
+)
+NATIVE = "native"
+DIGEST_BYTES = 12
+
+_V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+PORTABLE: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "x86_64": {
+        "x86-64-v4-bf16": (
+            ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+            (*_V4, "avx512_bf16", "avx512_vnni"),
+        ),
+        "x86-64-v4": (("-march=x86-64-v4",), _V4),
+        "x86-64-v3": (("-march=x86-64-v3",), _V3),
+        "x86-64": (("-march=x86-64",), ()),
+    },
+    "aarch64": {"armv8-a": (("-march=armv8-a",), ())},
+}
+"""By machine and target, the best first: flags of the compiler, and what a CPU must have."""
+
+
+def targets() -> tuple[str, ...]:
+    """What can be built on this kind of machine."""
+    return (NATIVE, *PORTABLE.get(platform.machine(), {}))
+
+
+def supported_targets() -> tuple[str, ...]:
+    """What runs on this CPU, the best first."""
+    has = set(_cpu_flags().split())
+    portable = PORTABLE.get(platform.machine(), {})
+    return (NATIVE, *(name for name, (_, needs) in portable.items() if has.issuperset(needs)))
+
+
+def find(folder: Path, target: str, compiler: str | None) -> Iterator[Path]:
+    """Libraries of these sources that may be there; without a compiler, whoever made them."""
+    if compiler is not None:
+        yield folder / _name(target, compiler)
+    else:
+        yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
+
+
+def build(folder: Path, target: str, compiler: str) -> Path:
+    """Make the library anew. Raises CalledProcessError or OSError."""
+    flags = (*FLAGS, *_target_flags(target))
+    made_by = repr((flags, _identity(target), _version(compiler))).encode()
+    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
+    object_by_source = {
+        source: folder / f"{source.stem}-{_digest(made_by, headers, source.read_bytes())}.o"
+        for source in sorted(SOURCES.glob("*.cpp"))
+    }
+    library = folder / _name(target, compiler)
+    with _one_at_a_time(folder):
+        missing = [pair for pair in object_by_source.items() if not is_whole(pair[1])]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            jobs = [(made, compiler, *flags, "-c", str(source)) for source, made in missing]
+            list(threads.map(lambda job: _make(*job), jobs))
+        _make(library, compiler, "-shared", "-pthread", *map(str, object_by_source.values()))
+    return library
+
+
+def is_whole(made: Path) -> bool:
+    """Whether a file is there, and as it was written. Raises OSError if it cannot be read."""
+    if not made.exists():
+        return False
+    data = made.read_bytes()
+    return data[-DIGEST_BYTES:] == _seal(data[:-DIGEST_BYTES])
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    with (folder / "building").open("w") as file:
+        with suppress(OSError):  # not every file system locks: then all of them build
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(made: Path, *command: str) -> None:
+    """Let a command write a file, which appears whole."""
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+        unfinished = Path(folder) / made.name
+        _run(*command, "-o", str(unfinished))
+        unfinished.write_bytes((data := unfinished.read_bytes()) + _seal(data))
+        unfinished.rename(made)
+
+
+def _name(target: str, compiler: str) -> str:
+    return f"baton-{_sources_digest(target)}-{_digest(_version(compiler).encode())}.so"
+
+
+def _sources_digest(target: str) -> str:
+    sources = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
+    named = [part for source in sources for part in (source.name.encode(), source.read_bytes())]
+    return _digest(repr((FLAGS, _target_flags(target))).encode(), _identity(target), *named)
+
+
+def _identity(target: str) -> bytes:
+    """What a compiler looks at beside the flags it is given."""
+    return _cpu_flags().encode() if target == NATIVE else b""
+
+
+def _target_flags(target: str) -> tuple[str, ...]:
+    if target == NATIVE:
+        return ("-march=native",)
+    return PORTABLE[platform.machine()][target][0]
+
+
+def _digest(*parts: bytes) -> str:
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _seal(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@cache
+def _version(compiler: str) -> str:
+    return _run(compiler, "--version")
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@cache
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,64 @@
+"""Functions of single items by the operators of source/elementwise.cpp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
+
+FUNCTION_COST = 8
+"""An exponential and a division take as long as copying so many more bytes."""
+
+
+def apply(name: str, x: Tensor) -> Tensor:
+    """`name` is relu, gelu or gelu_tanh."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    call(_call(name, (x,), y, _width(x), cost=FUNCTION_COST))
+    return y
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    call(_call("add", (x, y.contiguous()), out, _width(x), cost=2))
+    return out
+
+
+def gate(name: str, gate_up: Tensor) -> Tensor:
+    """`name` is silu_mul or gelu_tanh_mul; [..., 2F] -> [..., F]"""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    y = gate_up.new_empty(*gate_up.shape[:-1], width)
+    call(_call(name, (gate_up,), y, width, cost=FUNCTION_COST))
+    return y
+
+
+def soft_cap_(x: Tensor, cap: float) -> None:
+    """In place; float32 and contiguous."""
+    call(_call("soft_cap", (x,), x, _width(x), cost=FUNCTION_COST, floats=(cap,)))
+
+
+def _width(x: Tensor) -> int:
+    return x.shape[-1] if x.dim() else 1
+
+
+def _call(
+    name: str,
+    inputs: tuple[Tensor, ...],
+    output: Tensor,
+    width: int,
+    *,
+    cost: int,
+    floats: tuple[float, ...] = (),
+) -> Call:
+    return Call(
+        of_dtype(name, output.dtype),
+        rows=output.numel() // width,
+        inputs=inputs,
+        outputs=(output,),
+        ints=(width,),
+        floats=floats,
+        alone_rows=small_rows(width * output.element_size() * cost),
+    )

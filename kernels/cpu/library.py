@@ -1,0 +1,109 @@
+"""The compiled operators: found, or built where there is a compiler, or absent.
+
+    built for this CPU before?  -->  a compiler?  -->  built for its kind before?  -->  none
+                                     build it          (also if it does not build)
+
+Without them, or with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the
+same mathematics, but slower. `python -m baton.kernels.cpu` builds ahead of time, for images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch  # noqa: F401  # first: what it links is then found, and not loaded a second time
+
+from baton.kernels.cpu import build
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The operators of this machine; None, said once in the log, if there are none."""
+    if os.environ.get("BATON_CPU_KERNELS") == "torch":
+        logger.info("BATON_CPU_KERNELS=torch: kernels on the CPU are torch's")
+        return None
+    try:
+        return find_or_build(cache_folder(), find_compiler())
+    except (OSError, subprocess.CalledProcessError) as error:
+        logger.warning("kernels on the CPU are torch's, and slower: %s", reason(error))
+        return None
+
+
+def find_or_build(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
+    """Raises OSError or CalledProcessError if the compiler builds none and none is there."""
+    supported = build.supported_targets()
+    if compiler is None:
+        found = _load(folder, supported, None)
+        if found is None:
+            logger.warning(
+                "no C++ compiler (%s), and no operators for this CPU in %s: kernels are torch's, "
+                "and slower",
+                compiler_name(),
+                folder,
+            )
+        return found
+    try:
+        return _load(folder, supported[:1], compiler) or _build(folder, compiler)
+    except (OSError, subprocess.CalledProcessError) as error:
+        found = _load(folder, supported, None)
+        if found is None:
+            raise
+        logger.warning("kernels on the CPU did not build, others do: %s", reason(error))
+        return found
+
+
+def compiler_name() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+def find_compiler() -> str | None:
+    return shutil.which(compiler_name())
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept; it need not exist."""
+    base = os.environ.get("BATON_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "baton"
+    )
+    return Path(base) / "kernels"
+
+
+def _load(folder: Path, targets: Sequence[str], compiler: str | None) -> ctypes.CDLL | None:
+    for target in targets:
+        for path in build.find(folder, target, compiler):
+            if build.is_whole(path):
+                logger.info("kernels on the CPU: %s, built for %s", path, target)
+                return ctypes.CDLL(str(path))
+            if path.exists():
+                logger.warning("%s is damaged: it is not used", path)
+    return None
+
+
+def _build(folder: Path, compiler: str) -> ctypes.CDLL:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_kept = os.access(folder, os.W_OK)
+    except OSError:
+        is_kept = False
+    if is_kept:
+        path = build.build(folder, build.NATIVE, compiler)
+        logger.info("kernels on the CPU were built: %s", path)
+        return ctypes.CDLL(str(path))
+    logger.warning("%s cannot be written: kernels are built for this process alone", folder)
+    with tempfile.TemporaryDirectory() as temporary:  # what is loaded needs no name any more
+        return ctypes.CDLL(str(build.build(Path(temporary), build.NATIVE, compiler)))
+
+
+def reason(error: OSError | subprocess.CalledProcessError) -> str:
+    said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+    return (said or str(error))[-2000:]

@@ -1,0 +1,91 @@
+// The KV of one layer: where rows lie, and how they become what a model computes with.
+//
+//   unit (block, head)    items [2][S][H], then for 8-bit items scales [2][S] float32; see core/kv_layout.py
+//
+// A row is K or V of one token and head.
+#pragma once
+
+#include "operator.h"
+#include "simd.h"
+
+// The first 16 of `count` values or, if there are fewer, those and zeros.
+template <typename T>
+static inline f32x16 load_up_to(const T* p, int64_t count) {
+  return count >= 16 ? load(p) : load_part(p, count);
+}
+
+template <typename T>
+static inline void store_up_to(T* p, f32x16 v, int64_t count) {
+  if (count >= 16)
+    store(p, v);
+  else
+    store_part(p, v, count);
+}
+
+enum class Items : int64_t { WIDE = 0, INT8 = 1, E4M3 = 2 };  // WIDE: as the model computes
+
+struct Arena {
+  uint8_t* units;
+  int64_t num_heads, block_size, width;
+  Items items;
+  int64_t unit_bytes, item_bytes;
+
+  uint8_t* unit(int64_t block, int64_t head) const {
+    return units + (block * num_heads + head) * unit_bytes;
+  }
+  uint8_t* row(uint8_t* unit, int64_t is_value, int64_t slot) const {
+    return unit + (is_value * block_size + slot) * width * item_bytes;
+  }
+  float* scale(uint8_t* unit, int64_t is_value, int64_t slot) const {
+    uint8_t* scales = unit + 2 * block_size * width * item_bytes;
+    return reinterpret_cast<float*>(scales) + is_value * block_size + slot;
+  }
+};
+
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+
+static inline f32x16 from_int8(u8x16 items) {
+  return __builtin_convertvector((i8x16)items, f32x16);
+}
+
+// Sign, 4 bits of exponent and 3 of mantissa are moved to where float32 has them; the product makes up
+// for the other bias, and is exact for subnormal items too.
+static inline f32x16 from_e4m3(u8x16 items) {
+  const u32x16 wide = __builtin_convertvector(items, u32x16);
+  const u32x16 bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20);
+  return (f32x16)bits * 0x1p120f;
+}
+
+// |x| <= 127, to the nearest, ties to even: from 2^23 on float32 has no fractions.
+static inline u8x16 to_int8(f32x16 x) {
+  const f32x16 integers_only = splat(0x1.8p23f);
+  return __builtin_convertvector((u32x16)(x + integers_only), u8x16);
+}
+
+// |x| <= 448, to the nearest, ties to even.
+static inline u8x16 to_e4m3(f32x16 x) {
+  const u32x16 bits = (u32x16)x, sign = (bits >> 24) & 0x80, size = bits & 0x7FFFFFFF;
+  const u32x16 normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120u << 3);
+  // Below 2^-6 items are multiples of 2^-9; 2^-6 itself is the eighth and looks like the first normal.
+  const u32x16 subnormal = (u32x16)((f32x16)size * 0x1p9f + splat(0x1.8p23f)) & 0xFF;
+  const u32x16 is_small = (u32x16)(size < u32x16{} + 0x3C800000);
+  return __builtin_convertvector(sign | (is_small ? subnormal : normal), u8x16);
+}
+
+static inline u8x16 load_items(const uint8_t* p, int64_t count) {
+  u8x16 items{};
+  memcpy(&items, p, count < 16 ? size_t(count) : 16);
+  return items;
+}
+
+// One 8-bit row as T, followed by zeros up to `padded` (a multiple of 16).
+template <typename T>
+static inline void dequantize(const uint8_t* items, float scale, Items kind, int64_t width,
+                              int64_t padded, T* out) {
+  for (int64_t d = 0; d < padded; d += 16) {
+    const u8x16 packed = d < width ? load_items(items + d, width - d) : u8x16{};
+    const f32x16 x = kind == Items::INT8 ? from_int8(packed) : from_e4m3(packed);
+    store(out + d, x * splat(scale));
+  }
+}

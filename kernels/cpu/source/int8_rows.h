@@ -1,0 +1,47 @@
+// Rows of activations in eight bits, as products with int8 and int4 weights read them.
+//
+//   x = scale * q,  q in [-127, 127], one scale a row
+//
+//   bytes of a row:  q [K]   offset_of_group [K / 32] int32   offset int32   scale float   (padding)
+//
+// K is padded to whole groups of 32, by zeros. Weights are kept unsigned, u = w + 8 or u = w + 128,
+// because CPUs multiply unsigned by signed bytes. What that adds to a product depends on the row alone
+// and is taken off again:   q . w = q . u - 8 sum(q)   or   q . u - 128 sum(q).
+#pragma once
+
+#include "functions.h"
+#include "operator.h"
+
+constexpr int64_t GROUP = 32;
+
+// What is less counts as 0: the inverse of its scale would not be finite.
+constexpr float TINY = 1e-30f;
+
+struct Int8Rows {
+  uint8_t* bytes;
+  int64_t width;   // K, padded
+  int64_t stride;  // bytes from row to row
+
+  int8_t* values(int64_t row) const { return reinterpret_cast<int8_t*>(bytes + row * stride); }
+
+  // -8 sum(q) of each group
+  int32_t* group_offsets(int64_t row) const {
+    return reinterpret_cast<int32_t*>(bytes + row * stride + width);
+  }
+
+  // -128 sum(q) of the row
+  int32_t& offset(int64_t row) const { return group_offsets(row)[width / GROUP]; }
+
+  float& scale(int64_t row) const { return reinterpret_cast<float*>(&offset(row))[1]; }
+};
+
+static inline f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
+
+static inline i32x16 to_int(f32x16 v) { return __builtin_convertvector(nearest(v), i32x16); }
+
+// Sixteen from x[at] on, with zeros behind x[width - 1].
+template <typename T>
+static inline f32x16 load_padded(const T* x, int64_t at, int64_t width) {
+  if (at + 16 <= width) return load(x + at);
+  return at < width ? load_part(x + at, width - at) : f32x16{};
+}

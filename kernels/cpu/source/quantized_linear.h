@@ -1,0 +1,142 @@
+// What products with int8 and int4 weights have in common: who computes what, in which pieces.
+//
+//   work      items of one panel of weights (32 outputs) and up to 256 rows
+//   item      tiles of up to MAX_ROWS rows, whose sums stay in registers
+//
+// The weights of a panel come from memory for its first tile and from the cache for the others; the
+// first two tiles ask for the next panel meanwhile.
+#pragma once
+
+#include <algorithm>
+
+#include "linear_finish.h"
+#include "quantized_panel.h"
+
+constexpr int64_t ROWS_OF_ITEM = 256;
+
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES * 4)));
+
+static inline int32_t four_bytes(const int8_t* p) {
+  int32_t four;
+  memcpy(&four, p, 4);
+  return four;
+}
+
+static inline Bytes load_bytes(const uint8_t* p) {
+  Bytes v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// sums + u . q, four bytes to a lane: u unsigned, q four signed bytes for all lanes. Exact everywhere.
+static inline Ints dot(Ints sums, Bytes u, int32_t q) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)u, _mm512_set1_epi32(q));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  const __m256i q0 = _mm256_set1_epi32((int8_t(q) & 0xFFFF) | int8_t(q >> 16) * 65536);
+  const __m256i q1 = _mm256_set1_epi32((int8_t(q >> 8) & 0xFFFF) | (q >> 24) * 65536);
+  const __m256i even = _mm256_and_si256((__m256i)u, _mm256_set1_epi16(255));
+  const __m256i odd = _mm256_srli_epi16((__m256i)u, 8);
+  return sums + (Ints)_mm256_madd_epi16(even, q0) + (Ints)_mm256_madd_epi16(odd, q1);
+#else
+  for (int i = 0; i < 4; i++)
+    sums += (Ints)((Words)u >> (8 * i) & 0xFFu) * int32_t(int8_t(q >> (8 * i)));
+  return sums;
+#endif
+}
+
+static inline Lanes to_floats(Ints v) { return __builtin_convertvector(v, Lanes); }
+
+// Which lines of the weights to ask for while those of a panel are read.
+enum class Asking { NONE, ALL, HALF };
+
+// How far before they are needed, where a panel is read only once.
+constexpr int64_t STREAM_AHEAD_BYTES = 2304;
+
+// Ask for all lines of a step, or for one half of them.
+template <Asking ASKING, int LINES>
+static inline void ask(const uint8_t* next) {
+  constexpr int HALF = (LINES + 1) / 2;
+  constexpr int COUNT = ASKING == Asking::ALL ? LINES : ASKING == Asking::HALF ? HALF : 0;
+  for (int i = 0; i < COUNT; i++) __builtin_prefetch(next + 64 * i, 0, 2);
+}
+
+// `Product` has weights, panel_bytes, MAX_ROWS, LINES (of a step) and
+//     multiply<ROWS, ASKING>(row, panel, next, sums [ROWS][32])
+// which asks for what is at `next` as it reads the panel, step by step.
+template <typename Product, typename Finish>
+class Multiplication {
+ public:
+  Multiplication(const Product& product, const Finish& finish) : product_(product), finish_(finish) {}
+
+  void run(int64_t num_rows, Work& work) const {
+    const int64_t num_panels = finish_.num_panels();
+    const int64_t num_items = num_panels * ((num_rows + ROWS_OF_ITEM - 1) / ROWS_OF_ITEM);
+    Span items;
+    while (work.take(num_items, grain_of(num_items, work), items)) {
+      for (int64_t item = items.begin; item < items.end; item++) {
+        const int64_t first = item / num_panels * ROWS_OF_ITEM;
+        const Span rows{first, std::min(first + ROWS_OF_ITEM, num_rows)};
+        run_item(rows, item % num_panels, item + 1 == items.end);
+      }
+    }
+  }
+
+ private:
+  static constexpr int MAX_ROWS = Product::MAX_ROWS;
+
+  void run_item(Span rows, int64_t panel, bool is_last) const {
+    const uint8_t* weights = product_.weights + panel * product_.panel_bytes;
+    const uint8_t* next = weights + product_.panel_bytes;
+    if (rows.end - rows.begin <= MAX_ROWS)
+      return run_tile<Asking::ALL>(rows, panel, weights + STREAM_AHEAD_BYTES);
+    for (int64_t row = rows.begin, tile = 0; row < rows.end; row += MAX_ROWS, tile++) {
+      const Span of_tile{row, std::min(row + MAX_ROWS, rows.end)};
+      if (is_last || tile >= 2)
+        run_tile<Asking::NONE>(of_tile, panel, next);
+      else
+        run_tile<Asking::HALF>(of_tile, panel, next + tile * (Product::LINES / 2) * 64);
+    }
+  }
+
+  template <Asking ASKING, int ROWS = MAX_ROWS>
+  void run_tile(Span rows, int64_t panel, const uint8_t* next) const {
+    if constexpr (ROWS > 1) {
+      if (rows.end - rows.begin < ROWS) return run_tile<ASKING, ROWS - 1>(rows, panel, next);
+    }
+    alignas(64) float sums[ROWS * PANEL];
+    product_.template multiply<ROWS, ASKING>(rows.begin, panel, next, sums);
+    for (int i = 0; i < ROWS; i++) finish_(rows.begin + i, panel, sums + i * PANEL);
+  }
+
+  const Product& product_;
+  const Finish& finish_;
+};
+
+// in: rows in eight bits, panels, scales or null, bias [N] or null; out: y [rows][N];
+// i: N, K padded, bytes of a row
+template <typename Product, typename T, typename Out>
+static inline void quantized_linear(const Args& args, const Pass& pass, Work& work) {
+  const Product product(args);
+  const AddBias<T, Out> finish{static_cast<const T*>(args.in[3]), static_cast<Out*>(args.out[0]),
+                               args.i[0]};
+  Multiplication(product, finish).run(row_count(args, pass), work);
+}
+
+// The same of a gated weight; y is [rows][N / 2]; i[3]: 0 for silu, 1 for gelu in its tanh form
+template <typename Product, typename T>
+static inline void quantized_gated_linear(const Args& args, const Pass& pass, Work& work) {
+  const Product product(args);
+  const T* bias = static_cast<const T*>(args.in[3]);
+  T* y = static_cast<T*>(args.out[0]);
+  const int64_t width = args.i[0] / 2;
+  if (args.i[3])
+    Multiplication(product, Gate<T, gelu_tanh>{bias, y, width}).run(row_count(args, pass), work);
+  else
+    Multiplication(product, Gate<T, silu>{bias, y, width}).run(row_count(args, pass), work);
+}
+
+static inline Int8Rows rows_of(const Args& args) {
+  return {static_cast<uint8_t*>(const_cast<void*>(args.in[0])), args.i[1], args.i[2]};
+}

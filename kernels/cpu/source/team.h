@@ -1,0 +1,54 @@
+// The threads that play together, and what they know of each other.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "operator.h"
+#include "waiting.h"
+
+constexpr int64_t LOOK_NS = 30'000;  // before a thread goes to sleep
+constexpr int64_t SHORT_LOOK_NS = 1'000;
+
+// The grains that were taken of one thread's part, with the stage that they were taken in, in the upper
+// half: in a later stage nothing is taken yet, and nobody has to reset it.
+struct alignas(64) Part {
+  std::atomic<uint64_t> taken{0};
+};
+
+// The caller is thread 0 and there all the time. Helpers come when they are awake, and go when there is
+// nothing to do for them: what keeps them (the system has given their core to somebody else) keeps nobody
+// else, unless they have taken something.
+struct Team {
+  Signal stage;                                  // counts stages: what is past is done
+  alignas(64) std::atomic<int64_t> num_done{0};  // grains of this stage, and 1 for the caller
+  std::vector<Part> parts;                       // by thread
+
+  // The number of this play, in the upper half, and helpers that are inside. The number is odd while
+  // they may enter; what they read inside stays as it is until the last has left.
+  alignas(64) std::atomic<uint64_t> door{0};
+
+  uint32_t play() const { return uint32_t(door.load(std::memory_order_acquire) >> 32); }
+
+  bool enter(uint32_t play) {
+    uint64_t word = door.load(std::memory_order_relaxed);
+    while (uint32_t(word >> 32) == play)
+      if (door.compare_exchange_weak(word, word + 1, std::memory_order_acquire)) return true;
+    return false;
+  }
+
+  void leave() { door.fetch_sub(1, std::memory_order_release); }
+  void open() { door.fetch_add(uint64_t(1) << 32, std::memory_order_release); }
+
+  // Once all who are inside have left, which they do when they have nothing to do.
+  void close() {
+    door.fetch_add(uint64_t(1) << 32, std::memory_order_relaxed);
+    const auto is_empty = [&] { return uint32_t(door.load(std::memory_order_acquire)) == 0; };
+    while (!look(LOOK_NS, is_empty)) sched_yield();
+  }
+
+  bool is_past(int32_t stage_number) const { return stage.read() - stage_number > 0; }
+};

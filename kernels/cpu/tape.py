@@ -1,0 +1,223 @@
+"""A forward pass as a list of operators, recorded once and played for batches of any size.
+
+    with Recorder() as recorder:               runs the model, in Python, on a few tokens
+        hidden = model(batch, arenas, recorder.mark)
+    tape = recorder.tape(hidden, max_tokens=.., max_outputs=..)
+    tape.play(of)                              runs the same operators, without Python, on others
+
+This is what capturing a graph is on a GPU: the tensors that describe a pass (tokens, positions,
+block tables) stay where they are and are filled anew, how many there are is looked up in `Pass`,
+and all else is fixed. A tape holds
+
+    constants     tensors that no operator wrote: weights, arenas, the description of the pass
+    buffers       what operators wrote: given memory anew, for as many rows as a pass may have;
+                  two that are not needed at once share it, like the registers of a compiler
+
+The recorded pass has 7 tokens of which 5 are outputs (`NUM_TOKENS`, `NUM_OUTPUTS`): that tells the
+two kinds of rows apart, and from other numbers. Everything between the operators must be views: an
+operation of torch on what an operator wrote would be a constant of the tape. So play another pass,
+and compare, before a tape is trusted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import (
+    ROWS_OUTPUTS,
+    ROWS_TOKENS,
+    Args,
+    Call,
+    Entry,
+    Pass,
+    play,
+    set_recording,
+)
+
+NUM_TOKENS, NUM_OUTPUTS = 7, 5
+"""Of the pass that is recorded."""
+ALIGNMENT = 64
+
+
+class NotRecordable(ValueError):
+    """What was computed does not make a tape."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """What one operator wrote, and for how long it is needed."""
+
+    tensor: Tensor
+    first: int
+    last: int
+    """Calls that write it first and touch it last."""
+    bytes_per_row: int
+    rows: int
+    start: int = 0
+    """Its place in the memory of the tape."""
+
+    def covers(self, address: int) -> bool:
+        return 0 <= address - self.tensor.data_ptr() < self.tensor.nbytes
+
+
+class Recorder:
+    """Records the calls of this thread while it is entered."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._buffers: list[_Buffer] = []
+        self._by_address: list[_Buffer] = []
+        self._marks: list[int] = []
+
+    def __enter__(self) -> Recorder:
+        set_recording(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        set_recording(None)
+
+    def mark(self, layer: int) -> None:
+        """An `OnLayer`: the tape can stop here, where all of `layer` is computed."""
+        self._marks.append(len(self._calls))
+
+    def record(self, call: Call) -> None:
+        number = len(self._calls)
+        for tensor in (*call.inputs, *call.outputs):
+            buffer = None if tensor is None else self._find(tensor.data_ptr())
+            if buffer is not None:
+                buffer.last = number
+        for tensor in call.outputs:
+            if self._find(tensor.data_ptr()) is None:
+                self._add_buffer(tensor, number)
+        self._calls.append(replace(call, rows=_rows_of(call.rows)))
+
+    def tape(
+        self, result: Tensor, *, max_tokens: int, max_outputs: int, given: Tensor | None = None
+    ) -> Tape:
+        """`result` is the tensor, written by an operator, that a pass is played for.
+
+        `given` is a constant of which every pass may have another; see `Tape.give`.
+        """
+        found = self._find(result.data_ptr())
+        if found is None or found.tensor.data_ptr() != result.data_ptr():
+            raise NotRecordable("no operator wrote the result")
+        found.last = len(self._calls)
+        rows = {ROWS_TOKENS: max_tokens, ROWS_OUTPUTS: max_outputs}
+        memory = torch.empty(_allot(self._buffers, rows) + ALIGNMENT, dtype=torch.uint8)
+        shift = -memory.data_ptr() % ALIGNMENT
+
+        def moved(address: int | None) -> int | None:
+            buffer = None if address is None else self._find(address)
+            if buffer is None or address is None:
+                return address
+            return memory.data_ptr() + shift + buffer.start + address - buffer.tensor.data_ptr()
+
+        args = [call.args() for call in self._calls]
+        slots = [
+            (each, slot)
+            for each in args
+            for slot, address in enumerate(each.inputs)
+            if given is not None and address == given.data_ptr()
+        ]
+        for each in args:
+            each.inputs[:] = [moved(address) for address in each.inputs]
+            each.outputs[:] = [moved(address) for address in each.outputs]
+        start = shift + found.start
+        whole = memory[start : start + found.bytes_per_row * rows[found.rows]]
+        entries = [call.entry(each) for call, each in zip(self._calls, args, strict=True)]
+        return Tape(
+            calls=tuple(self._calls),
+            args=tuple(args),
+            entries=(Entry * len(entries))(*entries),
+            marks=tuple(self._marks),
+            memory=memory,
+            result=whole.view(result.dtype).view(-1, *result.shape[1:]),
+            given=tuple(slots),
+        )
+
+    def _find(self, address: int) -> _Buffer | None:
+        at = bisect_right(self._by_address, address, key=_address_of) - 1
+        found = self._by_address[at] if at >= 0 else None
+        return found if found is not None and found.covers(address) else None
+
+    def _add_buffer(self, tensor: Tensor, number: int) -> None:
+        rows = _rows_of(len(tensor))
+        buffer = _Buffer(tensor, number, number, tensor.nbytes // len(tensor), rows)
+        self._buffers.append(buffer)
+        insort(self._by_address, buffer, key=_address_of)
+
+
+def _address_of(buffer: _Buffer) -> int:
+    return buffer.tensor.data_ptr()
+
+
+def _rows_of(rows: int) -> int:
+    if rows not in (NUM_TOKENS, NUM_OUTPUTS):
+        raise NotRecordable(f"an operator has {rows} rows: neither tokens nor outputs")
+    return ROWS_TOKENS if rows == NUM_TOKENS else ROWS_OUTPUTS
+
+
+def _allot(buffers: Sequence[_Buffer], rows: dict[int, int]) -> int:
+    """Give each buffer the lowest place that is free while it is needed; the bytes of all."""
+    placed: list[tuple[_Buffer, int]] = []
+    for buffer in buffers:
+        size = -(-buffer.bytes_per_row * rows[buffer.rows] // ALIGNMENT) * ALIGNMENT
+        taken = sorted(
+            (other.start, end)
+            for other, end in placed
+            if other.last >= buffer.first and other.first <= buffer.last
+        )
+        start = 0
+        for begin, end in taken:
+            if begin - start >= size:
+                break
+            start = max(start, end)
+        buffer.start = start
+        placed.append((buffer, start + size))
+    return max((end for _, end in placed), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    calls: tuple[Call, ...]
+    """As recorded; they keep the constants alive."""
+    args: tuple[Args, ...]
+    """What each is given instead."""
+    entries: ctypes.Array[Entry]
+    marks: tuple[int, ...]
+    """By layer: calls that come before its end."""
+    memory: Tensor
+    result: Tensor
+    """Where every pass leaves what it was played for: the first rows of it."""
+    given: tuple[tuple[Args, int], ...]
+
+    def give(self, tensor: Tensor) -> None:
+        """Let the next passes read `tensor` where the recorded one read `given`."""
+        address = tensor.data_ptr()
+        for args, slot in self.given:
+            args.inputs[slot] = address
+
+    def play(self, of: Pass, *, seconds: ctypes.Array[ctypes.c_double] | None = None) -> None:
+        """`seconds` has one for each of the calls, to which what it took is added."""
+        play(self.entries, of, seconds=seconds)
+
+    def play_by_layer(self, of: Pass, on_layer: Callable[[int], None]) -> None:
+        """The same, with a word after each layer, whose KV is then in the cache."""
+        first = 0
+        for layer, end in enumerate(self.marks):
+            play(self.entries, of, first=first, count=end - first)
+            on_layer(layer)
+            first = end
+        play(self.entries, of, first=first)

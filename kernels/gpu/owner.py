@@ -1,0 +1,19 @@
+"""Which request a token of a pass belongs to, found on the device."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def owner_of(query_starts, num_requests, tokens):
+    """The last request that begins at or before each of `tokens`, by halving."""
+    low = tokens * 0
+    width = num_requests
+    while width > 1:
+        half = width // 2
+        middle = low + half  # below num_requests: low + width never passes it
+        low = tl.where(tl.load(query_starts + middle) <= tokens, middle, low)
+        width -= half
+    return low

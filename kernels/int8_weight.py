@@ -1,0 +1,61 @@
+"""Weights in eight bits, one scale a row:   W[n, k] = scale[n] * w[n, k],  w in [-127, 127]
+
+    scale = max over k of |W[n, k]| / 127            |W - scale w| <= scale / 2
+
+In memory a panel is [K / 4][32][4] of u = w + 128.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu import operators, quantized_linear
+from baton.kernels.cpu.shared_pages import PAGES
+from baton.kernels.int8_rows import LARGEST, TINY
+from baton.kernels.quantized_weight import PANEL, QuantizedWeight, in_panels, num_panels
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Int8Weight(QuantizedWeight):
+    bits: ClassVar[int] = 8
+
+    def _kept(self, panels: Tensor, columns: Tensor) -> Tensor:
+        assert self.scales is not None
+        u = self.packed[panels, :, columns].flatten(1)  # [rows, K]
+        return (u.float() - 128) * self.scales[panels, columns, None]
+
+
+def quantize(weight: Tensor, *, is_gated: bool = False) -> Int8Weight:
+    """W [N, K]; a gated one is G above what it lets through."""
+    make = _compiled if operators.runs(weight) else reference
+    packed, scales = make(weight, is_gated)
+    return Int8Weight(
+        shape=(weight.shape[0], weight.shape[1]),
+        dtype=weight.dtype,
+        is_gated=is_gated,
+        packed=packed,
+        scales=scales,
+    )
+
+
+def _compiled(weight: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
+    count = num_panels(len(weight), is_gated)
+    width = quantized_linear.padded(weight.shape[1])
+    packed = PAGES.cut((count, width // 4, PANEL, 4))
+    scales = torch.empty(count, PANEL)
+    quantized_linear.pack(8, weight, (packed, scales), is_gated=is_gated)
+    return packed, scales
+
+
+def reference(weight: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
+    """Bytes [panels, K / 4, 32, 4] and scales [panels, 32]."""
+    wide = in_panels(weight, is_gated)  # [panels, 32, K]
+    limit = wide.abs().amax(dim=-1)
+    inverse = torch.where(limit > TINY, limit.new_tensor(LARGEST) / limit, 0)
+    w = torch.round(wide * inverse[..., None])
+    u = (w + 128).to(torch.uint8).view(len(wide), PANEL, -1, 4)
+    return u.transpose(1, 2).contiguous(), limit / LARGEST

@@ -1,0 +1,88 @@
+"""What lies between the product that makes queries, keys and values, and attention: in one pass.
+
+    q, k = norm(q), norm(k)      RMS norm over each head, in some models     kernels/rms_norm.py
+    q, k = rope(q), rope(k)      in most models                              kernels/rope.py
+    k, v --> the arena           each token into its place of its block      kernels/quantized_kv.py
+
+What is not finite is stored as 0: slots are read (and weighted zero) by whoever comes later.
+
+T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu import rope_kv_write as compiled
+from baton.kernels.cpu.kv_arena import runs
+from baton.kernels.quantized_kv import Arena, QuantizedArena
+from baton.kernels.rms_norm import rms_norm
+from baton.kernels.rope import rope
+from baton.kernels.sequences import Sequences
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of the tokens' angles, float32 [T, R/2] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMS norms over each head; weights [H]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+def rope_kv_write(
+    qkv: Tensor,
+    arena: Arena,
+    sequences: Sequences,
+    *,
+    head_norm: HeadNorm | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention."""
+    if qkv.is_cuda:
+        from baton.kernels.gpu import rope_kv_write as gpu  # Triton, which CPUs do without
+
+        return gpu.rope_kv_write(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
+    if runs(qkv, arena):
+        return compiled.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
+    return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
+
+
+def reference(
+    qkv: Tensor,
+    arena: Arena,
+    sequences: Sequences,
+    *,
+    head_norm: HeadNorm | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """The definition, of the kernels that it is made of."""
+    kv_heads = (arena.units if isinstance(arena, QuantizedArena) else arena).shape[1]
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if head_norm is not None:
+        q = rms_norm(q, head_norm.q_weight, head_norm.eps)
+        k = rms_norm(k, head_norm.k_weight, head_norm.eps)
+    if rotation is not None:
+        q, k = rope(q, k, *rotation)
+    write_kv(k, v, arena, sequences)
+    return q
+
+
+def write_kv(k: Tensor, v: Tensor, arena: Arena, sequences: Sequences) -> None:
+    """Put k and v [T, K, H] where the tables say."""
+    kv = torch.stack((k, v), dim=1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # [T, 2, K, H]
+    starts = sequences.query_starts[: sequences.num_requests + 1]
+    owners = torch.repeat_interleave(starts[1:] - starts[:-1])  # [T]
+    positions = sequences.positions[: len(k)]
+    blocks = sequences.block_tables[owners, positions // sequences.block_size]
+    offsets = positions % sequences.block_size
+    if isinstance(arena, QuantizedArena):
+        arena.write(blocks, offsets, kv)
+    else:
+        arena.permute(0, 3, 2, 1, 4)[blocks, offsets] = kv

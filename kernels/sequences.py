@@ -1,0 +1,64 @@
+"""Which tokens of a pass belong to which request, and where the KV of each request lies.
+
+    tokens of the pass   | request 0      | request 1 | request 2        |      T, end to end
+                         ^ query_starts[0] ^ [1]       ^ [2]              ^ [3] = T
+    request r            tokens 0 .. context_lens[r] - 1 lie in the blocks of block_tables[r], in
+                         order; the last query_starts[r + 1] - query_starts[r] of them are new
+
+T new tokens of R requests, M blocks of the longest of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from baton.kernels.attention_plan import ArenaShape, AttentionPlan, plan_attention
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Sequences:
+    """Tensors may be longer than R and T say: they are views into memory that is kept."""
+
+    num_requests: int
+    positions: Tensor  # [T] int64
+    query_starts: Tensor  # [R + 1] int64
+    context_lens: Tensor  # [R] int64
+    block_tables: Tensor  # [R, M] int64, padded with any block
+    block_size: int
+    max_query_len: int
+    """At least the new tokens of any request: 1 if all decode."""
+    max_context_len: int
+    """At least the tokens of any request."""
+    _plans: dict[tuple[int | None, ArenaShape], AttentionPlan] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _lengths: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """(query_len, context_len) of each request; the first to ask waits for the device."""
+        if not self._lengths:
+            starts = self.query_starts[: self.num_requests + 1]
+            query_lens = (starts[1:] - starts[:-1]).tolist()
+            context_lens = self.context_lens[: self.num_requests].tolist()
+            self._lengths.extend(zip(query_lens, context_lens, strict=True))
+        return self._lengths
+
+    def plan(self, window: int | None, shape: ArenaShape) -> AttentionPlan:
+        """How torch attends, in layers that see `window` tokens; worked out when the first asks."""
+        context_lens = self.context_lens[: self.num_requests].tolist()
+        if window is not None and window >= max(context_lens):
+            window = None  # hides nothing
+        plan = self._plans.get((window, shape))
+        if plan is None:
+            starts = self.query_starts[: self.num_requests + 1]
+            plan = plan_attention(
+                self.block_tables[: self.num_requests],
+                (starts[1:] - starts[:-1]).tolist(),
+                context_lens,
+                shape,
+                window,
+            )
+            self._plans[window, shape] = plan
+        return plan

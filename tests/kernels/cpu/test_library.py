@@ -1,0 +1,211 @@
+"""Libraries built, found again, damaged, and found by those who cannot build."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from baton.kernels.cpu import build
+from baton.kernels.cpu.library import cache_folder, find_compiler, find_or_build
+
+COMPILER = find_compiler()
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no compiler here")
+PORTABLE = build.supported_targets()[1:]
+
+
+@pytest.fixture(autouse=True)
+def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Instead of all operators: what they do does not matter here."""
+    source = tmp_path / "source" / "answer.cpp"
+    source.parent.mkdir()
+    source.write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(build, "SOURCES", source.parent)
+    return source
+
+
+def answer(library: ctypes.CDLL | None) -> int:
+    assert library is not None
+    return int(library.answer())
+
+
+def libraries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.so"))
+
+
+def test_what_was_built_is_found_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    assert answer(find_or_build(folder, COMPILER)) == 42
+    (library,) = libraries(folder)
+    made = library.stat().st_mtime_ns
+
+    assert answer(find_or_build(folder, COMPILER)) == 42
+
+    assert library.stat().st_mtime_ns == made
+
+
+def test_other_sources_make_another_library(tmp_path: Path, one_source: Path) -> None:
+    folder = tmp_path / "cache"
+    find_or_build(folder, COMPILER)
+    one_source.write_text('extern "C" int answer() { return 43; }')
+
+    assert answer(find_or_build(folder, COMPILER)) == 43
+    assert len(libraries(folder)) == 2
+
+
+@pytest.mark.parametrize("kept", [0, 10, -1])
+def test_a_damaged_library_is_built_anew(
+    kept: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    assert COMPILER is not None
+    library = build.build(folder, build.NATIVE, COMPILER)
+    whole = library.read_bytes()
+    library.write_bytes(whole[:kept])
+
+    assert answer(find_or_build(folder, COMPILER)) == 42
+
+    assert "damaged" in caplog.text
+    assert build.is_whole(library)
+
+
+def test_a_damaged_object_is_compiled_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    assert answer(find_or_build(folder, COMPILER)) == 42
+    (library,) = libraries(folder)
+    library.unlink()
+    (compiled,) = folder.glob("*.o")
+    compiled.write_bytes(compiled.read_bytes()[:100])
+
+    assert answer(find_or_build(folder, COMPILER)) == 42
+
+
+def test_where_the_compiler_does_not_work_what_was_built_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert COMPILER is not None
+    build.build(tmp_path, build.NATIVE, COMPILER)
+
+    assert answer(find_or_build(tmp_path, "false")) == 42
+    assert "false" in caplog.text
+
+
+def test_where_nothing_can_be_written_the_library_serves_one_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+
+    assert answer(find_or_build(in_the_way / "cache", COMPILER)) == 42
+    assert "cannot be written" in caplog.text
+
+
+def test_without_a_compiler_what_was_built_for_this_cpu_is_used(tmp_path: Path) -> None:
+    assert COMPILER is not None
+    build.build(tmp_path, build.NATIVE, COMPILER)
+
+    assert answer(find_or_build(tmp_path, None)) == 42
+
+
+@pytest.mark.skipif(not PORTABLE, reason="no kinds of this CPU are known")
+def test_without_a_compiler_the_best_kind_of_cpu_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert COMPILER is not None
+    for target in PORTABLE:
+        build.build(tmp_path, target, COMPILER)
+
+    assert answer(find_or_build(tmp_path, None)) == 42
+    assert f"built for {PORTABLE[0]}" in caplog.text
+
+
+def test_without_a_compiler_and_a_library_there_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert find_or_build(tmp_path, None) is None
+    assert "no C++ compiler" in caplog.text
+
+
+def test_what_does_not_compile_is_said(tmp_path: Path, one_source: Path) -> None:
+    one_source.write_text("this is not C++")
+
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        find_or_build(tmp_path / "cache", COMPILER)
+    assert "error" in failed.value.stderr
+
+
+def test_several_may_build_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: answer(find_or_build(folder, COMPILER)), range(4)))
+
+    assert found == [42] * 4
+    assert len(libraries(folder)) == 1
+
+
+def test_those_who_build_at_once_compile_once(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-c*) echo once >> {tmp_path}/compiled;; esac\n'
+        f'exec {COMPILER} "$@"\n'
+    )
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    folder = tmp_path / "cache"
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: find_or_build(folder, str(compiler)), range(4)))
+
+    assert (tmp_path / "compiled").read_text() == "once\n"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "cache", "said"),
+    [("false", "cache", "false'"), ("true", "cache", "No such file"), ("g++", "file", "file")],
+)
+def test_building_ahead_tells_in_a_line_why_it_cannot(
+    compiler: str, cache: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    environment = {**os.environ, "CXX": compiler, "BATON_CACHE": str(tmp_path / cache)}
+    command = [sys.executable, "-m", "baton.kernels.cpu"]
+
+    failed = subprocess.run(command, env=environment, capture_output=True, text=True)
+
+    assert failed.returncode == 1
+    assert said in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_building_ahead_says_what_it_built(tmp_path: Path) -> None:
+    """By a compiler that makes an empty file of everything: what it makes is not at issue."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'while [ "$#" -gt 0 ]; do if [ "$1" = -o ]; then echo made > "$2"; fi; shift; done\n'
+        "echo a compiler\n"
+    )
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    environment = {**os.environ, "CXX": str(compiler), "BATON_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "baton.kernels.cpu", "all"]
+
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    lines = said.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(build.targets())
+    assert all(Path(line.split()[-1]).exists() for line in lines)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE", "/somewhere")
+    assert cache_folder() == Path("/somewhere/kernels")
+    monkeypatch.delenv("BATON_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere/baton/kernels")

@@ -1,0 +1,107 @@
+"""Launches of attention and of what surrounds it, with the shapes of real models, compiled only.
+
+TRITON_INTERPRET=0 python -m tests.kernels.gpu.hopper_launches      one JSON line a kernel
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from tests.kernels.gpu.hopper_compiler import compiled_for_hopper
+from tests.kernels.passes import sequences_of
+
+from baton.kernels.gpu import gate, norm, rotary_angles
+from baton.kernels.gpu.gather_kv import gather_kv
+from baton.kernels.gpu.merge_attention import merge_attention
+from baton.kernels.gpu.mla_attention import mla_attention
+from baton.kernels.gpu.paged_attention import paged_attention
+from baton.kernels.gpu.paged_cache import PagedCache
+from baton.kernels.gpu.rope_kv_write import rope_kv_write
+from baton.kernels.quantized_kv import Arena, QuantizedArena
+from baton.kernels.rope_kv_write import HeadNorm
+from baton.kernels.scoring import Scoring
+from baton.kernels.sequences import Sequences
+
+BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
+BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+def mixed_pass(tokens: int = TOKENS) -> Sequences:
+    table = list(range(-(-CONTEXT // BLOCK_SIZE)))
+    return sequences_of([table, table], [(tokens, CONTEXT), (1, CONTEXT)], block_size=BLOCK_SIZE)
+
+
+def arena_of(heads: int, width: int, items: torch.dtype | None) -> Arena:
+    if items is None:
+        return torch.empty(1, heads, 2, BLOCK_SIZE, width, dtype=BFLOAT16)
+    unit_bytes = -(-2 * BLOCK_SIZE * (width + 4) // 64) * 64
+    units = torch.empty(1, heads, unit_bytes, dtype=torch.uint8)
+    return QuantizedArena(units, items, BLOCK_SIZE, width)
+
+
+def attend(items: torch.dtype | None = None, width: int = 128, **rules: object) -> None:
+    q = torch.empty(TOKENS + 1, 32, width, dtype=BFLOAT16)
+    paged_attention(q, arena_of(8, width, items), mixed_pass(), **rules)  # type: ignore[arg-type]
+
+
+def attend_to_latents(num_heads: int) -> None:
+    table = list(range(-(-CONTEXT // BLOCK_SIZE)))
+    sequences = sequences_of([table], [(1, CONTEXT)], block_size=BLOCK_SIZE)
+    q_latent = torch.empty(1, num_heads, 512, dtype=BFLOAT16)
+    q_rope = torch.empty(1, num_heads, 64, dtype=BFLOAT16)
+    arena = torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16)
+    mla_attention(q_latent, q_rope, arena, sequences, 0.1)
+
+
+def write(items: torch.dtype | None) -> None:
+    weight, angles = torch.empty(128, dtype=BFLOAT16), torch.empty(TOKENS + 1, 64)
+    rope_kv_write(
+        torch.empty(TOKENS + 1, 48, 128, dtype=BFLOAT16),
+        arena_of(8, 128, items),
+        mixed_pass(),
+        head_norm=HeadNorm(weight, weight, 1e-6),
+        rotation=(angles, angles),
+    )
+
+
+def rows() -> None:
+    x = torch.empty(4, 4096, dtype=BFLOAT16)
+    norm.rms_norm(x, x, x[0], 1e-6)
+    norm.layer_norm(x, None, x[0], x[0], 1e-6)
+    gate.silu_mul(x)
+    gate.gelu_tanh_mul(x)
+    rotary_angles.rotary_angles(torch.arange(4), torch.empty(64), 1.0)
+    out, lse = torch.empty(4, 32, 128, dtype=BFLOAT16), torch.empty(32, 4)
+    merge_attention(out, lse, out, lse)
+
+
+def gather(items: torch.dtype | None) -> None:
+    cache = PagedCache.of(arena_of(8, 128, items))
+    gather_kv(cache, torch.zeros(8, dtype=torch.int64), range(5, 100), 512, BFLOAT16)
+
+
+LAUNCHES: dict[str, Callable[[], None]] = {
+    "bfloat16": attend,
+    "fp8": lambda: attend(FP8),
+    "int8": lambda: attend(torch.int8),
+    "wide, with a window, capped and sinking": lambda: attend(
+        width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
+    ),
+    "latents, 128 heads": lambda: attend_to_latents(128),
+    "latents, 16 heads": lambda: attend_to_latents(16),
+    "write": lambda: write(None),
+    "write fp8": lambda: write(FP8),
+    "gather": lambda: gather(None),
+    "gather fp8": lambda: gather(FP8),
+    "rows": rows,
+}
+
+if __name__ == "__main__":
+    for title, launch in LAUNCHES.items():
+        with compiled_for_hopper() as built:
+            launch()
+        for kernel in built:
+            print(json.dumps({"launch": title, **asdict(kernel)}))

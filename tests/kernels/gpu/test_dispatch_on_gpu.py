@@ -1,0 +1,90 @@
+"""The public kernels hand tensors of a GPU to Triton: here of a CPU, which say otherwise."""
+
+from __future__ import annotations
+
+import torch
+from tests.kernels.gpu.paged_passes import PagedPass
+from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
+
+from baton.kernels import (
+    gelu,
+    layer_norm,
+    mla_attention,
+    paged_attention,
+    rms_norm,
+    rope_kv_write,
+    rotary_angles,
+    silu_mul,
+)
+from baton.kernels.gpu.scoring_rules import ScoringRules
+from baton.kernels.rope_kv_write import HeadNorm
+
+
+def test_attention() -> None:
+    made = PagedPass([(1, 9), (3, 7)], rules=ScoringRules(window=5, sinks=torch.ones(4)))
+
+    with tensors_on_a_gpu():
+        out = paged_attention.paged_attention(
+            made.q, made.arena(), made.sequences(), 5, sinks=torch.ones(4)
+        )
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
+
+
+def test_attention_to_latents() -> None:
+    made = PagedPass([(1, 9), (3, 7)])
+    arena, q_latent, q_rope = torch.randn(5, 1, 4, 12), torch.randn(4, 3, 8), torch.randn(4, 3, 4)
+    requests = [(made.tables[0], 1, 9), (made.tables[1], 3, 7)]
+
+    with tensors_on_a_gpu():
+        out = mla_attention.mla_attention(q_latent, q_rope, arena, made.sequences(), 0.5)
+
+    expected = mla_attention.reference(q_latent, q_rope, arena, requests, 0.5)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+
+
+def test_what_lies_before_attention() -> None:
+    made = PagedPass([(1, 9), (3, 7)])
+    qkv, arena, expected = torch.randn(4, 8, 8), torch.zeros_like(made.kv), made.kv * 0
+    head_norm = HeadNorm(torch.rand(8), torch.rand(8), 1e-6)
+    frequencies, positions = torch.rand(4), made.sequences().positions
+
+    with tensors_on_a_gpu():
+        rotation = rotary_angles.rotary_angles(positions, frequencies, 1.0)
+        q = rope_kv_write.rope_kv_write(
+            qkv, arena, made.sequences(), head_norm=head_norm, rotation=rotation
+        )
+
+    expected_rotation = rotary_angles.reference(positions, frequencies)
+    expected_q = rope_kv_write.reference(
+        qkv, expected, made.sequences(), head_norm=head_norm, rotation=expected_rotation
+    )
+    torch.testing.assert_close(q, expected_q, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(arena, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_done_with_rows() -> None:
+    x, residual = torch.randn(2, 3, 20)
+    weight, bias = torch.randn(2, 20)
+
+    with tensors_on_a_gpu():
+        found = (
+            *rms_norm.add_rms_norm(x, residual, weight, 1e-6),
+            rms_norm.rms_norm(x, weight, 1e-6),
+            *layer_norm.add_layer_norm(x, residual, weight, bias, 1e-5),
+            layer_norm.layer_norm(x, weight, bias, 1e-5),
+            silu_mul.silu_mul(x),
+            gelu.gelu_tanh_mul(x),
+        )
+
+    gates, up = x.chunk(2, dim=-1)
+    expected = (
+        *rms_norm.reference(x, residual, weight, 1e-6),
+        rms_norm.reference(x, x * 0, weight, 1e-6)[0],
+        *layer_norm.reference(x, residual, weight, bias, 1e-5),
+        layer_norm.reference(x, x * 0, weight, bias, 1e-5)[0],
+        silu_mul.reference(x),
+        gelu.reference_tanh(gates) * up,
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,106 @@
+"""Products on a GPU against those of torch in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.kernels.gpu import linear_tiles as module
+from baton.kernels.gpu.linear_tiles import linear_tiles
+from baton.kernels.narrow_weight import NarrowWeight, to_fp8, to_int4, to_int8
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WAYS: dict[str, Callable[[Tensor], NarrowWeight]] = {
+    "int8": to_int8,
+    "int4 by 32": to_int4,
+    "int4 by 128": lambda weight: to_int4(weight, 128),
+    "fp8": to_fp8,
+    "fp8 blocks": lambda weight: to_fp8(weight, has_blocks=True),
+}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def product(x: Tensor, narrow: NarrowWeight, bias: Tensor | None = None) -> Tensor:
+    return linear_tiles(x, narrow.items, narrow.scales, group=narrow.group, bias=bias)
+
+
+def is_close(found: Tensor, x: Tensor, weight: Tensor) -> bool:
+    """Within the rounding of the items, and of what comes out."""
+    wanted = x.double() @ weight.double().T
+    limit = (x.double().abs() @ weight.double().abs().T) * 2.0**-8 + 1e-5
+    return bool(((found.double() - wanted).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 16, 20])
+@pytest.mark.parametrize(("num_columns", "width"), [(100, 100), (64, 1100)])
+def test_wide_weights_give_the_product(num_rows: int, num_columns: int, width: int) -> None:
+    x, weight, bias = random(num_rows, width), random(num_columns, width), random(num_columns)
+
+    found = linear_tiles(x, weight, bias=bias)
+
+    torch.testing.assert_close(found, x @ weight.T + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_may_be_left_unrounded() -> None:
+    x, weight = random(3, 100, dtype=torch.bfloat16), random(70, 100, dtype=torch.bfloat16)
+
+    found = linear_tiles(x, weight, dtype=torch.float32)
+
+    torch.testing.assert_close(found, x.float() @ weight.float().T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("num_rows", "num_columns", "width"), [(1, 100, 256), (18, 200, 1152)])
+def test_narrow_weights_give_the_product_with_what_they_stand_for(
+    way: str, num_rows: int, num_columns: int, width: int
+) -> None:
+    x, narrow = random(num_rows, width), WAYS[way](random(num_columns, width))
+
+    found = product(x, narrow)
+
+    torch.testing.assert_close(found, x @ narrow.unpacked().T, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_narrow_weights_multiply_bfloat16(way: str) -> None:
+    narrow = WAYS[way](random(96, 384, dtype=torch.bfloat16))
+    x = random(2, 384, dtype=torch.bfloat16)
+
+    assert is_close(product(x, narrow), x, narrow.unpacked())
+
+
+def test_a_row_gives_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_SPLIT_ITEMS", 64)  # several splits of a tiny weight
+    x, weight = random(16, 300), random(40, 300)
+
+    together = linear_tiles(x, weight)
+
+    assert torch.equal(together[3:4], linear_tiles(x[3:4], weight))
+    torch.testing.assert_close(together, x @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("way", "limit"), [("int8", 0.5), ("int4 by 32", 0.5)])
+def test_items_are_half_a_scale_off_at_most(way: str, limit: float) -> None:
+    weight = random(30, 128)
+    narrow = WAYS[way](weight)
+
+    steps = narrow.scales.repeat_interleave(128 // narrow.scales.shape[1], dim=1)
+
+    assert bool(((narrow.unpacked() - weight).abs() <= steps * limit * 1.0001).all())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_of_the_table_is_what_is_looked_up(way: str) -> None:
+    narrow = WAYS[way](random(150, 256))
+    ids = torch.tensor([0, 149, 3, 3], device=DEVICE)
+
+    found = narrow.embedding(ids, 2.0)
+
+    assert torch.equal(found, narrow.unpacked()[ids] * 2.0)
