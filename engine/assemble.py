@@ -9,12 +9,14 @@ import torch
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
+from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.config import CacheConfig, EngineConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar import GrammarCompiler
 from baton.engine.kv_cache import KvCache, num_blocks_in
 from baton.engine.runner import ModelRunner
+from baton.engine.static_batch import PassLimits
 from baton.engine.structured_output import LlGuidanceCompiler
 
 CPU_CACHE_BYTES = 1 << 30
@@ -22,13 +24,14 @@ KV_DTYPES = {"auto": "auto", "int8": "int8", "fp8": "float8_e4m3fn"}
 """By the name in the configuration."""
 
 
-def assemble_engine(
+def assemble_engine(  # noqa: PLR0913  # what the configuration says of a model
     folder: Path,
     config: EngineConfig,
     *,
     dtype: str = "auto",
     device: str = "auto",
     load_format: str = "auto",
+    quantize: str = "none",
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache."""
@@ -38,6 +41,7 @@ def assemble_engine(
         dtype=dtype,
         device=device,
         load_format=load_format,
+        quantize=quantize,
         max_model_len=config.scheduler.max_model_len,
         progress=progress,
     )
@@ -61,7 +65,19 @@ def engine_around(
     """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
     layout = loaded.info.layout(config.cache.block_size, KV_DTYPES[config.cache.kv_dtype])
     cache = KvCache(layout, cache_blocks(config.cache, layout, device), device)
-    return Engine(ModelRunner(loaded, cache), config, grammars=grammars)
+    limits = pass_limits(config.scheduler, loaded.info, cache)
+    return Engine(ModelRunner(loaded, cache, limits), config, grammars=grammars)
+
+
+def pass_limits(config: SchedulerConfig, info: ModelInfo, cache: KvCache) -> PassLimits:
+    """The largest pass that the scheduler may ask for, or a small one that is recorded."""
+    max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
+    num_blocks = min(cache.num_blocks, cache.layout.num_blocks_for(max_model_len))
+    return PassLimits(
+        max_tokens=max(config.max_batch_tokens, 8),
+        max_requests=max(config.max_running, 8),
+        max_blocks=max(num_blocks, cache.layout.num_blocks_for(8)),
+    )
 
 
 def cache_blocks(config: CacheConfig, layout: KvLayout, device: str) -> int:

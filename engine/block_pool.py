@@ -188,11 +188,11 @@ class BlockPool:
 
     def grow(self, holder: Holder, num_tokens: int) -> bool:
         """Let the table of `holder` cover `num_tokens` in all; if it cannot, change nothing."""
-        num_fresh = self.layout.num_blocks_for(num_tokens) - len(self.table(holder))
+        table = self._tables.get(holder) or _Table()
+        num_fresh = self.layout.num_blocks_for(num_tokens) - len(table.blocks)
         if num_fresh <= 0:
             return True
         self.supply.expire()
-        table = self._tables.get(holder, _Table())
         if not self.supply.can_take(num_fresh, table.tenant):
             return False
         self._tables[holder] = table
@@ -219,7 +219,7 @@ class BlockPool:
         """
         table = self._tables.get(holder)
         num_full = num_computed // self.layout.block_size
-        if num_full > len(self.table(holder)):
+        if num_full > (len(table.blocks) if table is not None else 0):
             raise ValueError(f"{holder} has too few blocks for {num_computed} computed tokens")
         if table is None or not (self._is_matching and table.is_nameable):
             return

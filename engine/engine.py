@@ -16,18 +16,19 @@ from torch import Tensor
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError, InvalidRequest, Unavailable
 from baton.core.kv_pool import Holder
-from baton.core.messages import FinishReason
+from baton.core.messages import FinishReason, TokenLogprob
 from baton.engine.batch import Chunk
 from baton.engine.block_pool import BlockPool
 from baton.engine.cache_points import pin_computed
 from baton.engine.config import EngineConfig
 from baton.engine.grammar import GrammarCompiler
+from baton.engine.lineup import Lineup
 from baton.engine.prompt_reading import read_prompts
-from baton.engine.request import Phase, Request, finish_reason
+from baton.engine.request import Phase, Request, ending_of, finish_reason
 from baton.engine.request_check import check_request
 from baton.engine.runner import Runner
-from baton.engine.sampler import SampledToken, sample
-from baton.engine.sampling_row import SamplingRow
+from baton.engine.sampler import sample
+from baton.engine.sampling_plan import SamplingPlan
 from baton.engine.scheduler import ScheduledChunk, Scheduler
 from baton.engine.step_report import EngineStats, RequestOutput, StepReport
 
@@ -163,9 +164,12 @@ class Engine:
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
         chunks, first_scheduled = self._schedule(started_at)
         scheduled_at = self.clock()
-        logits = self._forward(chunks) if chunks else None
+        lineup = self._scheduler.lineup
+        logits = self._forward(chunks, lineup) if chunks else None
         forwarded_at = self.clock()
-        outputs = self._embed(chunks) + self._sample(chunks, logits)
+        outputs = self._sample(chunks, logits, lineup)
+        if lineup is None:
+            outputs = self._embed(chunks) + outputs
         report = StepReport(
             outputs=outputs,
             first_scheduled=first_scheduled,
@@ -185,20 +189,26 @@ class Engine:
     def _schedule(self, now: float) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
         chunks = self._scheduler.step()
+        if self._scheduler.lineup is not None:  # all of them have run before
+            return chunks, ()
         first = tuple(chunk.request for chunk in chunks if chunk.request.scheduled_at is None)
         for request in first:
             request.scheduled_at = now
             self.on_scheduled(request)
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING], first
 
-    def _forward(self, chunks: Sequence[ScheduledChunk]) -> Tensor | None:
+    def _forward(self, chunks: Sequence[ScheduledChunk], lineup: Lineup | None) -> Tensor | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
-        inputs = [self._input(chunk) for chunk in chunks]
 
         def on_layer(layer: int) -> None:
             self.on_layer(layer, chunks)
             self.between_layers()
 
+        if lineup is not None:
+            hidden = self.runner.forward(lineup.decoding, on_layer)
+            lineup.computed()
+            return self.runner.logits(hidden)
+        inputs = [self._input(chunk) for chunk in chunks]
         hidden = self.runner.forward(inputs, on_layer)
         for chunk in chunks:
             request = chunk.request
@@ -242,45 +252,59 @@ class Engine:
         )
 
     def _sample(
-        self, chunks: Sequence[ScheduledChunk], logits: Tensor | None
+        self, chunks: Sequence[ScheduledChunk], logits: Tensor | None, lineup: Lineup | None
     ) -> tuple[RequestOutput, ...]:
         """Draw a token for each row of `logits` and finish the requests that end with it."""
         if logits is None:
             return ()
-        requests = [chunk.request for chunk in chunks if chunk.request.awaits_token]
-        rows = [SamplingRow(r.sampling, r.prompt, r.output, r.matcher) for r in requests]
-        # NaN wins in both, so these two numbers a row tell of all of it.
-        are_finite = (logits.amax(dim=1).isfinite() & logits.amin(dim=1).isfinite()).tolist()
-        sampled = sample(logits, rows, self.info.eos_token_ids)
+        if lineup is not None:
+            requests = lineup.requests
+            plan = lineup.sampling = lineup.sampling or self._plan(requests, logits)
+        else:
+            requests = tuple(c.request for c in chunks if c.request.awaits_token)
+            plan = self._plan(requests, logits)
+        tokens, are_finite, logprob_by_row = sample(logits, plan, self.info.eos_token_ids)
         now = self.clock()
         return tuple(
-            self._extend(request, token, now)
-            if is_finite and request.is_prompt_finite
-            else self._fail_not_finite(request)
-            for request, token, is_finite in zip(requests, sampled, are_finite, strict=True)
+            [
+                self._extend(request, token, logprob_by_row.get(row), now)
+                if is_finite and request.is_prompt_finite
+                else self._fail_not_finite(request)
+                for row, (request, token, is_finite) in enumerate(
+                    zip(requests, tokens, are_finite, strict=True)
+                )
+            ]
         )
 
-    def _extend(self, request: Request, sampled: SampledToken, now: float) -> RequestOutput:
-        request.append(sampled.token)
+    def _plan(self, requests: Sequence[Request], logits: Tensor) -> SamplingPlan:
+        return SamplingPlan([request.row for request in requests], logits.device)
+
+    def _extend(
+        self, request: Request, token: int, logprob: TokenLogprob | None, now: float
+    ) -> RequestOutput:
+        request.append(token)
         if request.first_token_at is None:
             request.first_token_at = now
-        reason = self.finish_reason(request)
-        is_finished = reason is not None or request.has_reached_own_limit
+        reason, is_finished = None, False
+        if token in request.ending.tokens or len(request.tokens) >= request.ending.num_tokens:
+            reason = self.finish_reason(request)
+            is_finished = reason is not None or request.has_reached_own_limit
         if is_finished:
             self._leave(request)
         elif request.matcher is not None:
             try:
-                request.matcher.accept((sampled.token,))
+                request.matcher.accept((token,))
             except InvalidRequest as error:
                 return self._fail(request, error)
         return RequestOutput(
-            request=request,
-            is_finished=is_finished,
-            num_run=request.num_run,
-            tokens=(sampled.token,),
-            logprobs=(sampled.logprob,) if sampled.logprob is not None else (),
-            prompt_logprobs=request.take_prompt_logprobs(),
-            finish_reason=reason,
+            request,
+            is_finished,
+            request.num_run,
+            (token,),
+            () if logprob is None else (logprob,),
+            () if request.prompt_logprobs is None else request.take_prompt_logprobs(),
+            (),
+            reason,
         )
 
     def _fail_not_finite(self, request: Request) -> RequestOutput:
@@ -320,6 +344,11 @@ class Engine:
 
     def _enter(self, request: Request) -> None:
         request.arrived_at = self.clock()
+        request.ending = ending_of(
+            request,
+            eos_token_ids=self.info.eos_token_ids,
+            max_model_len=self.max_len_for(request.tenant),
+        )
         self._request_by_id[request.request_id] = request
         self._scheduler.add(request)
 

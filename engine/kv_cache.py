@@ -44,8 +44,14 @@ class KvCache:
         self.device = torch.device(device)
         self._memory: list[memoryview] = []
         self._fd: int | None = None
-        self.layers = self._on_cpu() if self.device.type == "cpu" else self._on_device()
-        self.arenas: list[Arena] = list(map(self._arena_of, self.layers))
+        self.spare_block: int | None = None
+        """Of the arenas, for rows of a pass that stand for nobody; no pool counts it. On a GPU."""
+        if self.device.type == "cpu":
+            self.layers = whole = self._on_cpu()
+        else:
+            self.spare_block, whole = num_blocks, self._on_device()
+            self.layers = [layer[:num_blocks] for layer in whole]
+        self.arenas: list[Arena] = list(map(self._arena_of, whole))
         """The layers, as attention writes and reads them."""
         self.staging = KvStaging(self.layers) if self.device.type == "cuda" else None
         """The way of many blocks out of a GPU."""
@@ -143,8 +149,10 @@ class KvCache:
         return torch.uint8 if self.layout.has_scales else dtype
 
     def _on_device(self) -> list[Tensor]:
+        """With the spare block behind the others."""
+        shape = (self.num_blocks + 1, *self._shape[1:])
         return [
-            torch.zeros(self._shape, dtype=self._dtype, device=self.device)
+            torch.zeros(shape, dtype=self._dtype, device=self.device)
             for _ in range(self.layout.num_layers)
         ]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import OnLayer
+from baton.kernels.block_copy import gather_blocks
 
 
 class KvStaging:
@@ -51,7 +52,7 @@ class KvStaging:
             if computed is not None:
                 self._stream.wait_event(computed)
             numbers = torch.tensor(blocks, device=self._device)
-            rows = self._layers[layer].index_select(0, numbers)
+            (rows,) = gather_blocks((self._layers[layer],), numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(rows, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -10,18 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import CachePoint, FinishReason, Pooling, SamplingParams, TokenLogprob
 from baton.engine.grammar import TokenMatcher
 from baton.engine.pooling import Embedding
 from baton.engine.prompt_logprobs import PromptLogprobs
+from baton.engine.sampling_row import SamplingRow
 
 
 class Phase(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class Ending(NamedTuple):
+    """What may end a request: as long as it has met neither, it goes on."""
+
+    tokens: frozenset[int]
+    num_tokens: int
+    """Known tokens."""
 
 
 class Request:
@@ -75,6 +86,8 @@ class Request:
         if sampling.num_prompt_logprobs is not None and not output and pooling is None:
             self.prompt_logprobs = PromptLogprobs(self.prompt, sampling.num_prompt_logprobs)
         self.max_new_tokens = max_new_tokens
+        self.ending = Ending(frozenset(), 0)
+        """By the limits of the engine that has it."""
 
         self.phase = Phase.WAITING
         self.num_computed = 0
@@ -85,8 +98,6 @@ class Request:
         self.num_preemptions = 0
         self.num_overtaken = 0
         """Requests admitted before it, out of turn, since it came to the head of the queue."""
-        self.is_over_share = False
-        """It waits because its tenant may hold no more blocks, not because the pool is full."""
         self.arrival = 0
         """Position in the order in which this engine's requests arrived."""
 
@@ -97,6 +108,11 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.phase}, {self.num_computed}/{len(self.tokens)})"
+
+    @cached_property
+    def row(self) -> SamplingRow:
+        """For the sampler; the grammar is known by then."""
+        return SamplingRow(self.sampling, self.prompt, self.output, self.matcher)
 
     @property
     def num_pending(self) -> int:
@@ -139,6 +155,15 @@ class Request:
     def append(self, token: int) -> None:
         self.output.append(token)
         self.tokens.append(token)
+
+
+def ending_of(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> Ending:
+    """When `finish_reason`, or the request's own limit, must be looked at."""
+    sampling, num_given = request.sampling, len(request.prompt)
+    limits = [max_model_len, num_given + sampling.max_tokens]
+    if request.max_new_tokens is not None:
+        limits.append(num_given + request.given_output + request.max_new_tokens)
+    return Ending(frozenset((*eos_token_ids, *sampling.stop_token_ids)), min(limits))
 
 
 def finish_reason(

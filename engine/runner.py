@@ -11,7 +11,12 @@ from torch import Tensor
 from baton.engine.batch import Chunk, OnLayer, ignore_layer, make_batch
 from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.cuda_graphs import DecodeGraphs, capture_decoding
 from baton.engine.kv_cache import KvCache
+from baton.engine.static_batch import PassLimits, StaticBatch
+from baton.engine.taped_model import record
+
+DEFAULT_LIMITS = PassLimits()
 
 
 class Runner(Protocol):
@@ -26,33 +31,59 @@ class Runner(Protocol):
         On a GPU a layer is written when what it had to do so far is done on its current stream.
 
         Returns the hidden states [S, D] of the tokens whose outputs the chunks want, in order:
-        after the last norm, before the head.
+        after the last norm, before the head. They stay until the next pass is computed.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [S, D] -> float32 logits [S, V]."""
+        """Hidden states [S, D] -> float32 logits [S, V], which stay until others are computed."""
 
 
 class ModelRunner:
-    """A loaded model and the cache it writes to, on one device."""
+    """A loaded model and the cache it writes to, on one device.
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+    On a CPU its passes are played from a tape, where that gives the same as the model itself; on a
+    GPU those that decode are graphs.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, cache: KvCache, limits: PassLimits = DEFAULT_LIMITS
+    ) -> None:
+        """Nothing lies in the cache yet. Passes within the limits are prepared for."""
         layout = cache.layout
         if layout != loaded.info.layout(layout.block_size, layout.dtype):
             raise ValueError(f"the cache is laid out for another model: {layout}")
         self.info = loaded.info
         self.cache = cache
+        batch = StaticBatch(limits, layout.block_size, cache.device)
+        self.taped = record(loaded, cache, batch)
+        self.graphs = capture_decoding(loaded.model, cache, batch)
         self._model = loaded.model
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
-        if self.cache.staging is not None:
-            on_layer = self.cache.staging.marking(on_layer)
+        cache = self.cache
+        if cache.staging is not None:
+            on_layer = cache.staging.marking(on_layer)
         with torch.inference_mode():
-            cache = self.cache
-            batch = make_batch(chunks, cache.layout, cache.device, dtype=self.info.dtype)
+            if self.taped is not None and self.taped.batch.fits(chunks):
+                return self.taped.forward(self.taped.batch.fill(chunks), on_layer)
+            if self.graphs is not None and (size := self.graphs.size_for(chunks)):
+                return self._replay(self.graphs, chunks, size, on_layer)
+            batch = make_batch(chunks, cache.layout.block_size, cache.device)
             hidden: Tensor = self._model(batch, cache.arenas, on_layer)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         with torch.inference_mode():
-            return self._model.logits(hidden)
+            if self.taped is not None and self.taped.takes(hidden):
+                return self.taped.logits(hidden)
+            made = None if self.graphs is None else self.graphs.logits_of(hidden)
+            return self._model.logits(hidden) if made is None else made
+
+    def _replay(
+        self, graphs: DecodeGraphs, chunks: Sequence[Chunk], size: int, on_layer: OnLayer
+    ) -> Tensor:
+        """Too short to be stopped after each layer: they are told of afterwards."""
+        hidden = graphs.forward(chunks, size)
+        for layer in range(self.cache.layout.num_layers):
+            on_layer(layer)
+        return hidden

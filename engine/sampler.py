@@ -14,51 +14,49 @@ S rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
+from array import array
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from baton.core.messages import SamplingParams, TokenLogprob
+from baton.core.messages import TokenLogprob
 from baton.engine.allowed_tokens import forbid_tokens
-from baton.engine.sampling_row import SamplingRow, column, where
-from baton.kernels.best_token import best_token
-from baton.kernels.gumbel import SPREAD, gumbel, gumbel_all
+from baton.engine.sampling_plan import SamplingPlan
+from baton.kernels.best_token import best_finite_token
+from baton.kernels.draw_token import Draws, draw_related, draw_token, relate
 from baton.kernels.token_filter import Filters, shortlist
-from baton.kernels.token_penalties import Penalties, penalise
+from baton.kernels.token_penalties import Occurrences, penalise
 from baton.kernels.typical import keep_typical
 
-__all__ = ["SampledToken", "SamplingRow", "prompt_logprobs", "sample"]
 
-WORD = 0xFFFFFFFF
-MIN_TEMPERATURE = 1e-30
-"""Below it float32 would divide by zero."""
-LEAST_P = math.exp(-SPREAD - 1)
-"""Tokens this improbable beside the best are never drawn: no noise makes up for it."""
+class Sampled(NamedTuple):
+    """Of each row, in order."""
 
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token: int
-    logprob: TokenLogprob | None
-    """Of the raw logits; None unless the row asked for it."""
+    tokens: list[int]
+    are_finite: list[bool]
+    """Whether the row's raw logits are all finite; if not, its token means nothing."""
+    logprob_by_row: dict[int, TokenLogprob]
+    """Of the raw logits; of those rows that ask."""
 
 
 @torch.inference_mode()
-def sample(
-    logits: Tensor, rows: Sequence[SamplingRow], eos_token_ids: Collection[int]
-) -> list[SampledToken]:
+def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
     """Draw one token a row from float32 logits [S, V], which are left as they are.
 
     A row of logits that are not numbers gives an arbitrary token and disturbs no other row.
     """
-    scores = forbid_tokens(_add_bias(_penalise(logits, rows), rows), rows, eos_token_ids)
-    tokens = _choose(scores, rows).tolist()
-    logprobs = _asked_logprobs(logits, rows, tokens)
-    return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+    scores = _transform(logits, plan, eos_token_ids)
+    best, are_finite = best_finite_token(scores)
+    if scores is not logits:
+        _, are_finite = best_finite_token(logits)
+    tokens: list[int] = best.tolist()
+    draws = plan.draws()
+    if draws is not None:
+        for row, token in zip(plan.drawn, _draw(scores, best, draws, plan), strict=True):
+            tokens[row] = token
+    return Sampled(tokens, are_finite.tolist(), _asked_logprobs(logits, plan, tokens))
 
 
 @torch.inference_mode()
@@ -67,44 +65,38 @@ def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) ->
     return _logprobs(logits, next_tokens, [num_top] * len(next_tokens))
 
 
-def _penalise(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    chosen = where(rows, lambda row: _has_penalties(row.params))
-    if not chosen:
-        return logits
-    picked = [rows[i] for i in chosen]
-    penalties = Penalties(
-        repetition=column(picked, lambda p: float(p.repetition_penalty), logits),
-        presence=column(picked, lambda p: float(p.presence_penalty), logits),
-        frequency=column(picked, lambda p: float(p.frequency_penalty), logits),
-    )
-    names = [_names([getattr(row, of) for row in picked], logits) for of in ("prompt", "output")]
-    scores = logits.clone()
-    scores[chosen] = penalise(logits[chosen], penalties, *names)
+def _transform(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Tensor:
+    """All that comes before temperature; the logits themselves if nothing does."""
+    scores = logits
+    if plan.penalties is not None:
+        counts = {i: plan.rows[i].counts() for i in plan.penalised}
+        lens = torch.tensor([len(each.tokens) for each in counts.values()])
+        occurrences = Occurrences(
+            rows=torch.tensor(plan.penalised).repeat_interleave(lens).to(logits.device),
+            tokens=_joined([each.tokens for each in counts.values()]).to(logits.device),
+            counts=_joined([each.counts for each in counts.values()]).to(logits.device),
+        )
+        scores = penalise(scores, plan.penalties, occurrences)
+    if plan.biased:
+        scores = _add_bias(scores, plan)
+    if plan.ruled:
+        scores = forbid_tokens(scores, plan.rows, eos_token_ids)
     return scores
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-    )
+def _joined(parts: Sequence[array[int]]) -> Tensor:
+    words = bytearray().join(parts)
+    if not words:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(words, dtype=torch.int64)
 
 
-def _names(tokens: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """row * V + token, for all tokens of all rows."""
-    vocab_size = logits.shape[-1]
-    flat = torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64)
-    lens = torch.tensor([len(row) for row in tokens])
-    return (flat + torch.repeat_interleave(lens) * vocab_size).to(logits.device)
-
-
-def _add_bias(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _add_bias(scores: Tensor, plan: SamplingPlan) -> Tensor:
     """A bias only shifts: -100 makes a token next to impossible, no more."""
     biased = [
         (i, token, bias)
-        for i, row in enumerate(rows)
-        for token, bias in row.params.logit_bias
+        for i in plan.biased
+        for token, bias in plan.rows[i].params.logit_bias
         if 0 <= token < scores.shape[-1]
     ]
     if not biased:
@@ -118,80 +110,39 @@ def _add_bias(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return scores.index_put(places, shifts, accumulate=True)
 
 
-def _choose(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    drawn = where(rows, lambda row: row.params.temperature > 0)
-    if len(drawn) == len(rows):
-        return _draw(scores, rows)
-    tokens = best_token(scores)
-    if drawn:
-        tokens[drawn] = _draw(scores[drawn], [rows[i] for i in drawn])
+def _draw(scores: Tensor, best: Tensor, draws: Draws, plan: SamplingPlan) -> list[int]:
+    """A token for each row that is drawn."""
+    tokens: list[int] = draw_token(scores, best, draws).tolist()
+    if plan.typical:
+        at = [plan.drawn.index(row) for row in plan.typical]
+        for place, token in zip(at, _draw_typical(scores, draws, at, plan), strict=True):
+            tokens[place] = token
     return tokens
 
 
-def _draw(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Temperature, filters and noise."""
-    vocab_size = scores.shape[-1]
-    temperature = column(rows, lambda p: max(p.temperature, MIN_TEMPERATURE), scores)
-    scores = (scores - scores.amax(-1, keepdim=True)) / temperature.unsqueeze(-1)
-    scores = _keep_typical(scores, rows)
-    streams = torch.tensor([_stream(row) for row in rows], device=scores.device)
-    if any(row.params.top_k or row.params.top_p < 1 or row.params.min_p > 0 for row in rows):
-        listed = shortlist(scores, _filters(rows, scores))
-        if listed.is_complete:
-            best = listed.scores.masked_fill(listed.scores < listed.floor, -torch.inf)
-            return _noisy_best(best, listed.tokens, streams)
-        scores = scores.masked_fill_(scores < listed.floor, -torch.inf)
-    may_win = scores >= scores.amax(-1, keepdim=True) - SPREAD
-    num_live = max(1, int(may_win.sum(-1).max()))
-    if 4 * num_live >= vocab_size:
-        return best_token(scores + gumbel_all(streams, vocab_size))
-    return _noisy_best(*scores.topk(num_live, dim=-1), streams)
-
-
-def _noisy_best(scores: Tensor, tokens: Tensor, streams: Tensor) -> Tensor:
-    """Of some tokens [S, n], the one [S] that is best with its noise."""
-    winner = (scores + gumbel(streams, tokens)).argmax(-1, keepdim=True)
-    return tokens.gather(-1, winner).squeeze(-1)
-
-
-def _keep_typical(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Typical is what is so among the tokens that top-k leaves."""
-    chosen = where(rows, lambda row: row.params.typical_p < 1)
-    if not chosen:
-        return scores
-    picked, these = [rows[i] for i in chosen], scores[chosen]
-    if any(row.params.top_k for row in picked):
-        top_k = column(picked, lambda p: p.top_k, scores)
-        ones = torch.ones_like(top_k, dtype=scores.dtype)
-        floor = shortlist(these, Filters(top_k, ones, 1 - ones)).floor
-        these = these.masked_fill(these < floor, -torch.inf)
-    scores[chosen] = keep_typical(these, column(picked, lambda p: float(p.typical_p), scores))
-    return scores
-
-
-def _filters(rows: Sequence[SamplingRow], like: Tensor) -> Filters:
-    return Filters(
-        top_k=column(rows, lambda p: p.top_k, like),
-        top_p=column(rows, lambda p: float(p.top_p), like),
-        min_p=column(rows, lambda p: max(float(p.min_p), LEAST_P), like),
-    )
-
-
-def _stream(row: SamplingRow) -> tuple[int, int, int, int]:
-    seed, position = row.params.seed, len(row.prompt) + len(row.output)
-    return seed & WORD, (seed >> 32) & WORD, position, row.params.choice & WORD
+def _draw_typical(scores: Tensor, draws: Draws, at: Sequence[int], plan: SamplingPlan) -> list[int]:
+    """The same for some of them. Typical is what is so among the tokens that top-k leaves."""
+    filters = Filters(*(values[at] for values in draws.filters))
+    relative = relate(scores[plan.typical], draws.temperature[at])
+    if bool(filters.top_k.any()):
+        ones = torch.ones_like(filters.top_p)
+        floor = shortlist(relative, Filters(filters.top_k, ones, 1 - ones)).floor
+        relative = relative.masked_fill(relative < floor, -torch.inf)
+    typical_p = torch.tensor([float(plan.rows[i].params.typical_p) for i in plan.typical])
+    relative = keep_typical(relative, typical_p.to(scores.device))
+    tokens: list[int] = draw_related(relative, filters, draws.streams[at]).tolist()
+    return tokens
 
 
 def _asked_logprobs(
-    logits: Tensor, rows: Sequence[SamplingRow], tokens: Sequence[int]
+    logits: Tensor, plan: SamplingPlan, tokens: Sequence[int]
 ) -> dict[int, TokenLogprob]:
     """By row, for those that ask."""
-    asked = where(rows, lambda row: row.params.num_logprobs is not None)
-    if not asked:
+    if not plan.asked:
         return {}
-    nums_top = [rows[i].params.num_logprobs or 0 for i in asked]
-    said = _logprobs(logits[asked], [tokens[i] for i in asked], nums_top)
-    return dict(zip(asked, said, strict=True))
+    nums_top = [plan.rows[i].params.num_logprobs or 0 for i in plan.asked]
+    said = _logprobs(logits[plan.asked], [tokens[i] for i in plan.asked], nums_top)
+    return dict(zip(plan.asked, said, strict=True))
 
 
 def _logprobs(logits: Tensor, tokens: Sequence[int], nums_top: Sequence[int]) -> list[TokenLogprob]:

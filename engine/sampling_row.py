@@ -1,34 +1,64 @@
-"""What the sampler knows of each row of logits, and columns of one parameter over the rows."""
+"""What the sampler knows of one row of logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from baton.core.messages import SamplingParams
 from baton.engine.grammar import TokenMatcher
+from baton.engine.token_counts import TokenCounts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class SamplingRow:
-    """One row of logits. The token to be drawn has position `len(prompt) + len(output)`."""
+    """One row of logits. The token to be drawn has position `len(prompt) + len(output)`.
+
+    A request has one for all of its life; `prompt` and `output` are its own lists, and grow.
+    """
 
     params: SamplingParams
     prompt: Sequence[int]
     output: Sequence[int]
     matcher: TokenMatcher | None = None
     """Of the grammar in `params`, behind `output`."""
+    is_plain: bool = field(init=False)
+    """Its best token is what it draws, and nobody asks for more."""
+    _counts: TokenCounts | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        params = self.params
+        self.is_plain = not (
+            params.temperature > 0
+            or params.num_logprobs is not None
+            or params.logit_bias
+            or self.has_penalties
+            or self.has_rules
+        )
 
-def where(rows: Sequence[SamplingRow], holds: Callable[[SamplingRow], bool]) -> list[int]:
-    return [i for i, row in enumerate(rows) if holds(row)]
+    @property
+    def has_penalties(self) -> bool:
+        params = self.params
+        return (
+            params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+        )
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether some tokens may be forbidden now or later: see `baton.engine.allowed_tokens`."""
+        params = self.params
+        return bool(
+            self.matcher is not None
+            or params.allowed_token_ids
+            or params.bad_words
+            or params.min_tokens
+        )
 
-def column(
-    rows: Sequence[SamplingRow], value: Callable[[SamplingParams], float], like: Tensor
-) -> Tensor:
-    """One parameter of each row, [S]: float32 if the values are floats, int64 if integers."""
-    return torch.tensor([value(row.params) for row in rows], device=like.device)
+    def counts(self) -> TokenCounts:
+        """Of the tokens it has now."""
+        if self._counts is None:
+            self._counts = TokenCounts(self.prompt)
+        self._counts.follow(self.output)
+        return self._counts

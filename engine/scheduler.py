@@ -16,26 +16,31 @@ kept for a tenant is its own to use, however long the others wait.
 All three are in the order of priority, then of arrival; of those waiting, who was preempted comes
 first. Within a priority nobody starves. One of lesser priority (a larger number) may, as long as
 there are others; but what runs is preempted only for what runs, never for what waits.
+
+While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
+did not fit is not tried again before something has changed.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
+from baton.engine.lineup import Lineup
+from baton.engine.preemption import victim_for, will_free_blocks_for
 from baton.engine.request import Phase, Request
+from baton.engine.waiting_line import WaitingLine
 
 MAX_OVERTAKEN = 64
 """Adopted requests, of no better priority, that may pass the head of the queue before it counts as
 starving."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(NamedTuple):
     """The next `num_tokens` pending tokens of a request; its blocks cover them."""
 
     request: Request
@@ -58,8 +63,14 @@ class Scheduler:
         """Preemptions so far."""
         self._reclaim = reclaim
         self._running: list[Request] = []
-        self._adopted: list[Request] = []
-        self._waiting: list[Request] = []
+        self._adopted = WaitingLine()
+        self._waiting = WaitingLine()
+        self._over_share: set[Request] = set()
+        """They wait because their tenant may hold no more blocks, not because the pool is full."""
+        self._lineup: Lineup | None = None
+        self._lineup_chunks: list[ScheduledChunk] = []
+        self._stuck_at: int | None = None
+        """`pool.num_releases` when nobody who waited could be admitted; None once they may."""
         self._num_arrived = 0
         self._refused: dict[str, tuple[Request, int]] = {}
         """By tenant: its first in `waiting` that did not fit, and `pool.num_releases` then."""
@@ -79,6 +90,11 @@ class Scheduler:
         return head is not None and head.num_overtaken >= MAX_OVERTAKEN
 
     @property
+    def lineup(self) -> Lineup | None:
+        """What the last step's chunks are one turn of, if they are of nothing else."""
+        return self._lineup
+
+    @property
     def running(self) -> Sequence[Request]:
         """The most urgent, and the oldest of those, first. Live."""
         return self._running
@@ -91,8 +107,9 @@ class Scheduler:
         """Queue a request; one with computed tokens must hold the blocks of all of them."""
         self._num_arrived += 1
         request.arrival = self._num_arrived
+        self._stuck_at = None
         queue = self._adopted if request.num_computed else self._waiting
-        insort(queue, request, key=_rank_waiting)
+        queue.add(request)
 
     def finish(self, request: Request) -> None:
         """Remove a request, whatever its phase, and free its blocks."""
@@ -102,9 +119,24 @@ class Scheduler:
     def step(self) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit."""
         self.pool.supply.expire()  # so that who waits for blocks is tried again
-        chunks = self._continue_running(self.config.max_batch_tokens)
-        budget = self.config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
-        return chunks + self._admit(budget)
+        chunks = self._repeat() or self._continue_running(self.config.max_batch_tokens)
+        admitted = self._admit(chunks)
+        if self._lineup is None and not admitted:
+            self._line_up(chunks)
+        return chunks + admitted if admitted else chunks
+
+    def _repeat(self) -> list[ScheduledChunk] | None:
+        """The next turn of the lineup, if there is one."""
+        lineup = self._lineup
+        if lineup is not None and lineup.has_computed and lineup.make_room():
+            return self._lineup_chunks
+        self._lineup = None
+        return None
+
+    def _line_up(self, chunks: list[ScheduledChunk]) -> None:
+        if len(chunks) == len(self._running) and all(map(Lineup.fits, self._running)):
+            self._lineup = Lineup(self._running, self.pool)
+            self._lineup_chunks = chunks
 
     def _continue_running(self, budget: int) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
@@ -117,32 +149,49 @@ class Scheduler:
                 budget -= num_tokens
         return chunks
 
-    def _admit(self, budget: int) -> list[ScheduledChunk]:
+    def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
-        while budget and len(self._running) < self.config.max_running:
+        if not self.num_waiting or self._is_stuck or self._is_full:
+            return chunks
+        budget = self.config.max_batch_tokens - sum(chunk.num_tokens for chunk in running)
+        while budget and not self._is_full:
             request = self._next_admissible()
             if request is None:
+                self._stuck_at = self.pool.num_releases
                 break
             num_tokens = self._chunk_len(request, budget)
             chunks.append(ScheduledChunk(request, num_tokens))
             budget -= num_tokens
             request.phase = Phase.RUNNING
+            self._lineup = None
             insort(self._running, request, key=_rank)
         return chunks
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self._running) >= self.config.max_running
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Nobody who waits could be admitted, and nothing came free since.
+
+        With nobody running they are tried again and again: others than requests may give blocks.
+        """
+        return bool(self._running) and self._stuck_at == self.pool.num_releases
+
     def _next_admissible(self) -> Request | None:
         """Take the next request that has, or now gets, blocks for all its pending tokens."""
-        head = self._head
-        is_urgent = head and self._adopted and head.priority < self._adopted[0].priority
+        head, adopted = self._head, self._adopted.heads()
+        is_urgent = head and adopted and head.priority < adopted[0].priority
         if head and is_urgent and self._reserve(head):
-            self._waiting.remove(head)
+            self._waiting.discard(head)
             return head
         return self._next_adopted() or self._next_waiting()
 
     @property
     def _head(self) -> Request | None:
         """The first that waits for the pool, and not for its own tenant's blocks."""
-        return next((request for request in self._waiting if not request.is_over_share), None)
+        return next((head for head in self._waiting.heads() if head not in self._over_share), None)
 
     def _next_adopted(self) -> Request | None:
         for adopted in self._in_turn(self._adopted):
@@ -150,38 +199,34 @@ class Scheduler:
                 head = self._head
                 if head is not None and head.priority <= adopted.priority:
                     head.num_overtaken += 1
-                self._adopted.remove(adopted)
+                self._adopted.discard(adopted)
                 return adopted
-            adopted.is_over_share = self.pool.supply.is_at_limit(adopted.tenant)
+            self._note_share(adopted, has_blocks=False)
         return None
 
     def _next_waiting(self) -> Request | None:
         is_at_limit = self.pool.supply.is_at_limit
-        is_pool_full = any(not is_at_limit(adopted.tenant) for adopted in self._adopted)
+        is_pool_full = not all(map(is_at_limit, self._adopted.tenants))
         for request in self._in_turn(self._waiting, is_pool_full=is_pool_full):
             if self._reserve(request):
-                self._waiting.remove(request)
+                self._waiting.discard(request)
                 return request
         return None
 
-    def _in_turn(
-        self, queue: Sequence[Request], *, is_pool_full: bool = False
-    ) -> Iterator[Request]:
+    def _in_turn(self, queue: WaitingLine, *, is_pool_full: bool = False) -> Iterator[Request]:
         """Those to try, one after the other as long as they do not fit.
 
         Of each tenant the first; once the pool is full, whoever stays within what is kept for it.
         """
-        tried: set[str] = set()
-        for request in tuple(queue):
-            tenant = request.tenant
-            if tenant in tried or request not in queue:  # preempted for one before it
+        for head in queue.heads():
+            request = queue.first_of(head.tenant)  # another, if it was preempted for one before it
+            if request is None:
                 continue
-            tried.add(tenant)
             num_blocks = self.pool.layout.num_blocks_for(len(request.tokens))
-            if is_pool_full and not self.pool.supply.is_kept_for(tenant, num_blocks):
+            if is_pool_full and not self.pool.supply.is_kept_for(request.tenant, num_blocks):
                 continue
             yield request
-            is_pool_full |= not request.is_over_share
+            is_pool_full |= request not in self._over_share
 
     def _grow_adopted(self, adopted: Request) -> bool:
         num_tokens = len(adopted.tokens)
@@ -192,9 +237,7 @@ class Scheduler:
         return self._make_room(adopted, num_tokens)
 
     def _will_free_blocks_for(self, tenant: str) -> bool:
-        """Whether somebody runs who will, by finishing, leave blocks that `tenant` may have."""
-        donors = self.pool.supply.donors(tenant)
-        return any(request.tenant in donors for request in self._running)
+        return will_free_blocks_for(tenant, self._running, self.pool.supply)
 
     def _reserve(self, request: Request) -> bool:
         will_wait = self._will_free_blocks_for(request.tenant)
@@ -205,7 +248,7 @@ class Scheduler:
             if not self._get_blocks_for(request.tenant, may_reclaim=not self._running):
                 break
             num_cached = self._try_to_reserve(request)
-        request.is_over_share = num_cached is None and self.pool.supply.is_at_limit(request.tenant)
+        self._note_share(request, has_blocks=num_cached is not None)
         if num_cached is None:
             self._refused[request.tenant] = request, self.pool.num_releases
             return False
@@ -215,6 +258,12 @@ class Scheduler:
         if not request.num_preemptions:
             request.num_cached = num_cached
         return True
+
+    def _note_share(self, request: Request, *, has_blocks: bool) -> None:
+        if not has_blocks and self.pool.supply.is_at_limit(request.tenant):
+            self._over_share.add(request)
+        else:
+            self._over_share.discard(request)
 
     def _get_blocks_for(self, tenant: str, *, may_reclaim: bool = True) -> bool:
         """Pins first, for nothing waits for them; then a handoff that has not begun."""
@@ -236,29 +285,11 @@ class Scheduler:
         while not self.pool.grow(request.holder, num_tokens):
             if self._get_blocks_for(request.tenant):
                 continue
-            victim = self._victim(request.tenant)
+            victim = victim_for(request.tenant, self._running, self._adopted, self.pool.supply)
             self._preempt(victim)
             if victim is request:  # there was nobody below it
                 return False
         return True
-
-    def _victim(self, tenant: str) -> Request:
-        """Who has to make room for `tenant`: others, while it stays within what is kept for it."""
-        donors = self.pool.supply.donors(tenant)
-        victim: Request | None = None
-        if self.pool.supply.is_kept_for(tenant, 1):
-            victim = self._least_of([donor for donor in donors if donor != tenant])
-        victim = victim or self._least_of(donors)
-        assert victim is not None, "whoever wants blocks is a candidate"
-        return victim
-
-    def _least_of(self, tenants: Sequence[str]) -> Request | None:
-        """Of the least priority; of those, one adopted before one that runs; then the youngest."""
-        running = next((r for r in reversed(self._running) if r.tenant in tenants), None)
-        adopted = next((r for r in reversed(self._adopted) if r.tenant in tenants), None)
-        if running is None or adopted is None:
-            return running or adopted
-        return adopted if adopted.priority >= running.priority else running
 
     def _preempt(self, request: Request) -> None:
         self._forget(request)
@@ -266,17 +297,20 @@ class Scheduler:
         request.num_computed = 0
         request.num_preemptions += 1
         self.num_preempted += 1
-        insort(self._waiting, request, key=_rank_waiting)
+        self._waiting.add(request)
 
     def _forget(self, request: Request) -> None:
-        for queue in (self._running, self._adopted, self._waiting):
-            if request in queue:
-                queue.remove(request)
+        if request.phase is Phase.RUNNING:
+            self._running.remove(request)
+            self._lineup = None
+        self._adopted.discard(request)
+        self._waiting.discard(request)
         self.pool.release(request.holder)
+        self._stuck_at = None
         self._refused.pop(request.tenant, None)
-        for other in chain(self._adopted, self._waiting):
-            if other.tenant == request.tenant:
-                other.is_over_share = False
+        if self._over_share:
+            of_others = {other for other in self._over_share if other.tenant != request.tenant}
+            self._over_share = of_others
 
     def _chunk_len(self, request: Request, budget: int) -> int:
         limit = self.config.prefill_chunk or budget
@@ -285,7 +319,3 @@ class Scheduler:
 
 def _rank(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
-
-
-def _rank_waiting(request: Request) -> tuple[int, bool, int]:
-    return request.priority, not request.num_preemptions, request.arrival

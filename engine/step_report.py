@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.core.errors import BatonError
 from baton.core.messages import FinishReason, TokenLogprob
 from baton.engine.request import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What a step did for one request."""
 
     request: Request
@@ -31,8 +31,7 @@ class RequestOutput:
     """Why it ended without a token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+class StepReport(NamedTuple):
     """One step. Requests whose prompt is not yet computed have no output in it."""
 
     outputs: tuple[RequestOutput, ...] = ()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.mapped_pages import give_back
 
 STORED_NAMES: Mapping[torch.dtype, str] = {
     torch.float32: "F32",
@@ -29,6 +30,7 @@ STORED_NAMES: Mapping[torch.dtype, str] = {
 @dataclass(frozen=True, slots=True, eq=False)
 class BinEntry:
     tensor: Tensor
+    is_mapped: bool
 
     @property
     def dtype(self) -> str:
@@ -50,8 +52,12 @@ class BinEntry:
         data = bytes(elements.view(torch.uint8).tolist())
         return data[start - first * size :][:num_bytes]
 
-    def load(self) -> Tensor:
-        return self.tensor
+    def load(self, dtype: torch.dtype) -> Tensor:
+        return self.tensor.to(dtype)
+
+    def release(self) -> None:
+        if self.is_mapped:
+            give_back(self.tensor)
 
 
 def read_bin(path: Path) -> Mapping[str, BinEntry]:
@@ -71,7 +77,7 @@ def read_bin(path: Path) -> Mapping[str, BinEntry]:
         raise CheckpointError(f"{path} is broken or cut short: {reason}") from error
     if not isinstance(found, dict) or not all(map(_is_named_tensor, found.items())):
         raise CheckpointError(f"{path} is no checkpoint: a table of names and tensors is wanted")
-    return {name: BinEntry(tensor.detach()) for name, tensor in found.items()}
+    return {name: BinEntry(tensor.detach(), is_zip) for name, tensor in found.items()}
 
 
 def _is_named_tensor(item: tuple[object, object]) -> bool:

@@ -19,6 +19,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from baton.kernels.cpu import huge_pages
+
 POOL_SIZE = 1_048_573
 SEED = 0
 ITEM_BYTES = 4
@@ -30,16 +32,19 @@ class RandomPool:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(SEED)
         self._values = torch.rand(POOL_SIZE, generator=generator).mul_(2).sub_(1)  # [P]
-        self._scaled: dict[float, Tensor] = {1.0: self._values}
+        self._scaled: dict[tuple[float, torch.dtype], Tensor] = {}
 
-    def cut(self, start: int, size: int, scale: float = 1.0) -> Tensor:
+    def cut(
+        self, start: int, size: int, scale: float = 1.0, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """`size` numbers from place `start` on, around the end as often as it takes."""
-        if scale not in self._scaled:
-            self._scaled[scale] = self._values * scale
-        values = self._scaled[scale]
+        if (scale, dtype) not in self._scaled:
+            self._scaled[scale, dtype] = (self._values * scale).to(dtype)
+        values = self._scaled[scale, dtype]
         first = values[start : start + size]
         num_laps, rest = divmod(size - len(first), POOL_SIZE)
-        return torch.cat([first, *[values] * num_laps, values[:rest]])
+        cut = huge_pages.empty((size,), dtype)
+        return torch.cat([first, *[values] * num_laps, values[:rest]], out=cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +65,17 @@ class DummyEntry:
         """What sets its fingerprint apart from that of any checkpoint."""
         return f"dummy {SEED} {POOL_SIZE}".encode()
 
-    def load(self) -> Tensor:
+    def load(self, dtype: torch.dtype) -> Tensor:
         """Products of unit size for inputs of unit size; norms scale by one, biases are small."""
         if len(self.shape) == 1 and not self.name.endswith("bias"):
-            return torch.ones(self.shape)
+            return torch.ones(self.shape, dtype=dtype)
         digest = blake2b(self.name.encode(), digest_size=8).digest()
         place = int.from_bytes(digest, "little") % POOL_SIZE
         scale = math.sqrt(3 / self.shape[-1])
-        return self.pool.cut(place, math.prod(self.shape), scale).view(self.shape)
+        return self.pool.cut(place, math.prod(self.shape), scale, dtype).view(self.shape)
+
+    def release(self) -> None:
+        """Nothing is kept."""
 
 
 def dummy_entries(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, DummyEntry]:

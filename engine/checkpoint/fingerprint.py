@@ -1,4 +1,4 @@
-"""A name for a model: equal only for equal architecture, weights and serving dtype.
+"""A name for a model: equal only for equal architecture, weights, serving dtype and rounding.
 
 It guards the KV cache: blocks are shared and handed over only between replicas whose fingerprints
 are equal. It covers the parsed configuration, the angles of rotary positions for the length that is
@@ -25,9 +25,11 @@ NUM_SAMPLES = WHOLE_BYTES // SAMPLE_BYTES
 DIGEST_BYTES = 32
 
 
-def fingerprint(config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: str) -> bytes:
+def fingerprint(
+    config: ModelConfig, entries: Mapping[str, TensorEntry], dtype: str, rounding: str
+) -> bytes:
     """32 bytes. Raises CheckpointError if a file cannot be read."""
-    architecture = {**asdict(config), "dtype": dtype}
+    architecture = {**asdict(config), "dtype": dtype, "rounding": rounding}
     del architecture["eos_token_ids"]  # decides when to stop, not what is computed
     del architecture["max_model_len"]  # nor does this, but for the angles that depend on it
     architecture["frequencies"] = [

@@ -18,8 +18,10 @@ class ModelInfo:
     """Tokens that end an output; may be empty."""
     dtype: str
     """Of weights, and of KV unless the cache is told otherwise, while serving."""
+    quantize: str = "none"
+    """What matrices are multiplied in instead: none, int8 or int4."""
     fingerprint: bytes
-    """Equal only for equal architecture, weights and dtype."""
+    """Equal only for equal architecture, weights, dtype and bits."""
     num_layers: int
     num_kv_heads: int
     head_dim: int

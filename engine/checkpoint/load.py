@@ -1,19 +1,23 @@
 """From a model folder to a model that runs.
 
-All tensors are checked by name and shape before the first is read; then each is copied from the
-memory-mapped file to its place, and cast on the way, so a model is never in memory twice.
+All tensors are checked by name and shape before the first is read. Then one weight after the other
+is put together from the memory-mapped files, cast, packed and installed, and the pages it was read
+from are given back: a model is never in memory twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from baton.core.errors import CheckpointError
+from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.kv_layout import WIDE
 from baton.engine.checkpoint.config import (
     ModelConfig,
@@ -24,15 +28,18 @@ from baton.engine.checkpoint.config import (
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
 from baton.engine.checkpoint.info import ModelInfo
+from baton.engine.checkpoint.install import QUANTIZERS, install, rounding_of
 from baton.engine.checkpoint.placement import Placement, find_sources, place
 from baton.engine.checkpoint.tensor_files import TensorEntry, read_entries
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
 from baton.engine.models.registry import family_of
+from baton.kernels.cpu import huge_pages, operators
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
 
+logger = logging.getLogger(__name__)
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -42,29 +49,32 @@ class LoadedModel:
     info: ModelInfo
 
 
-def load_model(
+def load_model(  # noqa: PLR0913  # what the configuration says of a model
     folder: Path,
     *,
     dtype: str = "auto",
     device: str = "cpu",
     load_format: str = "auto",
+    quantize: str = "none",
     max_model_len: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a model. `auto` is the dtype that config.json declares, else that of the tensors.
 
     `max_model_len` is the longest request that will be served; None is the model's own context.
-    The load format `dummy` makes up weights from config.json alone.
-    Raises CheckpointError, with what was found and what is supported, if it cannot be served.
+    The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
+    way, to `int8` or `int4`.
+    Raises CheckpointError, with what was found and what is supported, if it cannot be served, and
+    InvalidConfig if it cannot be quantised for the device.
     """
     config, model, entries, placements = _plan(folder, load_format, max_model_len)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
-    state = {
-        name: torch.empty(parameter.shape, dtype=getattr(torch, wanted), device=device)
-        for name, parameter in model.named_parameters()
-    }
-    _fill(state, placements, entries, config, progress)
-    model.load_state_dict(state, assign=True)
+    _check_quantize(quantize, device, wanted)
+    reading = _Reading(config, {p.source: entries[p.source] for p in placements}, progress)
+    for target, sources in groupby(placements, lambda placement: placement.target):
+        with reading.assembled(list(sources), getattr(torch, wanted)) as tensor:
+            install(model, target, tensor, device, quantize)
+    rounding = rounding_of(quantize, device, getattr(torch, wanted))
     return LoadedModel(
         model=model.to(device).eval(),
         info=ModelInfo(
@@ -73,12 +83,24 @@ def load_model(
             max_model_len=config.max_model_len,
             eos_token_ids=config.eos_token_ids,
             dtype=wanted,
-            fingerprint=fingerprint(config, entries, wanted),
+            quantize=quantize,
+            fingerprint=fingerprint(config, entries, wanted, rounding),
             num_layers=config.num_layers,
             num_kv_heads=config.heads.num_kv_heads,
             head_dim=config.heads.head_dim,
         ),
     )
+
+
+def _check_quantize(quantize: str, device: str, dtype: str) -> None:
+    if quantize == "none":
+        return
+    if quantize not in QUANTIZERS:
+        raise InvalidConfig(f"quantize {quantize!r}; there are none, {', '.join(QUANTIZERS)}")
+    if torch.device(device).type not in ("cpu", "cuda"):
+        raise InvalidConfig(f"quantize {quantize!r} is for CPUs and CUDA, not for {device}")
+    if device == "cpu" and not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):
+        logger.warning("nothing is compiled for %s weights in %s: they are slow", quantize, dtype)
 
 
 def check_model(folder: Path, *, load_format: str = "auto") -> None:
@@ -175,19 +197,45 @@ def _serving_dtype(dtype: str, config: ModelConfig, first: TensorEntry) -> str:
     return dtype
 
 
-def _fill(
-    state: dict[str, Tensor],
-    placements: list[Placement],
-    entries: Mapping[str, TensorEntry],
-    config: ModelConfig,
-    progress: Progress | None,
-) -> None:
-    total = sum(entries[placement.source].num_bytes for placement in placements)
-    done = 0
-    for placement in placements:
-        entry = entries[placement.source]
-        ours = placement.arrangement.ours(entry.load(), config.heads)
-        state[placement.target][placement.rows].copy_(ours)
-        done += entry.num_bytes
-        if progress is not None:
-            progress(done, total)
+class _Reading:
+    """Of the entries of a checkpoint, with a word after each."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        entries: Mapping[str, TensorEntry],
+        progress: Progress | None,
+    ) -> None:
+        self._config = config
+        self._entries = entries
+        self._progress = progress
+        self._num_bytes = 0
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._total_bytes = sum(entry.num_bytes for entry in entries.values())
+
+    @contextmanager
+    def assembled(self, sources: Sequence[Placement], dtype: torch.dtype) -> Iterator[Tensor]:
+        """A weight of ours, to be read only: a view of its file if it is stored as it is wanted."""
+        parts = [self._load(source, dtype) for source in sources]
+        if len(parts) == 1:
+            yield parts[0]
+        else:
+            rows = sum(len(part) for part in parts)
+            yield torch.cat(parts, out=self._room((rows, *parts[0].shape[1:]), dtype))
+        for source in sources:
+            self._entries[source.source].release()
+
+    def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory that the next weight gets too: new pages cost more than copying does."""
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        if self._memory.nbytes < num_bytes:
+            self._memory = huge_pages.empty((num_bytes,), torch.uint8)
+        return self._memory[:num_bytes].view(dtype).view(shape)
+
+    def _load(self, source: Placement, dtype: torch.dtype) -> Tensor:
+        entry = self._entries[source.source]
+        loaded = source.arrangement.ours(entry.load(dtype), self._config.heads)
+        self._num_bytes += entry.num_bytes
+        if self._progress is not None:
+            self._progress(self._num_bytes, self._total_bytes)
+        return loaded

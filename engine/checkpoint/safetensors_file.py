@@ -12,10 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.mapped_pages import give_back
 
 MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library accepts."""
@@ -64,8 +66,11 @@ class SafetensorsEntry:
     def piece(self, start: int, num_bytes: int) -> bytes:
         return self.file.read(self.start + start, num_bytes)
 
-    def load(self) -> Tensor:
-        return self.file.load(self.name)
+    def load(self, dtype: torch.dtype) -> Tensor:
+        return self.file.load(self.name).to(dtype)
+
+    def release(self) -> None:
+        give_back(self.file.load(self.name))
 
 
 def read_safetensors(path: Path) -> Mapping[str, SafetensorsEntry]:

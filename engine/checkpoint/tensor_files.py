@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from baton.core.errors import CheckpointError
@@ -36,8 +37,11 @@ class TensorEntry(Protocol):
     def piece(self, start: int, num_bytes: int) -> bytes:
         """Some of its bytes, row by row, whatever the file they lie in."""
 
-    def load(self) -> Tensor:
+    def load(self, dtype: torch.dtype) -> Tensor:
         """On the CPU; not to be written to."""
+
+    def release(self) -> None:
+        """Nobody uses what was loaded any more: its memory may go."""
 
 
 READERS: Mapping[str, Callable[[Path], Mapping[str, TensorEntry]]] = {

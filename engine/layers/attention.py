@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from baton.engine.batch import Batch
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
-from baton.kernels.paged_attention import PLAIN, Scoring, paged_attention
+from baton.kernels.paged_attention import paged_attention
 from baton.kernels.quantized_kv import Arena
-from baton.kernels.rope import rope
-
-Rotation = tuple[Tensor, Tensor]
-"""cos and sin of the tokens' angles, [T, R/2] each; R is the part of a head that turns."""
+from baton.kernels.rope_kv_write import HeadNorm, Rotation, rope_kv_write
+from baton.kernels.scoring import PLAIN, Scoring
+from baton.kernels.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +58,18 @@ class Attention(nn.Module):
             self.q_norm = head_norm()
             self.k_norm = head_norm()
 
-    def forward(self, x: Tensor, rotation: Rotation | None, arena: Arena, batch: Batch) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+    ) -> Tensor:
         """x is [T, D]. Heads of a model without rotary positions have no rotation."""
-        heads, kind = self.heads, self.kind
-        qkv = self.qkv(x).view(len(x), -1, heads.head_dim)
-        q, k, v = qkv.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
-        if self.has_head_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rope(q, k, *rotation)
-        attended = paged_attention(q, k, v, arena, batch.attention(kind.window), kind.scoring)
+        kind = self.kind
+        qkv = self.qkv(x).view(len(x), -1, self.heads.head_dim)  # [T, N + 2K, H]
+        q = rope_kv_write(qkv, arena, sequences, head_norm=self._head_norm(), rotation=rotation)
+        attended = paged_attention(q, arena, sequences, kind.window, kind.scoring)
         out: Tensor = self.out(attended.flatten(1))  # [T, N, H] -> [T, D]
         return out
+
+    def _head_norm(self) -> HeadNorm | None:
+        if not self.has_head_norm:
+            return None
+        return HeadNorm(self.q_norm.scale(), self.k_norm.scale(), self.q_norm.eps)

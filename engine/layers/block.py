@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from baton.engine.batch import Batch
-from baton.engine.layers.attention import Attention, Rotation
+from baton.engine.layers.attention import Attention
+from baton.kernels.add import add
 from baton.kernels.quantized_kv import Arena
+from baton.kernels.rope_kv_write import Rotation
+from baton.kernels.sequences import Sequences
 
 
 class Block(nn.Module):
@@ -36,10 +38,10 @@ class Block(nn.Module):
         residual: Tensor | None,
         rotation: Rotation | None,
         arena: Arena,
-        batch: Batch,
+        sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        x = self.attn(x, rotation, arena, batch)
+        x = self.attn(x, rotation, arena, sequences)
         x, residual = self.ffn_norm(x, residual)
         return self.ffn(x), residual
 
@@ -67,10 +69,10 @@ class SandwichBlock(nn.Module):
         residual: Tensor | None,
         rotation: Rotation | None,
         arena: Arena,
-        batch: Batch,
+        sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        x = self.attn_post_norm(self.attn(x, rotation, arena, batch))
+        x = self.attn_post_norm(self.attn(x, rotation, arena, sequences))
         x, residual = self.ffn_norm(x, residual)
         return self.ffn_post_norm(self.ffn(x)), residual
 
@@ -90,10 +92,10 @@ class ParallelBlock(nn.Module):
         residual: Tensor | None,
         rotation: Rotation | None,
         arena: Arena,
-        batch: Batch,
+        sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
-        return self.attn(x, rotation, arena, batch) + self.ffn(x), residual
+        return add(self.attn(x, rotation, arena, sequences), self.ffn(x)), residual
 
 
 class SplitParallelBlock(nn.Module):
@@ -114,8 +116,8 @@ class SplitParallelBlock(nn.Module):
         residual: Tensor | None,
         rotation: Rotation | None,
         arena: Arena,
-        batch: Batch,
+        sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        attended = self.attn(x, rotation, arena, batch)
-        return attended + self.ffn(self.ffn_norm(residual)), residual
+        attended = self.attn(x, rotation, arena, sequences)
+        return add(attended, self.ffn(self.ffn_norm(residual))), residual

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+
+from baton.kernels.linear import gated_linear, linear
+from baton.kernels.weight import Weight
 
 
 class Linear(nn.Module):
     """One or several matrices over the same input, stacked so that one product does them all.
 
-    Like all parameters of ours the weight has no memory until a checkpoint gives it some.
+    Like all parameters of ours the weight has no memory until a checkpoint gives it some; then it
+    is whatever the device multiplies fastest, and no parameter any more.
     """
 
+    is_gated: ClassVar[bool] = False
+    weight: Weight
     bias: nn.Parameter | None
 
     def __init__(self, width: int, *rows: int, has_bias: bool = False) -> None:
@@ -24,4 +31,18 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, sum(rows)]"""
-        return functional.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+
+class GatedLinear(Linear):
+    """Two matrices of which the first, through the activation, is a gate for the second."""
+
+    is_gated = True
+
+    def __init__(self, width: int, rows: int, activation: str, *, has_bias: bool = False) -> None:
+        super().__init__(width, rows, rows, has_bias=has_bias)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, rows]"""
+        return gated_linear(x, self.weight, self.activation, self.bias)

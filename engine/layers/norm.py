@@ -24,7 +24,11 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, device="meta"), False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.scale(), self.eps)
+
+    def scale(self) -> Tensor:
+        """What the normalised is multiplied by."""
+        return self.weight
 
 
 class AddRmsNorm(RmsNorm):
@@ -37,10 +41,7 @@ class AddRmsNorm(RmsNorm):
 
 
 class GemmaRmsNorm(RmsNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self._scale(), self.eps)
-
-    def _scale(self) -> Tensor:
+    def scale(self) -> Tensor:
         """In float32: 1 + weight, rounded to a narrower dtype, would lose most of the weight."""
         return 1.0 + self.weight.float()
 
@@ -50,9 +51,8 @@ class AddGemmaRmsNorm(GemmaRmsNorm):
         self, x: Tensor, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if residual is None:
-            return rms_norm(x, self._scale(), self.eps), x
-        s = x + residual
-        return rms_norm(s, self._scale(), self.eps), s
+            return rms_norm(x, self.scale(), self.eps), x
+        return add_rms_norm(x, residual, self.scale(), self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from baton.engine.layers.attention import Rotation
 from baton.engine.layers.rope_scaling import Scaling, plain_frequencies
+from baton.kernels.rope_kv_write import Rotation
+from baton.kernels.rotary_angles import rotary_angles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,4 @@ class RotaryAngles(nn.Module):
 
     def forward(self, positions: Tensor) -> Rotation:
         """[T] -> cos and sin, [T, R/2] each."""
-        angles = torch.outer(positions.float(), self.frequencies)
-        cos, sin = angles.cos(), angles.sin()
-        if self.attention_factor != 1.0:
-            cos, sin = cos * self.attention_factor, sin * self.attention_factor
-        return cos, sin
+        return rotary_angles(positions, self.frequencies, self.attention_factor)

@@ -16,7 +16,11 @@ from baton.engine.checkpoint.config import LayerConfig, ModelConfig
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.rope import RotaryAngles
+from baton.kernels.add import add
+from baton.kernels.linear import logits
 from baton.kernels.quantized_kv import Arena
+from baton.kernels.soft_cap import soft_cap_
+from baton.kernels.take_rows import take_rows
 
 
 class Decoder(nn.Module):
@@ -33,7 +37,9 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         width = config.hidden_size
-        self.embed = Embedding(config.vocab_size, width, scale=embed_scale)
+        self.embed = Embedding(
+            config.vocab_size, width, scale=embed_scale, is_tied=config.tie_word_embeddings
+        )
         self.positions = (
             Embedding(config.max_position_embeddings, width) if has_learned_positions else None
         )
@@ -51,24 +57,23 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, arenas: Sequence[Arena], on_layer: OnLayer) -> Tensor:
         """Write the tokens' KV into the arenas, one a layer; return the outputs [S, D]."""
-        rotations = [angles(batch.positions) for angles in self.angles]
+        sequences = batch.sequences
+        rotations = [angles(sequences.positions) for angles in self.angles]
         x: Tensor = self.embed(batch.tokens)
         if self.positions is not None:
-            x = x + self.positions(batch.positions)
+            x = add(x, self.positions(sequences.positions))
         residual: Tensor | None = None
         layers = zip(self.blocks, arenas, self.angles_of_block, strict=True)
         for layer, (block, arena, index) in enumerate(layers):
             rotation = None if index is None else rotations[index]
-            x, residual = block(x, residual, rotation, arena, batch)
+            x, residual = block(x, residual, rotation, arena, sequences)
             on_layer(layer)
         assert residual is not None
-        x, _ = self.norm(x[batch.output_rows], residual[batch.output_rows])
+        rows = batch.output_rows
+        x, _ = self.norm(take_rows(x, rows), take_rows(residual, rows))
         return x
 
     def logits(self, x: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]"""
-        narrow: Tensor = self.embed.logits(x) if self.head is None else self.head(x)
-        logits = narrow.float()
-        if self.logit_softcap is None:
-            return logits
-        return logits.div_(self.logit_softcap).tanh_().mul_(self.logit_softcap)
+        wide: Tensor = logits(x, self.embed.weight if self.head is None else self.head.weight)
+        return wide if self.logit_softcap is None else soft_cap_(wide, self.logit_softcap)

@@ -21,12 +21,13 @@ from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.rope_config import parse_rope
 from baton.engine.layers.attention import Attention, AttentionKind
 from baton.engine.layers.block import SandwichBlock
-from baton.engine.layers.feed_forward import GATED, GatedFeedForward
+from baton.engine.layers.feed_forward import GatedFeedForward
 from baton.engine.layers.norm import AddGemmaRmsNorm, GemmaRmsNorm
 from baton.engine.models import llama
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
-from baton.kernels.paged_attention import Scoring
+from baton.kernels.linear import GATES
+from baton.kernels.scoring import Scoring
 
 
 def parse(keys: ConfigKeys) -> ModelConfig:
@@ -42,7 +43,7 @@ def parse(keys: ConfigKeys) -> ModelConfig:
     layers = [LayerConfig(rope=rope, attention=kind) for kind in kinds]
     has_bias = keys.flag("attention_bias", False)
     return replace(
-        parse_decoder(keys, heads, layers, GATED),
+        parse_decoder(keys, heads, layers, GATES),
         has_qkv_bias=has_bias,
         has_out_bias=has_bias,
         logit_softcap=keys.optional_positive("final_logit_softcapping"),

@@ -21,9 +21,9 @@ from baton.engine.checkpoint.config import (
 from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.rope_config import RopeKeys, parse_rope
 from baton.engine.layers.attention import AttentionKind
-from baton.engine.layers.feed_forward import GATED
 from baton.engine.models import gemma2, qwen3
 from baton.engine.models.family import Family
+from baton.kernels.linear import GATES
 
 GLOBAL = RopeKeys(layer_type=FULL, default_theta=1e6)
 LOCAL = RopeKeys(layer_type=SLIDING, theta="rope_local_base_freq", is_scaled=False)
@@ -48,7 +48,7 @@ def parse(keys: ConfigKeys) -> ModelConfig:
     ]
     has_bias = keys.flag("attention_bias", False)
     return replace(
-        parse_decoder(keys, heads, layers, GATED),
+        parse_decoder(keys, heads, layers, GATES),
         has_qkv_bias=has_bias,
         has_out_bias=has_bias,
         logit_softcap=keys.optional_positive("final_logit_softcapping"),

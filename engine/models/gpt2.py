@@ -15,7 +15,7 @@ from baton.engine.layers.feed_forward import PLAIN, FeedForward
 from baton.engine.layers.norm import AddLayerNorm
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
-from baton.kernels.paged_attention import Scoring
+from baton.kernels.scoring import Scoring
 
 
 def parse(keys: ConfigKeys) -> ModelConfig:

@@ -21,10 +21,11 @@ from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.rope_config import CUSTOMARY, RopeKeys, parse_rope
 from baton.engine.layers.attention import Attention, AttentionKind
 from baton.engine.layers.block import Block
-from baton.engine.layers.feed_forward import GATED, GatedFeedForward
+from baton.engine.layers.feed_forward import GatedFeedForward
 from baton.engine.layers.norm import AddRmsNorm, RmsNorm
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
+from baton.kernels.linear import GATES
 
 
 def parse(keys: ConfigKeys) -> ModelConfig:
@@ -40,7 +41,7 @@ def parse_windowed(
     layers = [LayerConfig(rope=rope, attention=AttentionKind(window=w)) for w in windows]
     has_attention_bias = keys.flag("attention_bias", False)
     return replace(
-        parse_decoder(keys, heads, layers, GATED),
+        parse_decoder(keys, heads, layers, GATES),
         has_qkv_bias=has_attention_bias,
         has_out_bias=has_attention_bias,
         has_ffn_bias=keys.flag("mlp_bias", False),

@@ -37,10 +37,7 @@ class Quality:
 
 def main() -> None:
     loaded = load_model(HERE / "checkpoint", dtype="float32")
-    tokenizer = Tokenizer.from_file(str(HERE / "checkpoint" / "tokenizer.json"))
-    held_out = encode(read_corpus(0)[1], tokenizer, 0, 0).text
-    step = (len(held_out) - WINDOW) // NUM_WINDOWS
-    windows = [held_out[i * step : i * step + WINDOW] for i in range(NUM_WINDOWS)]
+    windows = held_out_windows()
     exact = read(loaded, loaded.info.layout(BLOCK_SIZE), windows)
     for name, dtype in KV_DTYPES.items():
         layout = loaded.info.layout(BLOCK_SIZE, dtype)
@@ -53,6 +50,14 @@ def main() -> None:
         )
 
 
+def held_out_windows() -> list[torch.Tensor]:
+    """NUM_WINDOWS of WINDOW tokens that the model was not trained on."""
+    tokenizer = Tokenizer.from_file(str(HERE / "checkpoint" / "tokenizer.json"))
+    held_out = encode(read_corpus(0)[1], tokenizer, 0, 0).text
+    step = (len(held_out) - WINDOW) // NUM_WINDOWS
+    return [held_out[i * step : i * step + WINDOW] for i in range(NUM_WINDOWS)]
+
+
 def read(loaded: LoadedModel, layout: KvLayout, windows: list[torch.Tensor]) -> torch.Tensor:
     """Log-probabilities [windows, WINDOW, V]."""
     num_blocks = layout.num_blocks_for(WINDOW)
@@ -61,13 +66,18 @@ def read(loaded: LoadedModel, layout: KvLayout, windows: list[torch.Tensor]) -> 
     found = [
         torch.cat(
             [
-                runner.logits(runner.forward([Chunk(tokens[at : at + CHUNK], at, table, CHUNK)]))
+                _logits(runner, Chunk(tokens[at : at + CHUNK], at, table, CHUNK))
                 for at in range(0, WINDOW, CHUNK)
             ]
         )
         for tokens in (window.tolist() for window in windows)
     ]
     return torch.stack(found).log_softmax(-1)
+
+
+def _logits(runner: ModelRunner, chunk: Chunk) -> torch.Tensor:
+    """Of the tokens of one chunk, for as long as they are wanted."""
+    return runner.logits(runner.forward([chunk])).clone()
 
 
 def compare(exact: torch.Tensor, found: torch.Tensor, windows: list[torch.Tensor]) -> Quality:

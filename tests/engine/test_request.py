@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from tests.grammar_compilers import LETTERS
+from tests.one_of_grammar import OneOf
 
 from baton.core.messages import FinishReason, SamplingParams
 from baton.engine.request import Request, finish_reason
@@ -61,3 +62,13 @@ def test_pending_tokens_are_those_known_but_not_computed() -> None:
     assert (request.num_pending, request.num_sampled) == (1, 1)
     assert (request.output, request.tokens) == ([4, 5], [1, 2, 3, 4, 5])
     assert request.has_reached_own_limit
+
+
+def test_a_grammar_that_is_known_only_later_is_still_in_what_the_sampler_sees() -> None:
+    request = Request("r", [1], sampling=SamplingParams(temperature=0.0))
+    grammar = OneOf(3)
+
+    request.matcher = grammar
+
+    assert request.row.matcher is grammar
+    assert not request.row.is_plain

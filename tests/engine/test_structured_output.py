@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests import tiny_tokenizers
+from tests.sampled_rows import sample
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind, SamplingParams
 from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.grammar_check import GrammarChecker
-from baton.engine.sampler import SamplingRow, sample
+from baton.engine.sampling_row import SamplingRow
 from baton.engine.structured_output import LlGuidanceCompiler
 from baton.kernels.token_mask import num_words, unpack_mask
 

@@ -36,7 +36,7 @@ def scrambled_tables(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 
 def answer(runner: ModelRunner, chunks: Sequence[Chunk]) -> torch.Tensor:
     """Logits of the tokens whose outputs the chunks want."""
-    return runner.logits(runner.forward(chunks))
+    return runner.logits(runner.forward(chunks)).clone()
 
 
 def logits_in_chunks(runner: ModelRunner, prompt: list[int], chunk_len: int) -> torch.Tensor:

@@ -5,21 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.core.kv_layout import KvLayout
 from baton.engine.batch import Batch, Chunk, make_batch
 
-LAYOUT = KvLayout(
-    model_fingerprint=b"",
-    dtype="float32",
-    num_layers=1,
-    num_kv_heads=1,
-    head_dim=2,
-    block_size=4,
-)
+BLOCK_SIZE = 4
 
 
 def batch_of(*chunks: Chunk) -> Batch:
-    return make_batch(chunks, LAYOUT, "cpu", dtype="float32")
+    return make_batch(chunks, BLOCK_SIZE, "cpu")
 
 
 def test_tokens_lie_end_to_end_at_the_slots_of_their_blocks() -> None:
@@ -29,13 +21,14 @@ def test_tokens_lie_end_to_end_at_the_slots_of_their_blocks() -> None:
     )
 
     assert batch.tokens.tolist() == [7, 8, 9, 4]
-    assert batch.positions.tolist() == [3, 4, 5, 8]
-    plan = batch.attention(None)
-    assert (plan.blocks.tolist(), plan.offsets.tolist()) == ([5, 2, 2, 6], [3, 0, 1, 0])
-    assert batch.block_tables.tolist() == [[5, 2, 0], [9, 1, 6]]
-    assert (batch.query_lens, batch.context_lens) == ((3, 1), (6, 9))
     assert batch.output_rows.tolist() == [2, 3]
-    assert batch.tokens.dtype is batch.positions.dtype is torch.int64
+    sequences = batch.sequences
+    assert sequences.positions.tolist() == [3, 4, 5, 8]
+    assert sequences.block_tables.tolist() == [[5, 2, 0], [9, 1, 6]]
+    assert sequences.query_starts.tolist() == [0, 3, 4]
+    assert sequences.context_lens.tolist() == [6, 9]
+    assert (sequences.max_query_len, sequences.max_context_len) == (3, 9)
+    assert batch.tokens.dtype is sequences.positions.dtype is torch.int64
 
 
 def test_only_wanted_rows_are_sampled() -> None:
@@ -50,26 +43,8 @@ def test_only_wanted_rows_are_sampled() -> None:
 def test_blocks_reserved_ahead_are_not_read() -> None:
     batch = batch_of(Chunk(tokens=[1], start=0, blocks=[3, 4, 5], num_outputs=0))
 
-    assert batch.block_tables.tolist() == [[3]]
+    assert batch.sequences.block_tables.tolist() == [[3]]
     assert batch.output_rows.tolist() == []
-
-
-def test_a_plan_is_worked_out_once_for_each_window() -> None:
-    batch = batch_of(Chunk(tokens=[1], start=8, blocks=[3, 4, 5], num_outputs=1))
-
-    narrow, wide = batch.attention(2), batch.attention(None)
-
-    assert batch.attention(2) is narrow and batch.attention(None) is wide
-    narrow_rows, wide_rows = narrow.decodes[0].rows, wide.decodes[0].rows
-    assert narrow_rows is not None and wide_rows is not None
-    assert len(narrow_rows) < len(wide_rows)
-
-
-def test_a_window_that_hides_nothing_yet_needs_no_plan_of_its_own() -> None:
-    batch = batch_of(Chunk(tokens=[1], start=8, blocks=[3, 4, 5], num_outputs=1))
-
-    assert batch.attention(9) is batch.attention(None)
-    assert batch.attention(8) is not batch.attention(None)
 
 
 @pytest.mark.parametrize(

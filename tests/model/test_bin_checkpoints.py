@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.model.kept_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import make_llama
 
 from baton.core.errors import CheckpointError
@@ -59,8 +60,9 @@ def complaint(folder: Path) -> str:
 
 def assert_same(found: LoadedModel, expected: LoadedModel) -> None:
     assert found.info == expected.info
-    weights, wanted = found.model.state_dict(), expected.model.state_dict()
-    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    weights, wanted = dict(weights_of(found.model)), dict(weights_of(expected.model))
+    assert weights.keys() == wanted.keys()
+    assert all(torch.equal(as_tensor(weights[name]), as_tensor(wanted[name])) for name in wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.model.kept_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import EOS, VOCAB_SIZE, make_llama, make_qwen3
 
 from baton.core.errors import CheckpointError
-from baton.engine.checkpoint.load import load_model
+from baton.engine.checkpoint.load import LoadedModel, load_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -46,7 +47,11 @@ def complaint(folder: Path, **options: Any) -> str:
 
 
 def weights(folder: Path, **options: Any) -> Tensors:
-    return load_model(folder, **options).model.state_dict()
+    return tensors_of(load_model(folder, **options))
+
+
+def tensors_of(loaded: LoadedModel) -> Tensors:
+    return {name: as_tensor(weight) for name, weight in weights_of(loaded.model)}
 
 
 def test_the_model_is_described_as_its_folder_says(folder: Path) -> None:
@@ -91,7 +96,7 @@ def test_weights_are_cast_to_the_wanted_dtype(folder: Path) -> None:
     for dtype in ("bfloat16", "float16"):
         loaded = load_model(folder, dtype=dtype)
         assert loaded.info.dtype == dtype
-        for name, weight in loaded.model.state_dict().items():
+        for name, weight in tensors_of(loaded).items():
             assert torch.equal(weight, exact[name].to(getattr(torch, dtype)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.model.kept_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import make_llama, make_qwen3
 
 from baton.core.errors import CheckpointError
@@ -19,9 +20,11 @@ from baton.engine.checkpoint.tensor_files import read_entries
 FINGERPRINT = """
 import sys
 from pathlib import Path
+from tests.model.kept_weights import as_tensor
 from baton.engine.checkpoint.load import load_model
 loaded = load_model(Path(sys.argv[1]), load_format="dummy")
-print(loaded.info.fingerprint.hex(), loaded.model.blocks[0].ffn.down.weight.sum().item())
+weight = as_tensor(loaded.model.blocks[0].ffn.down.weight)
+print(loaded.info.fingerprint.hex(), weight.sum().item())
 """
 
 
@@ -47,12 +50,17 @@ def test_other_processes_make_the_same_weights_under_the_same_name(folder: Path)
     loaded = load_dummy(folder)
 
     other = subprocess.run(
-        [sys.executable, "-c", FINGERPRINT, str(folder)], check=True, capture_output=True, text=True
+        [sys.executable, "-c", FINGERPRINT, str(folder)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],  # where `tests` is found
     )
 
     name, total = other.stdout.split()
     assert bytes.fromhex(name) == loaded.info.fingerprint
-    assert float(total) == loaded.model.get_parameter("blocks.0.ffn.down.weight").sum().item()
+    weight = dict(weights_of(loaded.model))["blocks.0.ffn.down.weight"]
+    assert float(total) == as_tensor(weight).sum().item()
 
 
 def test_its_fingerprint_is_that_of_no_checkpoint(tmp_path: Path) -> None:
@@ -67,7 +75,8 @@ def test_its_fingerprint_is_that_of_no_checkpoint(tmp_path: Path) -> None:
 def test_its_outputs_are_finite_and_of_unit_size(tmp_path: Path, dtype: str) -> None:
     model = load_dummy(make_qwen3(tmp_path, hidden_size=256), dtype=dtype).model
 
-    logits = model.logits(model.get_parameter("embed.weight")[:8])
+    embeddings = as_tensor(dict(weights_of(model))["embed.weight"])
+    logits = model.logits(embeddings[:8])
 
     assert logits.isfinite().all()
     assert 0.01 < logits.std() < 10
@@ -75,7 +84,7 @@ def test_its_outputs_are_finite_and_of_unit_size(tmp_path: Path, dtype: str) -> 
 
 def test_matrices_differ_from_each_other_and_from_row_to_row(folder: Path) -> None:
     entries = dummy_entries({name: e.shape for name, e in read_entries(make_llama(folder)).items()})
-    matrices = [entry.load() for entry in entries.values() if len(entry.shape) == 2]
+    matrices = [entry.load(torch.float32) for entry in entries.values() if len(entry.shape) == 2]
 
     beginnings = {tuple(row[:16].tolist()) for matrix in matrices for row in matrix}
 

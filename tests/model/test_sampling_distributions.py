@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 from tests.one_of_grammar import OneOf
+from tests.sampled_rows import sample
 
 from baton.core.messages import SamplingParams
-from baton.engine.sampler import SamplingRow, sample
+from baton.engine.sampling_row import SamplingRow
 from baton.kernels import token_filter, token_penalties, typical
 
 VOCAB_SIZE, NUM_DRAWS, EOS = 40, 6000, 7

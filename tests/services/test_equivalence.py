@@ -95,7 +95,7 @@ async def test_one_at_a_time_cold_and_on_a_prefix_hit(
 async def test_sixteen_at_once_with_a_pool_so_small_that_preemption_happens(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], num_prefill: int
 ) -> None:
-    make_engine = engines(folder, prefill_chunk=7, decode_blocks=40)
+    make_engine = engines(folder, prefill_chunk=7, decode_blocks=30)
     async with running_fleet(prefill=num_prefill, make_engine=make_engine) as fleet:
         answers = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
 
@@ -111,7 +111,7 @@ async def test_other_families_in_chunks_with_preemption_after_a_handoff(
 ) -> None:
     folder = FAMILIES[family](tmp_path)
     expected = transformers_greedy(folder, prompts, NUM_TOKENS)
-    make_engine = engines(folder, prefill_chunk=7, decode_blocks=40)
+    make_engine = engines(folder, prefill_chunk=7, decode_blocks=30)
     async with running_fleet(prefill=1, make_engine=make_engine) as fleet:
         cold = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
         hits = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))

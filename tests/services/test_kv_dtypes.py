@@ -66,7 +66,7 @@ async def test_chunks_batches_prefix_hits_preemption_and_handoffs_change_no_toke
     async with running_fleet(prefill=0, make_engine=whole) as alone:
         expected = await answers(alone, prompts, at_once=False)
         assert await answers(alone, prompts, at_once=True) == expected  # on prefix hits
-    squeezed = engines(folder, both(kv_dtype), chunk=7, num_blocks=40)
+    squeezed = engines(folder, both(kv_dtype), chunk=7, num_blocks=24)
     async with running_fleet(prefill=0, make_engine=squeezed) as alone:
         assert await answers(alone, prompts, at_once=True) == expected
         [engine] = alone.engines.values()

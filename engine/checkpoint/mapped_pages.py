@@ -1,0 +1,24 @@
+"""Giving back the memory of what is mapped from a file, while it stays mapped.
+
+Pages that were read count as ours until the file is closed, and a checkpoint is as large as the
+model. Looked at again, they are read again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+from torch import Tensor
+
+
+def give_back(tensor: Tensor) -> None:
+    """Only of memory that is mapped from a file and was never written to: else it would be lost."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end:
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        madvise(first, end - first, mmap.MADV_DONTNEED)  # advice: that it fails does no harm

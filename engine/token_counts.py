@@ -1,0 +1,28 @@
+"""Which tokens a request has seen, and how often each is in its output: counted as it grows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+
+class TokenCounts:
+    """What `follow` costs is what is new of the output."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._place_by_token = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
+        self._num_followed = 0
+        self.tokens = array("q", self._place_by_token)
+        """Each token of prompt and output once."""
+        self.counts = array("q", bytes(8 * len(self.tokens)))
+        """How often each is in the output."""
+
+    def follow(self, output: Sequence[int]) -> None:
+        """Count what was appended to `output` since the last time."""
+        for token in output[self._num_followed :]:
+            place = self._place_by_token.setdefault(token, len(self.tokens))
+            if place == len(self.tokens):
+                self.tokens.append(token)
+                self.counts.append(0)
+            self.counts[place] += 1
+        self._num_followed = len(output)

@@ -1,0 +1,184 @@
+"""Decode passes as graphs: which are, and that rows for nobody change nothing.
+
+CUDA's part is played by a capture that computes again what was captured, into the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tests.model.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt, make_runner
+from tests.tiny_checkpoints import make_llama
+
+from baton.engine import cuda_graphs
+from baton.engine.batch import Chunk
+from baton.engine.cuda_graphs import DecodeGraphs, Outputs, disagreement, graph_sizes
+from baton.engine.decoding import Decoding
+from baton.engine.runner import ModelRunner
+from baton.engine.static_batch import PassLimits, StaticBatch
+
+SPARE_BLOCK = NUM_BLOCKS - 1
+LIMITS = PassLimits(max_tokens=16, max_requests=6, max_blocks=8)
+
+
+class Replay:
+    def __init__(self, run: Callable[[], Outputs], outputs: Outputs) -> None:
+        self._run, self._outputs = run, outputs
+
+    def replay(self) -> None:
+        for kept, computed in zip(self._outputs, self._run(), strict=True):
+            kept.copy_(computed)
+
+
+class ComputingCapture:
+    def __init__(self, bytes_each: int = 0) -> None:
+        self.sizes: list[int] = []
+        self._bytes_each = bytes_each
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.sizes) * self._bytes_each
+
+    def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
+        hidden, logits = run()
+        outputs = hidden.clone(), logits.clone()
+        self.sizes.append(len(hidden))
+        return Replay(run, outputs), outputs
+
+    def await_upload(self) -> None: ...
+
+    def uploading(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("model"))
+
+
+@torch.inference_mode()
+def make_graphs(runner: ModelRunner, capture: ComputingCapture | None = None) -> DecodeGraphs:
+    batch = StaticBatch(LIMITS, BLOCK_SIZE)
+    capture = ComputingCapture() if capture is None else capture
+    return DecodeGraphs(runner._model, runner.cache, batch, SPARE_BLOCK, capture)
+
+
+def prefilled(runner: ModelRunner, num_requests: int) -> list[Chunk]:
+    """The next pass of requests of several lengths."""
+    chunks = []
+    for request in range(num_requests):
+        table, length = range(4 * request, 4 * request + 4), 3 + 2 * request
+        runner.forward([Chunk(make_prompt(length, request), 0, table, 0)])
+        chunks.append(Chunk([request + 5], length, table, 1))
+    return chunks
+
+
+def without_graphs(runner: ModelRunner, chunks: Sequence[Chunk]) -> torch.Tensor:
+    return runner.logits(runner.forward(chunks)).clone()
+
+
+@pytest.mark.parametrize("num_requests", [1, 3, 5, 6])
+@torch.inference_mode()
+def test_a_replayed_pass_is_what_the_model_computes(folder: Path, num_requests: int) -> None:
+    runner = make_runner(folder)
+    chunks = prefilled(runner, num_requests)
+    expected = without_graphs(runner, chunks)
+    kv = [layer[:SPARE_BLOCK].clone() for layer in runner.cache.layers]
+
+    runner.graphs = make_graphs(runner)
+    told: list[int] = []
+    hidden = runner.forward(chunks, told.append)
+
+    assert torch.equal(runner.logits(hidden), expected)
+    assert told == list(range(runner.cache.layout.num_layers))
+    for layer, before in zip(runner.cache.layers, kv, strict=True):
+        assert torch.equal(layer[:SPARE_BLOCK], before)
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+@torch.inference_mode()
+def test_turns_of_a_decoding_are_what_the_model_computes(folder: Path, num_requests: int) -> None:
+    replaying, computing = make_runner(folder), make_runner(folder)
+    replaying.graphs = make_graphs(replaying)
+    found = []
+    for runner in (replaying, computing):
+        first = prefilled(runner, num_requests)
+        # What a pass of more requests left behind must not be seen.
+        runner.forward([*first, *[Chunk([9], 0, [40 + n], 1) for n in range(6 - num_requests)]])
+        decoding = Decoding(
+            tokens=[chunk.tokens[0] for chunk in first],
+            positions=[chunk.start for chunk in first],
+            tables=[list(chunk.blocks) for chunk in first],
+        )
+        logits = []
+        for turn in range(6):
+            logits.append(runner.logits(runner.forward(decoding)).clone())
+            decoding.next_turn([turn + row for row in range(num_requests)], range(num_requests))
+        found.append(torch.stack(logits))
+
+    assert torch.equal(*found)
+
+
+@torch.inference_mode()
+def test_passes_that_are_not_plain_decodes_run_as_the_model_is_written(folder: Path) -> None:
+    runner = make_runner(folder)
+    graphs = make_graphs(runner)
+    decode = Chunk([1], 3, [0, 1], 1)
+
+    assert graphs.size_for([decode]) == 1
+    assert graphs.size_for([decode] * 3) == 4
+    assert graphs.size_for([decode] * 5) == 6
+    assert graphs.size_for([decode] * 7) is None
+    assert graphs.size_for([decode, Chunk([1, 2], 0, [2], 1)]) is None
+    assert graphs.size_for([Chunk([1], 0, [2], 0)]) is None
+    assert graphs.size_for([Chunk([1], 8 * BLOCK_SIZE, range(9), 1)]) is None
+
+
+@torch.inference_mode()
+def test_logits_of_other_hidden_states_are_computed(folder: Path) -> None:
+    runner = make_runner(folder)
+    graphs = make_graphs(runner)
+    hidden = graphs.forward([Chunk([1], 0, [0], 1)] * 2, 2)
+
+    assert graphs.logits_of(hidden) is not None
+    assert graphs.logits_of(hidden[:1]) is None
+
+
+@torch.inference_mode()
+def test_the_largest_are_captured_first_and_no_more_than_fit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPH_BYTES", 15)
+    capture = ComputingCapture(bytes_each=8)
+
+    graphs = make_graphs(make_runner(folder), capture)
+
+    assert capture.sizes == [6, 4]
+    assert graphs.sizes == (4, 6)
+
+
+@torch.inference_mode()
+def test_a_graph_that_gives_something_else_is_found_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(folder)
+    graphs = make_graphs(runner)
+
+    assert disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK) is None
+    replay, (hidden, _) = graphs._graphs[1]
+    monkeypatch.setattr(replay, "replay", lambda: hidden.zero_())
+
+    assert disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK) is not None
+
+
+@pytest.mark.parametrize("max_requests", [1, 2, 3, 8, 64, 100, 256, 1000])
+def test_sizes_end_with_the_most_requests_and_grow_by_little(max_requests: int) -> None:
+    sizes = graph_sizes(max_requests)
+
+    assert sizes[0] == 1
+    assert sizes[-1] == max_requests
+    assert list(sizes) == sorted(set(sizes))
+    assert all(b <= 2 * a or b - a <= 8 for a, b in pairwise(sizes))
