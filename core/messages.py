@@ -306,6 +306,22 @@ class TokenUpdate:
     def is_last(self) -> bool:
         return self.finish_reason is not None or self.error is not None
 
+    def and_then(self, later: TokenUpdate) -> TokenUpdate:
+        """Both as one, of the same attempt, for a receiver who has heard of neither.
+
+        Not for an error: the tokens before it are to be given out first.
+        """
+        return TokenUpdate(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            tokens=self.tokens + later.tokens,
+            logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs or later.prompt_logprobs,
+            embedding=self.embedding or later.embedding,
+            finish_reason=later.finish_reason,
+            receipt=later.receipt or self.receipt,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """`on_change` is called whenever a request came, went, or got tokens."""
+    """`on_change` is called whenever a request came or went."""
 
     def __init__(
         self,
@@ -155,7 +155,6 @@ class Lifecycle:
         """The tokens of one engine step, on the event loop."""
         for output in report.outputs:
             self._receive_output(output)
-        self._on_change()
 
     def _receive_output(self, output: RequestOutput) -> None:
         self.ledger.sample(len(output.tokens))

@@ -78,5 +78,5 @@ class DecodeGrpc(DecodeServicer):
 def _to_proto(frame: Frame) -> pb.DecodeFrame:
     return pb.DecodeFrame(
         updates=[update_to_proto(update) for update in frame.updates],
-        capacity=capacity_to_proto(frame.capacity),
+        capacity=None if frame.capacity is None else capacity_to_proto(frame.capacity),
     )

@@ -1,7 +1,7 @@
 """One gateway's stream, seen from the decode replica: what is waiting to be sent to it.
 
-Updates pile up while the stream is busy and leave together in one frame: back-pressure makes frames
-larger, nothing ever waits for a timer.
+Updates pile up while the stream is busy and leave together in one frame, those of one request as
+one update: back-pressure makes tokens cheaper, and nothing ever waits for a timer.
 """
 
 from __future__ import annotations
@@ -9,29 +9,40 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from baton.core.ids import Epoch
+from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, TokenUpdate
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     updates: tuple[TokenUpdate, ...]
-    capacity: Capacity
+    capacity: Capacity | None
+    """None if it is what the gateway heard last."""
 
 
 class GatewaySession:
     def __init__(self, gateway_epoch: Epoch) -> None:
         self.gateway_epoch = gateway_epoch
         self.is_closed = False
-        self._updates: list[TokenUpdate] = []
+        self._updates: dict[tuple[RequestId, int], TokenUpdate] = {}
+        """By attempt, in the order of their first tokens."""
+        self._errors: list[TokenUpdate] = []
+        """Sent behind all tokens."""
         self._capacity = Capacity()
+        self._sent_capacity: Capacity | None = None
         self._pending = asyncio.Event()
         self._is_ending = False
 
     def put(self, update: TokenUpdate) -> None:
-        if not self.is_closed:
-            self._updates.append(update)
-            self._pending.set()
+        if self.is_closed:
+            return
+        if update.error is not None:
+            self._errors.append(update)
+        else:
+            key = update.request_id, update.attempt
+            before = self._updates.get(key)
+            self._updates[key] = update if before is None else before.and_then(update)
+        self._pending.set()
 
     def put_capacity(self, capacity: Capacity) -> None:
         if capacity != self._capacity:
@@ -46,9 +57,12 @@ class GatewaySession:
     async def next_frame(self) -> Frame | None:
         """None when the session has ended."""
         await self._pending.wait()
-        if self._is_ending and not self._updates:
+        if self._is_ending and not (self._updates or self._errors):
             return None
         if not self._is_ending:
             self._pending.clear()
-        updates, self._updates = self._updates, []
-        return Frame(tuple(updates), self._capacity)
+        updates = (*self._updates.values(), *self._errors)
+        self._updates, self._errors = {}, []
+        news = None if self._capacity == self._sent_capacity else self._capacity
+        self._sent_capacity = self._capacity
+        return Frame(updates, news)

@@ -11,6 +11,7 @@ state here belongs to the event loop; the engine's thread reports once per step.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -110,6 +111,9 @@ class DecodeWorker:
             fail=self.requests.fail,
         )
         self._sessions: list[GatewaySession] = []
+        self._reports: deque[StepReport] = deque()
+        """Of the engine's thread, for the event loop; `_has_told` if that is on its way to them."""
+        self._has_told = False
         self._housekeeping: asyncio.Task[None] | None = None
         self.is_draining = False
         self._given_up = ""
@@ -223,6 +227,12 @@ class DecodeWorker:
 
     # On the event loop.
 
+    def _receive_reports(self) -> None:
+        self._has_told = False  # first: a step that comes from now on calls again
+        while self._reports:
+            self.requests.receive(self._reports.popleft())
+        self._publish_capacity()
+
     def _publish_capacity(self) -> None:
         capacity = self.capacity()
         for session in self._sessions:
@@ -248,7 +258,10 @@ class DecodeWorker:
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
         if report.outputs:
-            self.thread.tell(lambda: self.requests.receive(report))
+            self._reports.append(report)
+            if not self._has_told:  # one call of the loop takes all steps that came meanwhile
+                self._has_told = True
+                self.thread.tell(self._receive_reports)
 
     def _on_failure(self, failure: BaseException) -> None:
         reason = f"the engine of {self.replica_id} died: {failure!r}"

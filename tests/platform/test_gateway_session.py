@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, TokenUpdate
+from baton.core.messages import Capacity, FinishReason, Receipt, TokenUpdate
 from baton.decode_service.session import Frame, GatewaySession
 
 
@@ -36,15 +38,29 @@ async def test_the_first_token_leaves_at_once() -> None:
     assert (await sending).updates == (update(1),)
 
 
-async def test_what_piles_up_while_the_stream_is_busy_leaves_in_one_frame_in_order() -> None:
+async def test_what_piles_up_while_the_stream_is_busy_leaves_in_one_frame_as_one_update() -> None:
     session = GatewaySession(Epoch("g"))
-    for token in range(3):
-        session.put(update(token))
+    receipt = Receipt(output_tokens=1)
+    other = TokenUpdate(request_id=RequestId("s"), attempt=1, tokens=(7,))
+    session.put(replace(update(0), receipt=receipt))
+    session.put(other)
+    session.put(update(1))
+    session.put(replace(update(2), finish_reason=FinishReason.LENGTH))
 
     frame = await next_frame(session)
 
-    assert frame.updates == (update(0), update(1), update(2))
+    whole = replace(update(0, 1, 2), receipt=receipt, finish_reason=FinishReason.LENGTH)
+    assert frame.updates == (whole, other)
     assert await is_silent(session)
+
+
+async def test_tokens_leave_before_the_error_that_follows_them() -> None:
+    session = GatewaySession(Epoch("g"))
+    failed = replace(update(), error=Unavailable("gone"))
+    session.put(update(1))
+    session.put(failed)
+
+    assert (await next_frame(session)).updates == (update(1), failed)
 
 
 async def test_a_change_of_capacity_is_news_by_itself_and_only_the_last_word_counts() -> None:
@@ -59,14 +75,15 @@ async def test_a_change_of_capacity_is_news_by_itself_and_only_the_last_word_cou
     assert await is_silent(session)
 
 
-async def test_every_frame_carries_the_capacity() -> None:
+async def test_frames_carry_the_capacity_only_when_it_is_news() -> None:
     session = GatewaySession(Epoch("g"))
     session.put_capacity(Capacity(max_open=3))
-    await session.next_frame()
+    first = await next_frame(session)
 
     session.put(update(1))
 
-    assert (await next_frame(session)).capacity == Capacity(max_open=3)
+    assert first.capacity == Capacity(max_open=3)
+    assert (await next_frame(session)).capacity is None
 
 
 async def test_a_frame_that_nobody_waits_for_any_more_is_not_lost() -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
-from itertools import takewhile
+from typing import TypeGuard
 
 import grpc
 import grpc.aio
@@ -47,7 +48,8 @@ class Attempt:
         self.is_cut_off = False
         self.on_draining: Callable[[], None] = lambda: None
         """Called when the replica is to become empty. The request goes on until it is cut off."""
-        self._updates: asyncio.Queue[TokenUpdate | BatonError] = asyncio.Queue()
+        self._updates: deque[TokenUpdate | BatonError] = deque()
+        self._has_updates = asyncio.Event()
 
     @property
     def key(self) -> tuple[RequestId, int]:
@@ -55,13 +57,22 @@ class Attempt:
 
     async def next(self) -> TokenUpdate:
         """Raises what `put` was given to raise: ReplicaLost when the stream broke too early."""
-        update = await self._updates.get()
+        while not self._updates:
+            self._has_updates.clear()
+            await self._has_updates.wait()
+        update = self._updates.popleft()
         if isinstance(update, BatonError):
             raise update
         return update
 
     def put(self, update: TokenUpdate | BatonError) -> None:
-        self._updates.put_nowait(update)
+        """What the client has not been given yet when more comes goes to it as one."""
+        last = self._updates[-1] if self._updates else None
+        if isinstance(last, TokenUpdate) and _can_join(update):
+            self._updates[-1] = last.and_then(update)
+        else:
+            self._updates.append(update)
+        self._has_updates.set()
 
     @property
     def can_move(self) -> bool:
@@ -69,22 +80,25 @@ class Attempt:
 
     def take_queued(self) -> list[TokenUpdate]:
         """What has come and was not asked for yet, up to the first error."""
-        queued = [self._updates.get_nowait() for _ in range(self._updates.qsize())]
-        taken = list(takewhile(lambda update: isinstance(update, TokenUpdate), queued))
-        for update in queued[len(taken) :]:
-            self.put(update)
-        return [update for update in taken if isinstance(update, TokenUpdate)]
+        taken: list[TokenUpdate] = []
+        while self._updates and isinstance(update := self._updates[0], TokenUpdate):
+            taken.append(update)
+            self._updates.popleft()
+        return taken
 
     def cut_off(self, reason: BatonError) -> None:
         """What the replica says, or has said, goes unheard: whoever waits hears only this."""
         self.is_cut_off = True
-        while not self._updates.empty():
-            self._updates.get_nowait()
+        self._updates.clear()
         self.put(reason)
 
     def close(self, num_delivered: int) -> None:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
         self.link.close_attempt(self, num_delivered)
+
+
+def _can_join(update: TokenUpdate | BatonError) -> TypeGuard[TokenUpdate]:
+    return isinstance(update, TokenUpdate) and update.error is None
 
 
 class ReplicaLink:
