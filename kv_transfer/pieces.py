@@ -15,7 +15,7 @@ from typing import NamedTuple
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
-from baton.kv_transfer.integrity import unit_checksums
+from baton.kv_transfer.integrity import checksums_of
 from baton.kv_transfer.transport.base import LentPiece
 
 
@@ -143,8 +143,7 @@ def read(cut: Cut) -> Contents:
     """Look at a cut's bytes and sum them up. May run on any thread while the reading lasts."""
     reading, unit_bytes = cut.reading, cut.reading.heads.layout.unit_bytes
     views = tuple(map(reading.heads.of, reading.source.views(cut.start, cut.stop)))
-    sums = [unit_checksums(view, unit_bytes) for view in views]
-    return Contents(views, tuple([checksum for of_block in sums for checksum in of_block]))
+    return Contents(views, checksums_of(views, unit_bytes))
 
 
 def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPiece:

@@ -1,7 +1,7 @@
 """Writing the bytes of a piece where they belong, and verifying them. Runs on a worker thread.
 
-    equal layouts   piece --one copy a block--> D's block --verified there
-    others          piece --one copy--> scratch --verified there--> converted --> D's blocks
+    equal layouts   piece --copied and verified in one pass--> D's blocks
+    others          piece --likewise--> scratch --> converted --> D's blocks
 
 What is verified is always memory of D's own, never the piece itself: that may look into memory
 that its sender can write while we read. So the bytes that were verified are the bytes that stay.
@@ -9,11 +9,12 @@ that its sender can write while we read. So the bytes that were verified are the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.kv_transfer.convert import converted
 from baton.kv_transfer.filling import Fill
-from baton.kv_transfer.integrity import unit_checksums
+from baton.kv_transfer.integrity import copied_checksums
 
 
 class Unit(NamedTuple):
@@ -34,23 +35,21 @@ def place(fill: Fill) -> list[Unit]:
 def _place_directly(fill: Fill) -> list[Unit]:
     placement, layer = fill.stream.placement, fill.piece.layer
     start, stop = placement.offset, placement.offset + placement.arriving.layer_block_bytes
-    bad: list[Unit] = []
-    for block in fill.blocks:
-        target = fill.targets.view(block, layer)[start:stop]
-        target[:] = fill.view(block)
-        if found := _bad_units(fill, block, target):
+    targets = [fill.targets.view(block, layer)[start:stop] for block in fill.blocks]
+    bad_by_block = _copy(fill, fill.blocks, targets)
+    for block, target in zip(fill.blocks, targets, strict=True):
+        if block in bad_by_block:
             target[:] = bytes(len(target))  # attention reads unused slots: they must be finite
-            bad += found
-    return bad
+    return [unit for units in bad_by_block.values() for unit in units]
 
 
 def _place_by_scratch(fill: Fill) -> list[Unit]:
     """Block by block: so little memory comes from the heap and goes back to it."""
     bad: list[Unit] = []
+    own = memoryview(bytearray(fill.stream.placement.arriving.layer_block_bytes))
     for block in fill.blocks:
-        own = memoryview(bytearray(fill.view(block)))
-        if found := _bad_units(fill, block, own):
-            bad += found
+        if found := _copy(fill, (block,), (own,)):
+            bad += found[block]
         else:
             _regroup(fill, block, own)
     return bad
@@ -65,10 +64,16 @@ def _regroup(fill: Fill, block: int, own: memoryview) -> None:
         fill.targets.write(copy.block, layer, copy.target, part)
 
 
-def _bad_units(fill: Fill, block: int, own: memoryview) -> list[Unit]:
-    actual = unit_checksums(own, fill.stream.placement.arriving.unit_bytes)
-    expected = fill.checksums(block)
-    if actual == expected:
-        return []
-    pairs = enumerate(zip(actual, expected, strict=True))
-    return [Unit(block, head) for head, (got, wanted) in pairs if got != wanted]
+def _copy(
+    fill: Fill, blocks: Sequence[int], targets: Sequence[memoryview]
+) -> dict[int, list[Unit]]:
+    """Write the blocks to the targets; return the units that came out wrong, by block."""
+    sources = [fill.view(block) for block in blocks]
+    actual = copied_checksums(sources, targets, fill.stream.placement.arriving.unit_bytes)
+    expected = [checksum for block in blocks for checksum in fill.checksums(block)]
+    bad_by_block: dict[int, list[Unit]] = {}
+    for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
+        if got != wanted:
+            position, head = divmod(index, len(expected) // len(blocks))
+            bad_by_block.setdefault(blocks[position], []).append(Unit(blocks[position], head))
+    return bad_by_block

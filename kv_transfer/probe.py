@@ -23,7 +23,7 @@ from baton.core.ids import Epoch, TransferId, new_transfer_id
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.integrity import unit_checksums
+from baton.kv_transfer.integrity import copied_checksums
 from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.sender import Sender
 from baton.kv_transfer.transport.base import Transport
@@ -195,5 +195,6 @@ async def _read(piece: KvPiece, layout: KvLayout) -> None:
 def _copied_checksums(views: Iterable[memoryview], unit_bytes: int) -> tuple[int, ...]:
     sums: list[int] = []
     for view in views:
-        sums += unit_checksums(bytes(view), unit_bytes)
+        own = memoryview(bytearray(view.nbytes))
+        sums += copied_checksums((view,), (own,), unit_bytes)
     return tuple(sums)

@@ -83,6 +83,8 @@ class RecordFormat:
 
     def is_whole(self, record: BlockRecord) -> bool:
         """Whether the bytes still are what the checksums say."""
+        if record.payload.nbytes != self.layout.block_bytes:
+            return False
         return unit_checksums(record.payload, self.layout.unit_bytes) == record.checksums
 
     def encode(self, record: BlockRecord) -> tuple[bytes, memoryview]:

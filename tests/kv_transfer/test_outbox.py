@@ -290,7 +290,7 @@ async def test_an_outcome_that_is_told_in_mid_step_is_heard_after_it() -> None:
 async def test_a_transfer_aborted_between_steps_ends_its_stream_with_the_reason() -> None:
     async with prefilling(max_batch_tokens=4) as p:
         got_some = threading.Event()
-        then(p.engine, lambda layer: assert_happens(got_some) if layer == NUM_LAYERS - 1 else None)
+        then(p.engine, lambda layer: dwell(p.engine, got_some) if layer == NUM_LAYERS - 1 else None)
         await p.prefill(TRANSFER, range(40))
         receiving = asyncio.ensure_future(p.receive(TRANSFER, lambda piece: got_some.set()))
 
