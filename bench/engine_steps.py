@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from bench import scheduling
 from bench.report import surroundings, table
 from torch import Tensor
-from torch.nn import functional
 
 from baton.core.messages import SamplingParams
 from baton.engine.batch import Chunk, OnLayer, ignore_layer
@@ -31,6 +31,7 @@ from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.echo import EchoRunner, echo_info
 from baton.engine.engine import Engine
 from baton.engine.kv_cache import KvCache
+from baton.engine.layers.linear import Linear
 from baton.engine.request import Request
 from baton.engine.runner import ModelRunner, Runner
 from baton.platform.config import DEMO_MODEL
@@ -146,12 +147,16 @@ def echo_runner() -> Runner:
 
 def matmul_us(loaded: LoadedModel, num_rows: int) -> float:
     """The model's matrix products alone, once each: a floor for a pass of so many tokens."""
-    weights = [weight for weight in loaded.model.parameters() if weight.dim() == 2]
-    inputs = {weight.shape[1]: torch.randn(num_rows, weight.shape[1]) for weight in weights}
+    layers = [layer for layer in loaded.model.modules() if isinstance(layer, Linear)]
+    widths = {layer.weight.shape[1] for layer in layers}
+    inputs = {width: torch.randn(num_rows, width) for width in widths}
+    hidden = torch.randn(num_rows, loaded.model.embed.weight.shape[1])
 
     def products() -> None:
-        for weight in weights:
-            functional.linear(inputs[weight.shape[1]], weight)
+        for layer in layers:
+            if layer is not loaded.model.head:
+                layer(inputs[layer.weight.shape[1]])
+        loaded.model.logits(hidden)
 
     with torch.inference_mode():
         return _median_us(products)
@@ -173,6 +178,8 @@ def report(*, is_quick: bool = False) -> str:
         (
             "### Without a model (echo runner, greedy), µs a step",
             _echo_table(num_windows),
+            "### Scheduling, µs a step, by the requests that run and that wait",
+            scheduling.report(is_quick=is_quick),
             "### The demo model (float32), ms a step",
             _model_table(loaded, num_windows),
             "### The same, 16 running, greedy, beside a process that keeps a core busy",
@@ -183,7 +190,7 @@ def report(*, is_quick: bool = False) -> str:
 
 def _echo_table(num_windows: int) -> str:
     torch.set_num_threads(1)
-    costs = [decode_cost(echo_runner(), count, GREEDY, num_windows) for count in (1, 16, 64)]
+    costs = [decode_cost(echo_runner(), count, GREEDY, num_windows) for count in (1, 16, 32, 64)]
     header = (
         "running", "schedule", "bookkeeping", "sample", "all but the runner", "a token",
         "echo runner",

@@ -1,6 +1,6 @@
 """The deployment as one frozen tree. A process is handed the branch it needs, never the root.
 
-    model, served_model_name, dtype, load_format, device
+    model, served_model_name, dtype, quantize, load_format, device
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
     tiers                where KV is kept that leaves a device: host memory, disk, a shared store
@@ -160,6 +160,9 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV. `auto` takes what the checkpoint says."""
+    quantize: Literal["none", "int8", "int4"] = "none"
+    """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
+    and answers a little worse. `int4` leaves the table of tokens and the head in eight."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -234,12 +234,12 @@ def with_cache_secret(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def share_of_cores(config: DeploymentConfig) -> int:
-    """Torch threads of one replica when all run on this machine, one core left to the gateway.
+    """Threads of one replica when all run on this machine.
 
-    A thread too many is worse than one too few: OpenMP's wait for each other, spinning.
+    The gateway has no core of its own: threads of our kernels give way to it (source/team.h).
     """
     num_replicas = config.prefill.replicas + config.decode.replicas
-    return max(1, ((os.cpu_count() or 1) - 1) // num_replicas)
+    return max(1, (os.cpu_count() or 1) // num_replicas)
 
 
 def _own_address(config: DeploymentConfig) -> str:

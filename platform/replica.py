@@ -100,6 +100,7 @@ async def load_engine(
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,
+        quantize=config.quantize,
         progress=progress,
     )
 

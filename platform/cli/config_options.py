@@ -43,6 +43,7 @@ def _both(path: str) -> tuple[str, str]:
 
 MODEL_OPTIONS = (
     ConfigOption("--dtype", MODEL, ("dtype",)),
+    ConfigOption("--quantize", MODEL, ("quantize",)),
     ConfigOption("--device", MODEL, ("device",)),
     ConfigOption("--load-format", MODEL, ("load_format",)),
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from baton.platform.cli import chaos, config
+from baton.platform.cli import bench, chaos, config
 from baton.platform.cli.certs import certs
 from baton.platform.cli.chat import chat
 from baton.platform.cli.doctor import doctor
@@ -15,6 +15,7 @@ from baton.platform.cli.drain import drain
 from baton.platform.cli.errors import OneLineErrors
 from baton.platform.cli.generate import generate
 from baton.platform.cli.models import models
+from baton.platform.cli.profile import profile
 from baton.platform.cli.serve import serve
 from baton.platform.cli.status import status
 from baton.platform.cli.verify import verify
@@ -45,10 +46,11 @@ def baton(
     """Serve large language models with prefill and decode on separate replica pools."""
 
 
-for command in (serve, generate, chat, status, drain, models, verify, certs, doctor):
+for command in (serve, generate, chat, status, drain, models, verify, profile, certs, doctor):
     app.command()(command)
 app.add_typer(config.app, name="config")
 app.add_typer(chaos.app, name="chaos")
+app.add_typer(bench.app, name="bench")
 
 if __name__ == "__main__":
     app()

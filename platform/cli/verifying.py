@@ -52,6 +52,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             dtype=config.dtype,
             device=device,
             load_format=config.load_format,
+            quantize=config.quantize,
             progress=progress,
         )
     tolerance = trial.tolerance

@@ -1,0 +1,129 @@
+"""Every kernel of the GPU, checked and timed, and whole passes, beside what the device allows.
+
+    python -m bench.gpu [--out FOLDER]       one call of under eight minutes; FOLDER/gpu.json
+    python -m bench.gpu --check-only         no timing
+    python -m bench.gpu --check-only --interpret     in Triton's interpreter, without a GPU
+
+It needs the kernels and the engine alone: no cluster, no server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.gpu_report import Report
+
+BUDGET_S = 460.0
+"""Parts that would begin later are left out, and said to be."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 if all that was checked is right."""
+    options = _options(arguments)
+    if options.interpret:
+        os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is defined
+    from bench.gpu_report import Report
+
+    device = "cpu" if options.interpret else "cuda"
+    started = time.monotonic()
+    report = Report(_surroundings(device))
+    _check(report, device)
+    if not options.check_only:
+        for part in _timings(report, device):
+            if time.monotonic() - started > BUDGET_S:
+                report.leave_out(part.__name__)
+                continue
+            report.guard(part)
+    print(report.markdown())
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "gpu.json").write_text(json.dumps(report.as_json(), indent=1))
+    return 0 if report.is_right else 1
+
+
+def _check(report: Report, device: str) -> None:
+    import torch
+    from bench.gpu_attention_cases import attention_cases
+    from bench.gpu_cases import SMALL, cases
+
+    dtype = torch.bfloat16
+    for case in cases(SMALL, device, dtype):
+        report.check(case)
+    for case in attention_cases(device, is_small=True, dtype=dtype):
+        report.check(case)
+
+
+def _timings(report: Report, device: str) -> list[Callable[[], None]]:
+    """In the order of what matters most, should time run out."""
+    import torch
+    from bench.gpu_attention_cases import attention_cases
+    from bench.gpu_cases import REAL, cases
+    from bench.gpu_clock import Clock
+    from bench.gpu_engine import LLAMA_8B, LLAMA_70B, EngineBench, dummy_model, fp8_model
+    from bench.gpu_transformers import transformers_rows
+
+    clock = Clock(torch.device(device))
+    ceilings = report.ceilings = clock.ceilings()
+
+    def kernels() -> None:
+        for case in cases(REAL, device):
+            report.time(case, clock)
+
+    def attention() -> None:
+        for case in attention_cases(device, is_small=False, dtype=torch.bfloat16):
+            report.time(case, clock)
+
+    def llama_8b() -> None:
+        bench = EngineBench(
+            "Llama-3-8B bf16", dummy_model(LLAMA_8B, device, "bfloat16"), device, max_requests=64
+        )
+        report.rows.append(bench.decode(1, 2048, ceilings))
+        report.rows.append(bench.decode(64, 2048, ceilings))
+        report.rows.append(bench.prefill(8192, ceilings))
+        report.notes.append(f"graphs: {bench.runner.graphs and bench.runner.graphs.sizes}")
+        report.weight_bytes = bench.weight_bytes
+
+    def llama_70b() -> None:
+        bench = EngineBench(
+            "Llama-3-70B fp8", fp8_model(LLAMA_70B, device), device, max_requests=16
+        )
+        report.rows.append(bench.decode(1, 2048, ceilings))
+        report.rows.append(bench.decode(16, 2048, ceilings))
+
+    def transformers() -> None:
+        report.rows += transformers_rows(LLAMA_8B, device, report.weight_bytes, ceilings)
+
+    return [attention, llama_8b, kernels, llama_70b, transformers]
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu")
+    parser.add_argument("--check-only", action="store_true", help="time nothing")
+    parser.add_argument("--interpret", action="store_true", help="without a GPU; implies no timing")
+    default = os.environ.get("OUT")
+    parser.add_argument("--out", type=Path, default=Path(default) if default else None)
+    options = parser.parse_args(arguments)
+    options.check_only |= options.interpret
+    return options
+
+
+def _surroundings(device: str) -> str:
+    import torch
+    import triton
+
+    name = torch.cuda.get_device_name() if device == "cuda" else "Triton's interpreter"
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return f"{date}, {name}, torch {torch.__version__}, triton {triton.__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

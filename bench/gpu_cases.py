@@ -1,0 +1,282 @@
+"""Each kernel of the GPU with something to compute: what it must give, and what it costs.
+
+The same cases are checked at small sizes and timed at those of real models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels import draw_token as draws
+from baton.kernels import moe, rms_norm
+from baton.kernels.checksum import device_checksums
+from baton.kernels.gpu import best_token, block_copy, checksum, draw_token, gate, norm
+from baton.kernels.gpu.grouped_linear import grouped_linear, grouped_tiles
+from baton.kernels.gpu.linear_tiles import linear_tiles
+from baton.kernels.narrow_weight import NarrowWeight, round_to_fp8, to_fp8, to_int4, to_int8
+from baton.kernels.silu_mul import reference as silu_mul
+from baton.kernels.token_filter import Filters
+
+NARROW: dict[str, Callable[[Tensor], NarrowWeight]] = {
+    "int8": to_int8,
+    "int4 by 32": to_int4,
+    "int4 by 128": lambda weight: to_int4(weight, 128),
+    "fp8": to_fp8,
+    "fp8 128x128": lambda weight: to_fp8(weight, has_blocks=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    run: Callable[[], Tensor]
+    expected: Callable[[], Tensor] | None = None
+    """None: it is only timed; a smaller one like it is checked."""
+    tolerance: float = 0.0
+    """Of the largest number that is expected."""
+    num_bytes: float = 0.0
+    num_flops: float = 0.0
+    rate: str = "bf16"
+    """Whose arithmetic: of `Ceilings`."""
+
+    def error(self) -> float:
+        """The largest, relative to the largest number; infinite where one is not a number."""
+        assert self.expected is not None
+        found, wanted = self.run(), self.expected()
+        if found.shape != wanted.shape:
+            return float("inf")
+        if not found.dtype.is_floating_point:
+            return float(not torch.equal(found, wanted))
+        apart = (found.double() - wanted.double()).abs().max()
+        error = float(apart / wanted.double().abs().max().clamp_min(1e-6))
+        return error if error == error else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    rows: tuple[int, ...]
+    matrix: tuple[int, int]
+    """N, K"""
+    tokens: int
+    width: int
+    num_experts: int
+    vocab_size: int
+    num_units: int
+    unit_bytes: int
+
+
+SMALL = Sizes(
+    rows=(1, 5, 16), matrix=(200, 384), tokens=3, width=100, num_experts=4, vocab_size=4200,
+    num_units=5, unit_bytes=1088,
+)  # fmt: skip
+REAL = Sizes(
+    rows=(1, 16), matrix=(28672, 4096), tokens=8192, width=4096, num_experts=128,
+    vocab_size=152_064, num_units=1 << 17, unit_bytes=8192,
+)  # fmt: skip
+
+
+def cases(sizes: Sizes, device: str, dtype: torch.dtype = torch.bfloat16) -> list[Case]:
+    torch.manual_seed(0)
+    return [
+        *_rows(sizes, device, dtype),
+        *_products(sizes, device, dtype),
+        *_library_products(sizes, device),
+        *_experts(sizes, device, dtype),
+        *_sampling(sizes, device),
+        *_copies(sizes, device),
+    ]
+
+
+def _rows(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
+    shape = sizes.tokens, sizes.width
+    x, residual = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    weight = torch.rand(sizes.width, device=device).to(dtype)
+    gate_up = torch.randn(sizes.tokens, 2 * sizes.width, device=device).to(dtype)
+    return [
+        Case(
+            name=f"add + RMS norm {shape}",
+            run=lambda: norm.rms_norm(x, residual, weight, 1e-6)[0],
+            expected=lambda: rms_norm.reference(x, residual, weight, 1e-6)[0],
+            tolerance=2e-2,
+            num_bytes=4 * x.nbytes,
+        ),
+        Case(
+            name=f"SwiGLU {shape}",
+            run=lambda: gate.silu_mul(gate_up),
+            expected=lambda: silu_mul(gate_up),
+            tolerance=1e-2,
+            num_bytes=1.5 * gate_up.nbytes,
+        ),
+    ]
+
+
+def _products(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
+    made: list[Case] = []
+    num_columns, width = sizes.matrix
+    weight = (torch.randn(num_columns, width, device=device) * 0.02).to(dtype)
+    narrow = {name: to(weight) for name, to in NARROW.items()}
+    for num_rows in sizes.rows:
+        x = torch.randn(num_rows, width, device=device).to(dtype)
+        rest = x.nbytes + 2 * num_rows * num_columns
+        flops = 2.0 * num_rows * num_columns * width
+        made.append(
+            Case(
+                name=f"linear {num_rows} x {num_columns} x {width}",
+                run=lambda x=x: linear_tiles(x, weight),  # type: ignore[misc]
+                expected=lambda x=x: (x.float() @ weight.float().T).to(dtype),  # type: ignore[misc]
+                tolerance=1e-2,
+                num_bytes=weight.nbytes + rest,
+                num_flops=flops,
+            )
+        )
+        made += [
+            Case(
+                name=f"linear {name} {num_rows} x {num_columns} x {width}",
+                run=lambda x=x, w=kept: _by_tiles(x, w),  # type: ignore[misc]
+                expected=lambda x=x, w=kept: (x.float() @ w.unpacked().float().T).to(dtype),  # type: ignore[misc]
+                tolerance=2e-2,
+                num_bytes=kept.nbytes + rest,
+                num_flops=flops,
+            )
+            for name, kept in narrow.items()
+        ]
+    return made
+
+
+def _library_products(sizes: Sizes, device: str) -> list[Case]:
+    """What torch has: beside the few rows of ours, and in place of them for many."""
+    num_columns, width = sizes.matrix
+    num_columns -= num_columns % 128
+    weight = (torch.randn(num_columns, width, device=device) * 0.02).bfloat16()
+    few, many = (
+        torch.randn(rows, width, device=device).bfloat16() for rows in (1, max(20, sizes.tokens))
+    )
+    num_flops = 2.0 * len(many) * num_columns * width
+    made = [
+        Case(
+            name=f"torch's linear {len(x)} x {num_columns} x {width}",
+            run=lambda x=x: functional.linear(x, weight),  # type: ignore[misc]
+            num_bytes=weight.nbytes + x.nbytes + 2.0 * len(x) * num_columns,
+            num_flops=2.0 * len(x) * num_columns * width,
+        )
+        for x in (few, many)
+    ]
+    for name in ("fp8", "fp8 128x128"):
+        kept = NARROW[name](weight)
+        group = kept.group[1] or width
+        made.append(
+            Case(
+                name=f"linear {name} {len(many)} x {num_columns} x {width}",
+                run=lambda kept=kept: kept.linear(many, None),  # type: ignore[misc]
+                expected=lambda kept=kept, group=group: functional.linear(  # type: ignore[misc]
+                    round_to_fp8(many, group), kept.unpacked()
+                ),
+                tolerance=2e-2,
+                num_bytes=kept.nbytes + many.nbytes + 2.0 * len(many) * num_columns,
+                num_flops=num_flops,
+                rate="fp8",
+            )
+        )
+    return made
+
+
+def _by_tiles(x: Tensor, weight: NarrowWeight) -> Tensor:
+    return linear_tiles(x, weight.items, weight.scales, group=weight.group)
+
+
+def _experts(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
+    """Of the shape of Qwen3-30B-A3B: few tokens, bound by the matrices, and many."""
+    is_small = sizes is SMALL
+    num_columns, width = (96, 64) if is_small else (1536, 2048)
+    weights = (torch.randn(sizes.num_experts, num_columns, width, device=device) * 0.02).to(dtype)
+    made = []
+    for num_pairs in (11, 90) if is_small else (512, 131_072):
+        experts = torch.randint(0, sizes.num_experts, (num_pairs, 1), device=device)
+        groups = moe.group_by_expert(experts, sizes.num_experts)
+        x = torch.randn(num_pairs, width, device=device).to(dtype)
+        used = len(set(experts.flatten().tolist())) / sizes.num_experts
+        num_bytes = used * weights.nbytes + x.nbytes + 2 * num_pairs * num_columns
+        num_flops = 2.0 * num_pairs * num_columns * width
+        ways = {"tiles": grouped_tiles, "as chosen": grouped_linear}
+        made += [
+            Case(
+                name=f"experts, {name}, {num_pairs} pairs of {sizes.num_experts}",
+                run=lambda x=x, way=way, stops=groups.stops: way(x, weights, stops),  # type: ignore[misc]
+                expected=lambda x=x, stops=groups.stops: _by_expert(x, weights, stops),  # type: ignore[misc]
+                tolerance=1e-2,
+                num_bytes=num_bytes,
+                num_flops=num_flops,
+            )
+            for name, way in ways.items()
+        ]
+    return made
+
+
+def _by_expert(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
+    ends = stops.tolist()
+    parts = [
+        x[start:stop].float() @ weight.float().T
+        for start, stop, weight in zip([0, *ends[:-1]], ends, weights, strict=True)
+    ]
+    return torch.cat(parts).to(x.dtype)
+
+
+def _sampling(sizes: Sizes, device: str) -> list[Case]:
+    num_rows = 2 if sizes is SMALL else 16
+    scores = torch.randn(num_rows, sizes.vocab_size, device=device) * 3
+    rows, best = torch.arange(num_rows, device=device), scores.argmax(-1)
+    heat = torch.full((num_rows,), 0.8, device=device)
+    streams = torch.arange(num_rows * 4, device=device).view(num_rows, 4)
+    filters = Filters(
+        torch.full((num_rows,), 50, device=device),
+        torch.full((num_rows,), 0.9, device=device),
+        torch.full((num_rows,), draws.LEAST_P, device=device),
+    )
+    return [
+        Case(
+            name=f"greedy {num_rows} x {sizes.vocab_size}",
+            run=lambda: best_token.best_finite_token(scores)[0],
+            expected=lambda: scores.argmax(-1),
+            num_bytes=scores.nbytes,
+        ),
+        Case(
+            name=f"top-k, top-p, draw {num_rows} x {sizes.vocab_size}",
+            run=lambda: draw_token.draw_token(scores, rows, best, heat, filters, streams),
+            expected=lambda: draws.draw_related(draws.relate(scores, heat), filters, streams),
+            num_bytes=scores.nbytes,
+        ),
+    ]
+
+
+def _copies(sizes: Sizes, device: str) -> list[Case]:
+    num_layers, num_blocks, is_small = 3, sizes.num_units, sizes is SMALL
+    units = torch.randint(0, 256, (num_blocks, sizes.unit_bytes), dtype=torch.uint8, device=device)
+    layers = [units.clone() for _ in range(num_layers)]
+    blocks = torch.randperm(num_blocks, device=device)[: max(1, num_blocks // 2)]
+    staging = torch.empty(
+        num_layers, len(blocks), sizes.unit_bytes, dtype=torch.uint8, device=device
+    )
+
+    def gather() -> Tensor:
+        block_copy.gather_blocks(layers, blocks, staging)
+        return staging
+
+    return [
+        Case(
+            name=f"checksums of {num_blocks} x {sizes.unit_bytes} bytes",
+            run=lambda: checksum.checksums(units),
+            expected=(lambda: device_checksums(units.cpu()).to(device)) if is_small else None,
+            num_bytes=units.nbytes,
+        ),
+        Case(
+            name=f"block copy, {num_layers} layers of {len(blocks)} x {sizes.unit_bytes} bytes",
+            run=gather,
+            expected=lambda: torch.stack([layer[blocks] for layer in layers]),
+            num_bytes=2 * staging.nbytes,
+        ),
+    ]

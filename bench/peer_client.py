@@ -1,0 +1,148 @@
+"""The client that all engines are asked by: token ids in, a stream of events out, times noted.
+
+It shares the cores with what it measures, so it decodes nothing while a stream runs: it counts the
+words in what arrives (see `bench.peer_models`: a token is a word), and the clock is read once a
+write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from bench.peer_models import WORD
+
+FIRST_WORD = 64
+"""Token ids below it are letters and the special ones."""
+TEXT = re.compile(rb'"text": ?"((?:[^"\\\\]|\\\\.)*)"')
+MARK = WORD.strip().encode()
+"""Some engines trim the first word of an answer."""
+WINDOW = 16
+"""Tokens that time is taken over: two that come right behind each other say nothing of the rate."""
+LIMIT_S = 240.0
+"""For one answer."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """Times are seconds of time.perf_counter."""
+
+    sent_at: float
+    num_tokens: list[int] = field(default_factory=list)
+    """Of each write that carried any."""
+    times: list[float] = field(default_factory=list)
+    """When it came."""
+
+    @property
+    def first_s(self) -> float:
+        """From sending to the first token."""
+        return self.times[0] - self.sent_at
+
+    def token_s(self) -> list[float]:
+        """Seconds a token, by every WINDOW of tokens; of all, if they are fewer."""
+        came = [time for time, count in zip(self.times, self.num_tokens, strict=True)
+                for _ in range(count)]  # fmt: skip
+        window = min(WINDOW, len(came) - 1)
+        return [
+            (later - sooner) / window
+            for sooner, later in zip(came, came[window:], strict=False)
+            if window
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Answers to requests that were sent at once."""
+
+    answers: tuple[Answer, ...]
+
+    @property
+    def first_ms(self) -> float:
+        return statistics.median(answer.first_s for answer in self.answers) * 1e3
+
+    @property
+    def output_rate(self) -> float:
+        """Tokens a second from the first send to the last token, prefill included."""
+        started = min(answer.sent_at for answer in self.answers)
+        ended = max(answer.times[-1] for answer in self.answers)
+        return sum(sum(answer.num_tokens) for answer in self.answers) / (ended - started)
+
+    @property
+    def steady_rate(self) -> float:
+        """Requests / median time between tokens: what decoding alone gives."""
+        gaps = [gap for answer in self.answers for gap in answer.token_s()]
+        return len(self.answers) / statistics.median(gaps)
+
+
+def prompt(num_tokens: int, vocab_size: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(FIRST_WORD, vocab_size), k=num_tokens)
+
+
+async def ask(port: int, model: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> Asked:
+    """Send all at once, each on a connection of its own. Raises RuntimeError or TimeoutError."""
+    bodies = [
+        msgspec.json.encode(
+            {
+                "model": model,
+                "prompt": list(tokens),
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        )
+        for tokens in prompts
+    ]
+    streams = [await asyncio.open_connection("127.0.0.1", port) for _ in bodies]
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            answers = await asyncio.gather(
+                *(
+                    _complete(reader, writer, body)
+                    for (reader, writer), body in zip(streams, bodies, strict=True)
+                )
+            )
+    finally:
+        for _, writer in streams:
+            writer.close()
+    return Asked(tuple(answers))
+
+
+async def _complete(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
+) -> Answer:
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    answer = Answer(time.perf_counter())
+    writer.write(head.encode() + body)
+    header = await reader.readuntil(b"\r\n\r\n")
+    if b" 200 " not in header.split(b"\r\n", 1)[0]:
+        raise RuntimeError(f"{header.decode()}{(await reader.read(2000)).decode()}")
+    if b"chunked" not in header.lower():
+        raise RuntimeError(f"not a stream: {header.decode()}")
+    while chunk := await _chunk(reader):
+        if count := count_tokens(chunk):
+            answer.times.append(time.perf_counter())
+            answer.num_tokens.append(count)
+    if not answer.times:
+        raise RuntimeError("an answer without tokens")
+    return answer
+
+
+def count_tokens(write: bytes) -> int:
+    """Of one write of the server: one or several events, the last of which may carry no text."""
+    return sum(text.count(MARK) for text in TEXT.findall(write))
+
+
+async def _chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next piece of a chunked body; empty at its end."""
+    size = int(await reader.readuntil(b"\r\n"), 16)
+    return (await reader.readexactly(size + 2))[:-2]

@@ -1,0 +1,18 @@
+"""Files that a command writes when its work is done: looked at before it begins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from baton.core.errors import InvalidConfig
+
+
+def check_writable(file: Path, option: str) -> None:
+    """Raises InvalidConfig if `file`, given as `option`, could not be written."""
+    if file.is_dir():
+        raise InvalidConfig(f"{option} {file}: this is a folder; give a file in it")
+    if not file.parent.is_dir():
+        raise InvalidConfig(f"{option} {file}: there is no folder {file.parent}; make it first")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise InvalidConfig(f"{option} {file}: it cannot be written; give another file")

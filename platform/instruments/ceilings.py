@@ -1,0 +1,112 @@
+"""What this machine can do at best, measured on the spot: reading memory, and multiplying.
+
+    read bandwidth    words of a tensor that no cache holds, summed: the bound of decoding
+    matrix rate       the best of some large products, torch's and ours: the bound of prefill
+
+Both change: with other work on the machine, with its clock, on rented machines from minute to
+minute. So they are taken again beside whatever they are compared with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels.packed_weight import can_pack, pack
+from baton.kernels.word_sum import word_sum
+
+PROBE_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
+"""Larger than the caches of any machine."""
+REPEATS = 4
+MAX_S = 0.6
+"""No further repeat begins after it."""
+PRODUCTS = {
+    "cpu": ((512, 1024, 4096), (2048, 2048, 4096)),
+    "cuda": ((8192, 8192, 8192), (16384, 8192, 8192)),
+}
+"""Rows, K and N."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """Of one device and one dtype of matrices."""
+
+    read_bytes_s: float
+    flops_s: float
+
+    def floor_s(self, flops: float, num_bytes: float) -> float:
+        """The least that so much work can take, if reading and computing overlap perfectly."""
+        return max(flops / self.flops_s, num_bytes / self.read_bytes_s)
+
+    @property
+    def balance(self) -> float:
+        """FLOPs a byte from which on arithmetic is the bound: the ridge of the roofline."""
+        return self.flops_s / self.read_bytes_s
+
+
+def measure_ceilings(dtype: torch.dtype, device: str = "cpu") -> Ceilings:
+    return Ceilings(
+        read_bytes_s=read_bandwidth(device) * 1e9, flops_s=matrix_rate(dtype, device) * 1e12
+    )
+
+
+def read_bandwidth(device: str = "cpu") -> float:
+    """GB/s, by all threads; on a GPU of a copy, reading and writing counted."""
+    kind = torch.device(device).type
+    words = _probe(device)
+    if kind == "cpu":
+        return words.nbytes / _best_s(lambda: word_sum(words), device) / 1e9
+    target = torch.empty_like(words)
+    copied = _best_s(lambda: target.copy_(words), device)
+    return 2 * words.nbytes / copied / 1e9
+
+
+def matrix_rate(dtype: torch.dtype, device: str = "cpu") -> float:
+    """TFLOP/s of the best product found."""
+    rates = []
+    for num_rows, width, num_columns in PRODUCTS[torch.device(device).type]:
+        x = torch.randn(num_rows, width, device=device).to(dtype)
+        weight = torch.randn(num_columns, width, device=device).to(dtype)
+        flops = 2 * num_rows * width * num_columns
+        for product in _products(x, weight):
+            rates.append(flops / _best_s(product, device) / 1e12)
+    return max(rates)
+
+
+def _products(x: Tensor, weight: Tensor) -> list[Callable[[], object]]:
+    products: list[Callable[[], object]] = [lambda: functional.linear(x, weight)]
+    if can_pack(weight):
+        packed = pack(weight)
+        products.append(lambda: packed.linear(x, None))
+    return products
+
+
+@cache
+def _probe(device: str) -> Tensor:
+    """Written once: memory that was never written is no memory yet."""
+    num_words = PROBE_BYTES[torch.device(device).type] // 8
+    return torch.ones(num_words, dtype=torch.int64, device=device)
+
+
+def _best_s(work: Callable[[], object], device: str) -> float:
+    """The best of some, for whatever else runs only ever makes it longer."""
+    taken: list[float] = []
+    with torch.inference_mode():
+        while len(taken) < REPEATS and sum(taken) < MAX_S:
+            _wait(device)
+            started = time.perf_counter()
+            work()
+            _wait(device)
+            taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

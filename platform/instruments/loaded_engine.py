@@ -1,0 +1,136 @@
+"""An engine in this process for measuring: loaded as a replica's, its cache written once.
+
+Memory that was never written is a page of zeros that every cache holds: KV is written with numbers
+first, so that attention reads what it would read.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import SamplingParams
+from baton.engine.assemble import CPU_CACHE_BYTES, KV_DTYPES, engine_around, find_device
+from baton.engine.checkpoint.load import LoadedModel, load_model
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.request import Request
+from baton.platform.config import DeploymentConfig
+from baton.platform.instruments.model_shape import ModelShape, shape_of
+
+FILLING = 0x3C
+"""A byte of small normal numbers in every dtype of KV."""
+CACHE_FRACTION = 0.5
+"""Of the memory that is free, for KV, unless the configuration sizes it."""
+MEMORY_INFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    engine: Engine
+    loaded: LoadedModel
+    shape: ModelShape
+    device: str
+    ready_s: float
+    """From the folder to an engine that takes requests: weights, cache, tape."""
+
+    @property
+    def max_tokens(self) -> int:
+        """That the cache holds, of all requests together."""
+        return self.engine.pool.num_blocks * self.engine.pool.layout.block_size
+
+    def prompt(self, num_tokens: int, seed: str) -> list[int]:
+        """Another one for each seed, so that no prefix is found."""
+        return random.Random(seed).choices(range(self.engine.info.vocab_size), k=num_tokens)
+
+    def add(self, num_tokens: int, seed: str, max_tokens: int) -> Request:
+        """A request whose prompt has to be computed."""
+        request = self._request(num_tokens, seed, max_tokens)
+        self.engine.add(request)
+        return request
+
+    def add_decoding(self, context: int, seed: str, max_tokens: int) -> Request:
+        """A request that comes with KV, as from a handoff; its next step decodes."""
+        request = self._request(context, seed, max_tokens)
+        lease = Holder(HolderKind.LEASE, request.request_id)
+        reserved = self.engine.pool.reserve(lease, request.tokens, b"", is_matching=False)
+        if reserved is None:
+            raise ValueError(f"the cache has no room for {context} tokens more")
+        self.engine.adopt(request, lease)
+        return request
+
+    def drop(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.engine.abort(request.request_id)
+
+    def _request(self, num_tokens: int, seed: str, max_tokens: int) -> Request:
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        tokens = self.prompt(num_tokens, seed)
+        return Request(seed, tokens, sampling=sampling)
+
+
+def load_measured(
+    folder: Path, config: DeploymentConfig, *, sizes: Sequence[int], max_running: int
+) -> LoadedEngine:
+    """With room for the largest of `sizes`, in tokens of all requests together, that memory allows.
+
+    Raises CheckpointError or InvalidConfig.
+    """
+    device = find_device(config.device)
+    started = time.perf_counter()
+    loaded = load_model(
+        folder,
+        dtype=config.dtype,
+        device=device,
+        load_format=config.load_format,
+        quantize=config.quantize,
+        max_model_len=config.decode.scheduler.max_model_len,
+    )
+    engine_config = _sized(config.decode.engine, loaded, device, sizes, max_running)
+    engine = engine_around(loaded, engine_config, device)
+    ready_s = time.perf_counter() - started
+    for layer in engine.runner.cache.layers:
+        layer.view(torch.uint8).fill_(FILLING)
+    return LoadedEngine(
+        engine=engine,
+        loaded=loaded,
+        shape=shape_of(loaded.model, engine.runner.cache.layout, loaded.info.dtype),
+        device=device,
+        ready_s=ready_s,
+    )
+
+
+def _sized(
+    config: EngineConfig, loaded: LoadedModel, device: str, sizes: Sequence[int], max_running: int
+) -> EngineConfig:
+    cache, scheduler = config.cache, config.scheduler
+    if cache.num_blocks is None and cache.memory_gib is None:
+        layout = loaded.info.layout(cache.block_size, KV_DTYPES[cache.kv_dtype])
+        fitting = int(_free_bytes(device) * CACHE_FRACTION) // layout.block_bytes
+        wanted = [layout.num_blocks_for(size) + max_running for size in sizes]
+        num_blocks = max((each for each in wanted if each <= fitting), default=fitting)
+        cache = replace(cache, num_blocks=max(1, num_blocks))
+    return replace(
+        config,
+        cache=cache,
+        scheduler=replace(
+            scheduler,
+            max_running=max(max_running, scheduler.max_running),
+            max_batch_tokens=max(max_running, scheduler.max_batch_tokens),
+        ),
+    )
+
+
+def _free_bytes(device: str) -> int:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(torch.device(device))[0]
+    for line in MEMORY_INFO.read_text().splitlines() if MEMORY_INFO.is_file() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return CPU_CACHE_BYTES

@@ -1,0 +1,143 @@
+"""What a loaded model is made of, as far as its cost goes: products, attentions, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import nn
+
+from baton.core.kv_layout import ITEM_BYTES, KvLayout
+from baton.engine.layers.attention import Attention
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.norm import LayerNorm, RmsNorm
+from baton.engine.models.decoder import Decoder
+from baton.kernels.weight import Weight
+
+
+class Part(StrEnum):
+    """Of a pass, in the order of a layer."""
+
+    EMBEDDING = "embedding"
+    NORMS = "norms"
+    QKV = "qkv"
+    ROPE = "RoPE and KV write"
+    ATTENTION = "attention"
+    OUT = "attention out"
+    GATE_UP = "gate and up"
+    DOWN = "down"
+    HEAD = "head"
+    SAMPLING = "sampling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """x [T, K] times a weight [N, K]."""
+
+    part: Part
+    width: int
+    num_rows: int
+    num_bytes: int
+    """Of the weight, as it is kept."""
+    is_gated: bool = False
+    """Half as many numbers come out."""
+
+    @property
+    def num_written(self) -> int:
+        """Numbers for each row of x."""
+        return self.num_rows // 2 if self.is_gated else self.num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    kv_token_bytes: int
+    """K and V of one token, all heads, with their scales."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    width: int
+    vocab_size: int
+    item_bytes: int
+    """Of an activation."""
+    products: tuple[Product, ...]
+    """Of all layers, and the head."""
+    attentions: tuple[AttentionShape, ...]
+    num_norms: int
+    """Over the width of the model, the last included."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """That every pass reads."""
+        return sum(product.num_bytes for product in self.products)
+
+
+def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
+    """`dtype` is that of the activations, `layout` that of the KV."""
+    head = model.embed if model.head is None else model.head
+    kv_token_bytes = layout.layer_block_bytes // layout.block_size
+    products = [
+        *(product for block in model.blocks for product in _products_of(block)),
+        _product(Part.HEAD, head.weight),
+    ]
+    return ModelShape(
+        width=head.weight.shape[1],
+        vocab_size=head.weight.shape[0],
+        item_bytes=ITEM_BYTES[dtype],
+        products=tuple(products),
+        attentions=tuple(
+            AttentionShape(
+                num_heads=attention.heads.num_heads,
+                num_kv_heads=attention.heads.num_kv_heads,
+                head_dim=attention.heads.head_dim,
+                window=attention.kind.window,
+                kv_token_bytes=kv_token_bytes,
+            )
+            for block in model.blocks
+            for attention in block.modules()
+            if isinstance(attention, Attention)
+        ),
+        num_norms=sum(1 for block in model.blocks for _ in _wide_norms(block)) + 1,
+    )
+
+
+def _products_of(block: nn.Module) -> Iterator[Product]:
+    for name, module in block.named_modules():
+        if isinstance(module, Linear):
+            yield _product(part_of(name), module.weight, is_gated=module.is_gated)
+
+
+def part_of(name: str) -> Part:
+    """Of a weight, by the name of its module within a block or the model."""
+    match name.rpartition(".")[2]:
+        case "qkv":
+            return Part.QKV
+        case "out":
+            return Part.OUT
+        case "gate_up" | "up":
+            return Part.GATE_UP
+        case "down":
+            return Part.DOWN
+        case "head":
+            return Part.HEAD
+        case other:
+            raise ValueError(f"a product that no part is known for: {other!r}")
+
+
+def _product(part: Part, weight: Weight, *, is_gated: bool = False) -> Product:
+    num_rows, width = weight.shape
+    return Product(
+        part=part, width=width, num_rows=num_rows, num_bytes=weight.nbytes, is_gated=is_gated
+    )
+
+
+def _wide_norms(block: nn.Module) -> Iterator[nn.Module]:
+    """Norms over heads are part of RoPE."""
+    for child in block.children():
+        if isinstance(child, RmsNorm | LayerNorm):
+            yield child

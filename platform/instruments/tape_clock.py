@@ -1,0 +1,139 @@
+"""How long each operator of a tape takes, and which part of the model it is.
+
+The tape adds what each of its calls took to an array, so that a pass is timed as it is played in
+service: without Python, by the same threads. A product is known by its weight, all else by name;
+what prepares a product (numbers made narrower) counts as the product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton.engine.batch import Batch
+from baton.engine.layers.linear import Linear
+from baton.engine.models.decoder import Decoder
+from baton.engine.taped_model import TapedModel, pass_of
+from baton.kernels.cpu.operators import Call, Pass
+from baton.kernels.cpu.tape import Tape
+from baton.platform.instruments.model_shape import Part, part_of
+from baton.platform.instruments.part_clock import Span
+
+OPERATOR_PARTS = {
+    "attention": Part.ATTENTION,
+    "rope": Part.ROPE,
+    "rotary": Part.ROPE,
+    "embedding": Part.EMBEDDING,
+    "norm": Part.NORMS,
+    "take_rows": Part.NORMS,
+    "silu": Part.GATE_UP,
+    "gelu": Part.GATE_UP,
+    "relu": Part.GATE_UP,
+}
+"""By what is part of an operator's name. Products are told apart by their weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """One pass of a tape."""
+
+    at: float
+    calls: Sequence[Call]
+    parts: Sequence[Part]
+    seconds: ctypes.Array[ctypes.c_double]
+
+
+class TapeClock:
+    """Plays the passes of a taped model, and notes what they take.
+
+    What was noted is made sense of when it is asked for: not within the time that is measured.
+    """
+
+    def __init__(self, model: Decoder, taped: TapedModel) -> None:
+        self.taped = taped
+        self._parts = parts_of(model, taped.forward_tape.calls)
+        self._head_parts = parts_of(model, taped.logits_tape.calls)
+        self._played: list[_Played] = []
+
+    @property
+    def seconds(self) -> dict[Part, float]:
+        found: dict[Part, float] = {}
+        for played in self._played:
+            for part, took in zip(played.parts, played.seconds, strict=True):
+                found[part] = found.get(part, 0.0) + took
+        return found
+
+    @property
+    def spans(self) -> list[Span]:
+        """Operators in turn. When each began is not measured: they are laid end to end."""
+        spans: list[Span] = []
+        for played in self._played:
+            at = played.at
+            for call, part, took in zip(played.calls, played.parts, played.seconds, strict=True):
+                spans.append(Span(f"{part}: {call.name}", at, took))
+                at += took
+        return spans
+
+    def reset(self) -> None:
+        self._played = []
+
+    def forward(self, batch: Batch) -> Tensor:
+        """As `TapedModel.forward`, whom nobody follows."""
+        of = pass_of(batch)
+        self._play(self.taped.forward_tape, of, self._parts)
+        return self.taped.forward_tape.result[: of.num_outputs]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        tape = self.taped.logits_tape
+        tape.give(hidden)
+        self._play(tape, Pass(num_outputs=len(hidden)), self._head_parts)
+        return tape.result[: len(hidden)]
+
+    def _play(self, tape: Tape, of: Pass, parts: Sequence[Part]) -> None:
+        seconds = (ctypes.c_double * len(tape.calls))()
+        self._played.append(_Played(time.perf_counter(), tape.calls, parts, seconds))
+        tape.play(of, seconds=seconds)
+
+
+def parts_of(model: Decoder, calls: Sequence[Call]) -> list[Part]:
+    """One each. What prepares a product (numbers made narrower) counts as the product."""
+    part_by_address = dict(_weights(model))
+    known = [_part_of_call(call, part_by_address) for call in calls]
+    parts: list[Part] = []
+    following = Part.HEAD
+    for part in reversed(known):
+        following = part or following
+        parts.append(following)
+    return parts[::-1]
+
+
+def _part_of_call(call: Call, part_by_address: Mapping[int, Part]) -> Part | None:
+    for fragment, part in OPERATOR_PARTS.items():
+        if fragment in call.name:
+            return part
+    if call.name.startswith("add_"):
+        return Part.NORMS
+    addresses = [tensor.data_ptr() for tensor in call.inputs if tensor is not None]
+    return next((part_by_address[a] for a in addresses if a in part_by_address), None)
+
+
+def _weights(model: Decoder) -> Iterator[tuple[int, Part]]:
+    yield from ((tensor.data_ptr(), Part.HEAD) for tensor in _tensors(model.embed.weight))
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            for tensor in _tensors(module.weight):
+                yield tensor.data_ptr(), part_of(name)
+
+
+def _tensors(weight: object) -> Iterator[Tensor]:
+    """Of a plain weight, or of one kept in a form of its own."""
+    if isinstance(weight, Tensor):
+        yield weight
+    elif dataclasses.is_dataclass(weight):
+        for one in dataclasses.fields(weight):
+            yield from _tensors(getattr(weight, one.name))

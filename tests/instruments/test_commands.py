@@ -1,0 +1,109 @@
+"""`baton bench engine` and `baton profile` on a tiny model: that all of it works, no number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tiny_checkpoints import make_llama
+from typer.testing import CliRunner, Result
+
+from baton.platform.cli.main import app
+from baton.platform.instruments import ceilings, engine_bench
+
+
+@pytest.fixture(autouse=True)
+def small_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured here means nothing, so it need not take long."""
+    monkeypatch.setattr(ceilings, "PROBE_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(ceilings, "PRODUCTS", {"cpu": ((32, 64, 64),)})
+    monkeypatch.setattr(ceilings, "_probe", ceilings._probe.__wrapped__)
+    monkeypatch.setattr(engine_bench, "POINT_S", 0.02)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("model"))
+
+
+def baton(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_an_engine_is_measured_beside_its_ceilings(folder: Path, tmp_path: Path) -> None:
+    out, png = tmp_path / "out.json", tmp_path / "out.png"
+    sizes = ("--length", 16, "--length", 40, "--batch", 1, "--batch", 3, "--context", 20)
+
+    result = baton("bench", "engine", folder, *sizes, "--json", out, "--png", png)
+
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert [point["context"] for point in found["prefill"]] == [16, 40]
+    assert [point["batch"] for point in found["decode"]] == [1, 3]
+    for point in (*found["prefill"], *found["decode"]):
+        assert point["tokens_s"] > 0
+        assert point["regime"] in result.output
+        assert point["first_experiment"]
+        assert point["parts"]["attention"]["seconds"] > 0
+    assert found["ceilings"]["read_gb_s"] > 0
+    assert found["model"]["ready_s"] > 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_does_not_fit_is_skipped_with_its_reason(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    sizes = ("--length", 4096, "--batch", 1, "--context", 5000)
+
+    result = baton("bench", "engine", folder, *sizes, "--json", out)
+
+    assert result.exit_code == 0, result.output
+    skipped = json.loads(out.read_text())["skipped"]
+    assert [one["what"] for one in skipped] == ["prefill of 4096", "decode of 1 at 5000"]
+    assert "512 tokens a request" in skipped[0]["why"]
+
+
+def test_only_what_was_asked_for_is_measured(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    baton("bench", "engine", folder, "--measure", "prefill", "--length", 8, "--json", out)
+
+    found = json.loads(out.read_text())
+    assert found["prefill"] and not found["decode"]
+
+
+def test_without_matplotlib_a_picture_is_refused_with_the_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+
+    result = baton("bench", "engine", folder, "--png", "out.png")
+
+    assert result.exit_code == 2
+    assert "baton-llm[plots]" in result.stderr
+
+
+def test_a_profile_tells_where_steps_spend_their_time(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+
+    result = baton(
+        *("profile", folder, "--requests", 3, "--prompt-tokens", 20, "--output-tokens", 5),
+        *("--trace", trace),
+    )
+
+    assert result.exit_code == 0, result.output
+    for phase in ("schedule", "attention", "gate and up", "head", "sampling", "1 prefill"):
+        assert phase in result.output
+    steps = [
+        event
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["name"].startswith("step")
+    ]
+    assert [step["args"]["tokens"] for step in steps] == [60, 3, 3, 3, 3]
+
+
+def test_a_profile_of_requests_too_long_for_the_model_is_refused(folder: Path) -> None:
+    result = baton("profile", folder, "--prompt-tokens", 600)
+
+    assert result.exit_code == 2
+    assert "--prompt-tokens" in result.stderr
