@@ -153,7 +153,7 @@ class EngineBench:
         before = read_bandwidth(self.measured.device)
         requests = [
             self.measured.add_decoding(
-                context, seed=f"{context}, {index}", max_tokens=2 * MAX_STEPS
+                context, seed=f"decoding {context}, {index}", max_tokens=2 * MAX_STEPS
             )
             for index in range(batch)
         ]
