@@ -23,6 +23,7 @@ transfers that share it could wait for each other's announcements.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -53,7 +54,7 @@ Raises TransferError.
 """
 
 
-class Pair:
+class Pair(ABC):
     """What both ends have: a group, and a thread that joins it and waits for what is posted."""
 
     def __init__(self, name: str, join: Callable[[], Group], staging: Staging) -> None:
@@ -100,8 +101,9 @@ class Pair:
         self.break_(why)
         await asyncio.wait({self._resting}, timeout=CLOSING_S)
 
+    @abstractmethod
     def _on_broken(self, failure: TransportFailed) -> None:
-        raise NotImplementedError
+        """Tell whoever waits for a piece."""
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -1,7 +1,7 @@
 // Sixteen floats at a time, on any CPU: GCC's vectors become AVX-512, two AVX2 or four NEON registers.
 //
 // Intrinsics are used only where the compiler cannot be asked in C++. Nothing is contracted or
-// reordered by the compiler (see the flags in library.py): sums are in the order that is written, and
+// reordered by the compiler (see the flags in build.py): sums are in the order that is written, and
 // a product is fused with an addition only by `fma`.
 #pragma once
 
