@@ -1,6 +1,6 @@
 """Which blocks a pass of torch reads, worked out from block tables alone.
 
-    position p of a request sees  p - window + 1 .. p,  or without a window  0 .. p
+    position p of a request sees  p - window + 1 .. p,  without a window  0 .. p
 
 Requests with one new token are attended together, as many as fit into the caches of a CPU; longer
 chunks one by one, cut so that no mask grows too large. Of a window's past only the blocks that it
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from baton.kernels.window import Chunks, Window, first_seen, size_of, within
 
 GATHER_BYTES = 4 << 20
 """K and V copied out of the arena at once: more than the last-level cache holds is slower."""
@@ -67,14 +69,11 @@ class _Requests:
     context_lens: Sequence[int]
     starts: Sequence[int]  # the first of each request's tokens among the T
     shape: ArenaShape
-    window: int | None
-
-    def first_seen(self, position: int) -> int:
-        return 0 if self.window is None else max(0, position - self.window + 1)
+    window: Window
 
     def first_block(self, position: int) -> int:
         """The first block that a token at `position` looks into."""
-        return self.first_seen(position) // self.shape.block_size
+        return first_seen(self.window, position) // self.shape.block_size
 
     def decode_span(self, request: int) -> int:
         """Blocks that the last token of `request` looks into."""
@@ -87,7 +86,7 @@ def plan_attention(
     query_lens: Sequence[int],
     context_lens: Sequence[int],
     shape: ArenaShape,
-    window: int | None = None,
+    window: Window = None,
 ) -> AttentionPlan:
     """Work out a pass from block tables [R, M], padded with any block."""
     starts = [0]
@@ -146,7 +145,8 @@ def _plan_decodes(requests: _Requests, members: list[int]) -> AttentionGroup:
         # Columns past the end of a table are read as its last one, and hidden as all padding is.
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
         places = places + firsts.unsqueeze(1) * requests.shape.block_size  # [R, M * S]
-        visible = (places < ends) & (places >= ends - requests.window)
+        seen = [first_seen(requests.window, n - 1) for n in context_lens]
+        visible = (places < ends) & (places >= torch.tensor(seen, device=device).unsqueeze(1))
     return AttentionGroup(
         tokens=tokens,
         rows=_rows(tables, requests.shape),
@@ -156,9 +156,10 @@ def _plan_decodes(requests: _Requests, members: list[int]) -> AttentionGroup:
 
 def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]:
     """Cut a chunk so that no mask exceeds MASK_ITEMS; each cut sees only what it needs."""
-    start, window, device = requests.starts[request], requests.window, requests.tables.device
+    start, device = requests.starts[request], requests.tables.device
     query_len, context_len = requests.query_lens[request], requests.context_lens[request]
-    if query_len == context_len and (window is None or window >= context_len):
+    window = within(requests.window, context_len)
+    if query_len == context_len and window is None:
         blocks = requests.tables[request, : requests.shape.num_blocks_for(context_len)]
         yield AttentionGroup(
             tokens=slice(start, start + query_len),
@@ -175,7 +176,9 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
         places = torch.arange(first * block_size, (first + len(blocks)) * block_size, device=device)
         queries = torch.arange(past + done, past + end, device=device).unsqueeze(1)
         visible = places <= queries
-        if window is not None:
+        if isinstance(window, Chunks):
+            visible &= places >= queries // window.size * window.size
+        elif window is not None:
             visible &= places > queries - window
         yield AttentionGroup(
             tokens=slice(start + done, start + end),
@@ -184,14 +187,14 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
         )
 
 
-def _cut(context_len: int, window: int | None) -> int:
+def _cut(context_len: int, window: Window) -> int:
     """Tokens of a chunk that are attended at once.
 
     With a window no more than it is wide: each cut reads itself and a window before it.
     """
     if window is None:
         return max(1, MASK_ITEMS // context_len)
-    widest = max(window, MIN_WINDOW_CUT)
+    widest = max(size_of(window), MIN_WINDOW_CUT)
     return max(1, min(widest, MASK_ITEMS // (2 * widest)))
 
 

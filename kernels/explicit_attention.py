@@ -31,13 +31,21 @@ def explicit_attention(
     out = torch.empty_like(q)
     for start in range(0, num_queries, step):
         queries = slice(start, start + step)
-        part = q[..., queries, :].reshape(requests, kv_heads, -1, q.shape[-1])
-        scores = _scores((part @ k.transpose(-2, -1)).float(), scoring, q.shape[-1])
-        scores = scores.view(requests, kv_heads, group, -1, k.shape[2])
-        scores += _hidden_future(scores, start) if bias is None else _of(bias, queries)
-        weights = _weights(scores, sinks).to(q.dtype).view(requests, kv_heads, -1, k.shape[2])
-        out[..., queries, :] = (weights @ v).view(requests, kv_heads, group, -1, q.shape[-1])
+        part = q[..., queries, :]
+        seen = _future_of(part, k, start) if bias is None else _of(bias, queries)
+        weights = attention_weights(part, k, seen, scoring, sinks)
+        flat = weights.to(q.dtype).view(requests, kv_heads, -1, k.shape[2])
+        out[..., queries, :] = (flat @ v).view(requests, kv_heads, group, -1, q.shape[-1])
     return out
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, bias: Tensor, scoring: Scoring, sinks: Tensor | None
+) -> Tensor:
+    """What each query gives each key, float32 [R, K, G, Q, L]; the bias is added to all scores."""
+    products = q.reshape(*q.shape[:2], -1, q.shape[-1]) @ k.transpose(-2, -1)
+    scores = _scores(products.float(), scoring, q.shape[-1]).view(*q.shape[:-1], k.shape[2])
+    return _weights(scores.add_(bias), sinks)
 
 
 def _scores(products: Tensor, scoring: Scoring, width: int) -> Tensor:
@@ -58,9 +66,9 @@ def _of(bias: Tensor, queries: slice) -> Tensor:
     return bias if bias.shape[-2] == 1 else bias[..., queries, :]
 
 
-def _hidden_future(scores: Tensor, start: int) -> Tensor:
-    num_queries, num_keys = scores.shape[-2:]
-    hidden = torch.full((num_queries, num_keys), -torch.inf, device=scores.device)
+def _future_of(q: Tensor, k: Tensor, start: int) -> Tensor:
+    """A bias [Q, L] that hides from query i, the first being `start`, the keys behind it."""
+    hidden = torch.full((q.shape[-2], k.shape[-2]), -torch.inf, device=q.device)
     return hidden.triu_(start + 1)
 
 
@@ -72,7 +80,7 @@ def reference(
     scores = scores * scoring.scale_of(q.shape[-1])
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-    scores = scores + (_hidden_future(scores, 0) if bias is None else bias.float())
+    scores = scores + (_future_of(q, k, 0) if bias is None else bias.float())
     weights = scores.exp()
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:

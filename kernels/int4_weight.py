@@ -5,6 +5,8 @@ of either sign, in bfloat16. What is as far on the other side is cut off at 7:
 
     |W - scale w| <= |scale| / 2, or <= |scale| (1 + 1/32) where w = 7
 
+A group whose scale is no more than 1e-30 counts as 0; one that is not all finite becomes NaN.
+
 In memory a panel is [K / 32] groups of: scales [32] bfloat16; then bytes [4][32][4], byte j of
 step i having u = w + 8 of k = 8 i + j in its lower half and of k = 8 i + 4 + j in its upper.
 """
@@ -20,7 +22,14 @@ from torch import Tensor
 from baton.kernels.cpu import operators, quantized_linear
 from baton.kernels.cpu.shared_pages import PAGES
 from baton.kernels.int8_rows import TINY
-from baton.kernels.quantized_weight import GROUP, PANEL, QuantizedWeight, in_panels, num_panels
+from baton.kernels.quantized_weight import (
+    GROUP,
+    PANEL,
+    QuantizedWeight,
+    in_panels,
+    num_panels,
+    places,
+)
 
 SCALE_BYTES = 2 * PANEL
 GROUP_BYTES = SCALE_BYTES + PANEL * GROUP // 2
@@ -39,6 +48,12 @@ class Int4Weight(QuantizedWeight):
         return ((u.float() - 8) * scales[panels, :, columns, None].float()).flatten(1)
 
 
+def num_bytes(num_rows: int, width: int, *, is_gated: bool = False) -> int:
+    """That a weight will take."""
+    num_groups = quantized_linear.padded(width) // GROUP
+    return num_panels(num_rows, is_gated) * num_groups * GROUP_BYTES
+
+
 def quantize(weight: Tensor, *, is_gated: bool = False) -> Int4Weight:
     """W [N, K]; a gated one is G above what it lets through."""
     make = _compiled if operators.runs(weight) else reference
@@ -49,6 +64,33 @@ def quantize(weight: Tensor, *, is_gated: bool = False) -> Int4Weight:
         packed=make(weight, is_gated),
         scales=None,
     )
+
+
+def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: bool) -> Int4Weight:
+    """Of uint8 [N, K] in [0, 15] that somebody else has rounded, 8 being 0, and scales [N, G].
+
+    A group is some times 32. Scales are kept in bfloat16:  |W - W'| <= |W| / 2^8.
+    """
+    found = panels_of_items(items, scales, is_gated)
+    packed = PAGES.cut(found.shape)
+    packed.copy_(found)
+    return Int4Weight(
+        shape=(items.shape[0], items.shape[1]),
+        dtype=dtype,
+        is_gated=is_gated,
+        packed=packed,
+        scales=None,
+    )
+
+
+def panels_of_items(items: Tensor, scales: Tensor, is_gated: bool) -> Tensor:
+    """The same as bytes [panels, K / 32, 576]."""
+    num_rows, width = items.shape
+    u = in_panels(items, is_gated, torch.uint8, 8)
+    groups = scales.repeat_interleave(width // GROUP // scales.shape[1], 1)  # [N, K / 32]
+    spread = torch.zeros(len(u) * PANEL, u.shape[2] // GROUP, dtype=torch.bfloat16)
+    spread[places(num_rows, is_gated), : groups.shape[1]] = groups.to(torch.bfloat16)
+    return _bytes_of(u, spread.view(len(u), PANEL, -1))
 
 
 def _compiled(weight: Tensor, is_gated: bool) -> Tensor:
@@ -64,11 +106,19 @@ def reference(weight: Tensor, is_gated: bool) -> Tensor:
     wide = in_panels(weight, is_gated)
     groups = wide.view(len(wide), PANEL, -1, GROUP)  # [panels, 32, K / 32, 32]
     top, bottom = groups.amax(dim=-1), groups.amin(dim=-1)
-    scales = (torch.where(top > -bottom, top, bottom) / -8).to(torch.bfloat16)
-    scales = torch.where(scales.abs() > TINY, scales, 0)  # [panels, 32, K / 32]
+    poison = (groups * 0).sum(dim=-1)
+    scales = (torch.where(top > -bottom, top, bottom) / -8 + poison).to(torch.bfloat16)
+    scales = torch.where(scales.float().abs() <= TINY, 0, scales)  # [panels, 32, K / 32]
     inverse = torch.where(scales == 0, 0, 1 / scales.float())
     u = (torch.round(groups * inverse[..., None]) + 8).clamp(0, 15).to(torch.uint8)
-    steps = u.view(len(wide), PANEL, -1, 4, 2, 4)
-    low, high = steps.permute(4, 0, 2, 3, 1, 5)  # [panels, K / 32, 4, 32, 4]
+    return _bytes_of(u.flatten(2), scales)
+
+
+def _bytes_of(u: Tensor, scales: Tensor) -> Tensor:
+    """u [panels, 32, K] and bfloat16 [panels, 32, K / 32] -> [panels, K / 32, 576]"""
+    # Four bytes are moved as one; what a half is shifted by stays within its byte.
+    fours = u.contiguous().view(torch.int32).view(len(u), PANEL, -1, 4, 2)
+    both = (fours[..., 0] | fours[..., 1] << 4).permute(0, 2, 3, 1)  # [panels, K / 32, 4, 32]
+    packed = both.contiguous().view(torch.uint8)
     scale_bytes = scales.transpose(1, 2).contiguous().view(torch.uint8)
-    return torch.cat([scale_bytes, (low | high << 4).flatten(2)], dim=-1)
+    return torch.cat([scale_bytes, packed.flatten(2)], dim=-1)

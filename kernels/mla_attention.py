@@ -10,8 +10,12 @@ gone into the query already, q_latent[n] = U_k[n]^T q_nope[n], and U_v is applie
 instead of 2 N H numbers, L + R of a token are read and kept, and N heads make one matrix product of
 them. `scale` is that of the model's own heads: one over the root of q_nope's and q_rope's width.
 
-A token sees those of its request up to and including itself. T new tokens of all requests, N heads,
-L width of the latent, R of the part that turns, S tokens a block.
+A token sees those of its request up to and including itself. On a CPU the compiled operator gives
+it the same bits alone, in any batch, in any chunk of its prompt and on any number of threads;
+torch, which is the last resort, does not.
+
+T new tokens of all requests, N heads, L width of the latent, R of the part that turns, S tokens a
+block.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from baton.kernels.cpu import mla_attention as compiled
 from baton.kernels.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
@@ -42,6 +47,8 @@ def mla_attention(
         from baton.kernels.gpu import mla_attention as gpu  # Triton, which CPUs do without
 
         return gpu.mla_attention(q_latent, q_rope, arena, sequences, scale)
+    if compiled.runs(q_latent, arena):
+        return compiled.mla_attention(q_latent, q_rope, arena, sequences, scale)
     out, start = torch.empty_like(q_latent), 0
     q = torch.cat((q_latent, q_rope), dim=-1)
     for request, (query_len, context_len) in enumerate(sequences.lengths()):

@@ -5,7 +5,7 @@
                          the last `query_len` of them are the new tokens of this pass
 
 The new K and V are in the arena already (kernels/rope_kv_write.py); each new token attends to all
-tokens of its request up to and including itself, or to the last few of them: the window.
+tokens of its request up to and including itself, or to those in its window (kernels/window.py).
 
     out = sum over keys of  weight * v        weight = e^score / (e^sink + sum over keys of e^score)
 
@@ -36,13 +36,14 @@ from baton.kernels.explicit_attention import explicit_attention
 from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.scoring import PLAIN, Scoring
 from baton.kernels.sequences import Sequences
+from baton.kernels.window import Window, first_seen
 
 
 def paged_attention(
     q: Tensor,
     arena: Arena,
     sequences: Sequences,
-    window: int | None = None,
+    window: Window = None,
     scoring: Scoring = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -170,7 +171,7 @@ def reference(
     q: Tensor,
     arena: Tensor,
     requests: Sequence[tuple[Sequence[int], int, int]],
-    window: int | None = None,
+    window: Window = None,
     scoring: Scoring = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -182,7 +183,7 @@ def reference(
     token, heads_per_kv = 0, q.shape[1] // arena.shape[1]
     for table, query_len, context_len in requests:
         for place in range(context_len - query_len, context_len):
-            first = 0 if window is None else max(0, place - window + 1)
+            first = first_seen(window, place)
             past = arena[list(table)].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, first : place + 1]
             for head in range(q.shape[1]):
                 keys, values = past[head // heads_per_kv].float()

@@ -110,10 +110,12 @@ def num_panels(num_rows: int, is_gated: bool) -> int:
     return -(-num_rows // 2 // (PANEL // 2)) if is_gated else -(-num_rows // PANEL)
 
 
-def in_panels(weight: Tensor, is_gated: bool) -> Tensor:
-    """W [N, K] -> float32 [panels, 32, K padded]"""
+def in_panels(
+    weight: Tensor, is_gated: bool, dtype: torch.dtype = torch.float32, padding: int = 0
+) -> Tensor:
+    """W [N, K] -> [panels, 32, K padded]"""
     count = num_panels(len(weight), is_gated)
     width = quantized_linear.padded(weight.shape[1])
-    panels = weight.new_zeros(count * PANEL, width, dtype=torch.float32)
-    panels[places(len(weight), is_gated), : weight.shape[1]] = weight.float()
+    panels = torch.full((count * PANEL, width), padding, dtype=dtype)
+    panels[places(len(weight), is_gated), : weight.shape[1]] = weight.to(dtype)
     return panels.view(count, PANEL, width)

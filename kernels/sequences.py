@@ -10,11 +10,13 @@ T new tokens of R requests, M blocks of the longest of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from baton.kernels.attention_plan import ArenaShape, AttentionPlan, plan_attention
+from baton.kernels.window import Window, within
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -31,7 +33,7 @@ class Sequences:
     """At least the new tokens of any request: 1 if all decode."""
     max_context_len: int
     """At least the tokens of any request."""
-    _plans: dict[tuple[int | None, ArenaShape], AttentionPlan] = field(
+    _plans: dict[tuple[Window, ArenaShape], AttentionPlan] = field(
         default_factory=dict, init=False, repr=False
     )
     _lengths: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
@@ -45,11 +47,49 @@ class Sequences:
             self._lengths.extend(zip(query_lens, context_lens, strict=True))
         return self._lengths
 
-    def plan(self, window: int | None, shape: ArenaShape) -> AttentionPlan:
+    def last_token(self) -> Sequences:
+        """The same request, of which only the last token is new; there must be no other."""
+        if self.num_requests != 1:
+            raise ValueError(f"the last token of {self.num_requests} requests")
+        last = len(self.positions) - 1
+        return replace(
+            self,
+            positions=self.positions[last:],
+            query_starts=self.query_starts.new_tensor([0, 1]),
+            max_query_len=1,
+        )
+
+    def part(self, first: int, stop: int) -> Sequences:
+        """Those of some neighbours among the requests, and their tokens."""
+        lengths = self.lengths()
+        begin = sum(query_len for query_len, _ in lengths[:first])
+        num_tokens = sum(query_len for query_len, _ in lengths[first:stop])
+        part = replace(
+            self,
+            num_requests=stop - first,
+            positions=self.positions[begin : begin + num_tokens],
+            query_starts=self.query_starts[first : stop + 1] - begin,
+            context_lens=self.context_lens[first:stop],
+            block_tables=self.block_tables[first:stop],
+            max_query_len=max(query_len for query_len, _ in lengths[first:stop]),
+            max_context_len=max(context_len for _, context_len in lengths[first:stop]),
+        )
+        part._lengths.extend(lengths[first:stop])
+        return part
+
+    def with_own_blocks(self, num_blocks: int) -> Sequences:
+        """The same request over an arena of its own; there must be no other."""
+        if self.num_requests != 1:
+            raise ValueError(f"{self.num_requests} requests over the blocks of one")
+        table = torch.arange(num_blocks, device=self.block_tables.device)
+        own = replace(self, block_tables=table.unsqueeze(0))
+        own._lengths.extend(self._lengths)
+        return own
+
+    def plan(self, window: Window, shape: ArenaShape) -> AttentionPlan:
         """How torch attends, in layers that see `window` tokens; worked out when the first asks."""
         context_lens = self.context_lens[: self.num_requests].tolist()
-        if window is not None and window >= max(context_lens):
-            window = None  # hides nothing
+        window = within(window, max(context_lens))
         plan = self._plans.get((window, shape))
         if plan is None:
             starts = self.query_starts[: self.num_requests + 1]

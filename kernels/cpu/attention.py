@@ -10,13 +10,14 @@ from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 from baton.kernels.quantized_kv import Arena
 from baton.kernels.scoring import Scoring
 from baton.kernels.sequences import Sequences
+from baton.kernels.window import Window, as_number
 
 
 def paged_attention(
     q: Tensor,
     arena: Arena,
     sequences: Sequences,
-    window: int | None,
+    window: Window,
     scoring: Scoring,
     sinks: Tensor | None,
 ) -> Tensor:
@@ -41,7 +42,7 @@ def paged_attention(
             width,
             layout.block_size,
             sequences.block_tables.stride(0),
-            window or 0,
+            as_number(window),
             layout.items,
             layout.unit_bytes,
             sinks is not None and sinks.dtype is torch.float32,

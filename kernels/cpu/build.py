@@ -34,6 +34,8 @@ FLAGS = (
     "-Wall",
     "-Wno-psabi",
 )
+Command = tuple[str, ...]
+"""A compiler: a program, and what it is told before all else."""
 NATIVE = "native"
 DIGEST_BYTES = 12
 
@@ -66,7 +68,7 @@ def supported_targets() -> tuple[str, ...]:
     return (NATIVE, *(name for name, (_, needs) in portable.items() if has.issuperset(needs)))
 
 
-def find(folder: Path, target: str, compiler: str | None) -> Iterator[Path]:
+def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
     """Libraries of these sources that may be there; without a compiler, whoever made them."""
     if compiler is not None:
         yield folder / _name(target, compiler)
@@ -74,7 +76,7 @@ def find(folder: Path, target: str, compiler: str | None) -> Iterator[Path]:
         yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
 
 
-def build(folder: Path, target: str, compiler: str) -> Path:
+def build(folder: Path, target: str, compiler: Command) -> Path:
     """Make the library anew. Raises CalledProcessError or OSError."""
     flags = (*FLAGS, *_target_flags(target))
     made_by = repr((flags, _identity(target), _version(compiler))).encode()
@@ -87,9 +89,9 @@ def build(folder: Path, target: str, compiler: str) -> Path:
     with _one_at_a_time(folder):
         missing = [pair for pair in object_by_source.items() if not is_whole(pair[1])]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            jobs = [(made, compiler, *flags, "-c", str(source)) for source, made in missing]
+            jobs = [(made, *compiler, *flags, "-c", str(source)) for source, made in missing]
             list(threads.map(lambda job: _make(*job), jobs))
-        _make(library, compiler, "-shared", "-pthread", *map(str, object_by_source.values()))
+        _make(library, *compiler, "-shared", "-pthread", *map(str, object_by_source.values()))
     return library
 
 
@@ -118,7 +120,7 @@ def _make(made: Path, *command: str) -> None:
         unfinished.rename(made)
 
 
-def _name(target: str, compiler: str) -> str:
+def _name(target: str, compiler: Command) -> str:
     return f"baton-{_sources_digest(target)}-{_digest(_version(compiler).encode())}.so"
 
 
@@ -151,8 +153,8 @@ def _seal(data: bytes) -> bytes:
 
 
 @cache
-def _version(compiler: str) -> str:
-    return _run(compiler, "--version")
+def _version(compiler: Command) -> str:
+    return _run(*compiler, "--version")
 
 
 def _run(*command: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -39,7 +40,7 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def find_or_build(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
+def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL | None:
     """Raises OSError or CalledProcessError if the compiler builds none and none is there."""
     supported = build.supported_targets()
     if compiler is None:
@@ -63,11 +64,14 @@ def find_or_build(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
 
 
 def compiler_name() -> str:
-    return os.environ.get("CXX") or "g++"
+    return os.environ.get("CXX", "").strip() or "g++"
 
 
-def find_compiler() -> str | None:
-    return shutil.which(compiler_name())
+def find_compiler() -> build.Command | None:
+    """What CXX says may be several words, such as `ccache g++`; the first must be a program."""
+    program, *more = shlex.split(compiler_name())
+    path = shutil.which(program)
+    return None if path is None else (path, *more)
 
 
 def cache_folder() -> Path:
@@ -78,7 +82,9 @@ def cache_folder() -> Path:
     return Path(base) / "kernels"
 
 
-def _load(folder: Path, targets: Sequence[str], compiler: str | None) -> ctypes.CDLL | None:
+def _load(
+    folder: Path, targets: Sequence[str], compiler: build.Command | None
+) -> ctypes.CDLL | None:
     for target in targets:
         for path in build.find(folder, target, compiler):
             if build.is_whole(path):
@@ -89,7 +95,7 @@ def _load(folder: Path, targets: Sequence[str], compiler: str | None) -> ctypes.
     return None
 
 
-def _build(folder: Path, compiler: str) -> ctypes.CDLL:
+def _build(folder: Path, compiler: build.Command) -> ctypes.CDLL:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_kept = os.access(folder, os.W_OK)

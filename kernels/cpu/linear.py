@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,16 +19,25 @@ GATES: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1}
 
 def pack(weight: Tensor, is_gated: bool) -> Tensor:
     """W [N, K] -> [panels, K / depth, 32, depth]"""
-    num_rows, width = weight.shape
-    depth = DEPTHS[weight.dtype]
+    packed = huge_pages.empty(packed_shape(weight.shape, weight.dtype, is_gated), weight.dtype)
+    pack_into(packed, weight, is_gated)
+    return packed
+
+
+def packed_shape(shape: Sequence[int], dtype: torch.dtype, is_gated: bool) -> tuple[int, ...]:
+    num_rows, width = shape
+    depth = DEPTHS[dtype]
     num_panels = -(-num_rows // PANEL)
     if is_gated:
         num_panels = -(-num_rows // 2 // (PANEL // 2))
-    packed = huge_pages.empty((num_panels, width // depth, PANEL, depth), weight.dtype)
-    ints = (width * weight.itemsize, num_panels, int(is_gated))
+    return num_panels, width // depth, PANEL, depth
+
+
+def pack_into(packed: Tensor, weight: Tensor, is_gated: bool) -> None:
+    num_rows, width = weight.shape
+    ints = (width * weight.itemsize, len(packed), int(is_gated))
     source = weight.contiguous()
     call(Call("pack_weight", rows=num_rows, inputs=(source,), outputs=(packed,), ints=ints))
-    return packed
 
 
 def unpack(packed: Tensor, num_rows: int, is_gated: bool) -> Tensor:

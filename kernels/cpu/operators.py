@@ -23,7 +23,8 @@ from baton.kernels.cpu.library import library
 
 ROWS_TOKENS = -1
 ROWS_OUTPUTS = -2
-NUM_INPUTS, NUM_OUTPUTS, NUM_INTS, NUM_FLOATS = 12, 4, 12, 4
+MAX_INPUTS, MAX_OUTPUTS, MAX_INTS, MAX_FLOATS = 12, 4, 12, 4
+"""Of one call, as `Args` of source/operator.h has room for."""
 
 ALONE_BYTES = 16 << 10
 """A core copies them in half a microsecond, which is what a second one costs."""
@@ -45,10 +46,10 @@ class Pass(ctypes.Structure):
 class Args(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int64),
-        ("inputs", ctypes.c_void_p * NUM_INPUTS),
-        ("outputs", ctypes.c_void_p * NUM_OUTPUTS),
-        ("ints", ctypes.c_int64 * NUM_INTS),
-        ("floats", ctypes.c_double * NUM_FLOATS),
+        ("inputs", ctypes.c_void_p * MAX_INPUTS),
+        ("outputs", ctypes.c_void_p * MAX_OUTPUTS),
+        ("ints", ctypes.c_int64 * MAX_INTS),
+        ("floats", ctypes.c_double * MAX_FLOATS),
     )
 
 

@@ -75,19 +75,23 @@ def _multiply(
     )
 
 
-def int8_rows(x: Tensor) -> Tensor:
-    """x [T, K], whose rows may lie apart -> bytes [T, row_bytes(K)]; see source/int8_rows.h."""
-    if x.stride(1) != 1:
+def int8_rows(x: Tensor, each: int = 1) -> Tensor:
+    """x [T, K], whose rows may lie apart -> bytes [T, row_bytes(K)]; see source/int8_rows.h.
+
+    Of x [T, each * K], contiguous, every row is so many: [T, each * row_bytes(K)].
+    """
+    if x.stride(1) != 1 or (each > 1 and not x.is_contiguous()):
         raise ValueError(f"the numbers of a row lie apart: {x.stride()=}")
-    width = x.shape[1]
-    rows = torch.empty(len(x), row_bytes(width), dtype=torch.uint8)
+    width = x.shape[1] // each
+    stride = row_bytes(width)
+    rows = torch.empty(len(x), each * stride, dtype=torch.uint8)
     call(
         Call(
             of_dtype("int8_rows", x.dtype),
             rows=len(x),
             inputs=(x,),
             outputs=(rows,),
-            ints=(width, padded(width), rows.shape[1], x.stride(0)),
+            ints=(width, padded(width), stride, x.stride(0) if each == 1 else width, each),
         )
     )
     return rows

@@ -58,12 +58,10 @@ def grouped_tiles(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
 
 
 @triton.jit
-def _multiply(
-    x, weights, stops, out, num_columns, width,
-    NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+def tile_of(
+    tile, stops, NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    tile = tl.program_id(1)
+    """The group of a tile, NUM_GROUPS behind the last, its first row, and where the group ends."""
     group = tl.arange(0, GROUPS)
     is_group = group < NUM_GROUPS
     group_stops = tl.load(stops + group, mask=is_group, other=0)
@@ -71,13 +69,23 @@ def _multiply(
     num_tiles = tl.where(is_group, (group_stops - group_starts + ROWS - 1) // ROWS, 0)
     last_tiles = tl.cumsum(num_tiles, 0)
     mine = tl.sum((is_group & (last_tiles <= tile)).to(tl.int32), 0)
-    if mine >= NUM_GROUPS:
-        return
     is_mine = group == mine
     start = tl.sum(tl.where(is_mine, group_starts, 0), 0)
     stop = tl.sum(tl.where(is_mine, group_stops, 0), 0)
     first_tile = tl.sum(tl.where(is_mine, last_tiles - num_tiles, 0), 0)
-    row = (start + (tile - first_tile) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    return mine, start + (tile - first_tile) * ROWS, stop
+
+
+@triton.jit
+def _multiply(
+    x, weights, stops, out, num_columns, width,
+    NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    mine, start, stop = tile_of(tl.program_id(1), stops, NUM_GROUPS, GROUPS, ROWS)
+    if mine >= NUM_GROUPS:
+        return
+    row = (start + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = row < stop, column < num_columns
     weight_row = weights + (mine.to(tl.int64) * num_columns + column) * width

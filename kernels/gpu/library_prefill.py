@@ -26,6 +26,7 @@ from baton.kernels.gpu.merge_attention import merge_attention
 from baton.kernels.gpu.paged_cache import PagedCache
 from baton.kernels.gpu.scoring_rules import ScoringRules
 from baton.kernels.sequences import Sequences
+from baton.kernels.window import within
 
 MIN_TOKENS = 2048
 """New tokens of a request. Not measured yet: bench/gpu.py times both."""
@@ -39,13 +40,12 @@ Attend = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 
 def takes(q: Tensor, num_kv_heads: int, sequences: Sequences, rules: ScoringRules) -> bool:
     """Whether it is worth while to ask for the lengths, which are on the device."""
-    window = rules.window
     return (
         sequences.max_query_len >= MIN_TOKENS
         and q.dtype is not torch.float32
         and not rules.has_softcap
         and rules.sinks is None
-        and (window is None or window >= sequences.max_context_len)
+        and within(rules.window, sequences.max_context_len) is None
         and _operator(*_samples(q, num_kv_heads), True) is not None
     )
 

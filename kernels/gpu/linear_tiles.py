@@ -36,13 +36,16 @@ def linear_tiles(
     scales: Tensor | None = None,
     *,
     group: tuple[int, int] = (1, 0),
+    zeros: Tensor | None = None,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x [T, K] -> [T, N] of `dtype`, or of x's.
 
     items [N, K] of x's dtype, int8 or float8_e4m3fn, or uint8 [N, K / 2] with two of 4 bits each.
-    scales [N / group[0], K / group[1]] float32; group[1] is 0 for all of K.
+    scales [N / group[0], K / group[1]] float32; group[1] is 0 for all of K. If they are uint8, they
+    are e8m0, and items e2m1.
+    zeros uint8 [N, K / group[1]], of items of 4 bits, where they are not all 8.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     (num_rows, width), num_columns = x.shape, items.shape[0]
@@ -59,7 +62,7 @@ def linear_tiles(
         partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     per_split = triton.cdiv(triton.cdiv(width, step), splits) * step
     _multiply[tiles, triton.cdiv(num_rows, rows), splits](
-        x, x.stride(0), items, items.stride(0), scales, bias, partial,
+        x, x.stride(0), items, items.stride(0), scales, zeros, bias, partial,
         num_rows, num_columns, width, per_split,
         GROUP_ROWS=group[0], GROUP=group[1] or width, IS_PACKED=is_packed,
         IS_SCALED_LATE=scales is not None and not group[1],
@@ -85,7 +88,7 @@ def num_splits(num_columns: int, width: int, columns: int) -> int:
 
 @triton.jit
 def _multiply(
-    x, x_stride, items, items_stride, scales, bias, out,
+    x, x_stride, items, items_stride, scales, zeros, bias, out,
     num_rows, num_columns, width, per_split,
     GROUP_ROWS: tl.constexpr, GROUP: tl.constexpr, IS_PACKED: tl.constexpr,
     IS_SCALED_LATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -110,12 +113,14 @@ def _multiply(
             inside = item < stop
             mask = is_column[:, None] & inside[None, :]
             packed = tl.load(weight_row[:, None] + byte[None, :], mask=mask, other=0x88)
-            low = _times_scales(
-                packed & 15, scale_row, at, is_column, stop, COLUMNS, STEP, GROUP
-            ).to(x.dtype.element_ty)
-            high = _times_scales(
-                packed >> 4, scale_row, at, is_column, stop, COLUMNS, STEP, GROUP
-            ).to(x.dtype.element_ty)
+            low = times_scales(
+                packed & 15, scale_row, zeros, column, width, at, is_column, stop,
+                COLUMNS, STEP, GROUP,
+            ).to(x.dtype.element_ty)  # fmt: skip
+            high = times_scales(
+                packed >> 4, scale_row, zeros, column, width, at, is_column, stop,
+                COLUMNS, STEP, GROUP,
+            ).to(x.dtype.element_ty)  # fmt: skip
             x_mask = inside[:, None] & is_row[None, :]
             x_low = tl.load(x_row[None, :] + item[:, None], mask=x_mask, other=0.0)
             x_high = tl.load(x_row[None, :] + item[:, None] + GROUP // 2, mask=x_mask, other=0.0)
@@ -151,16 +156,34 @@ def _multiply(
 
 
 @triton.jit
-def _times_scales(
-    items, scale_row, at, is_column, stop,
+def times_scales(
+    items, scale_row, zeros, column, width, at, is_column, stop,
     COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """(items - 8) * scales; items [COLUMNS, STEP / 2] are one half of each group."""
+    """(items - zeros) * scales, or fp4; items [COLUMNS, STEP / 2] are one half of each group."""
     group = at // GROUP + tl.arange(0, STEP // GROUP)
     mask = is_column[:, None] & (group * GROUP < stop)[None, :]
-    scales = tl.load(scale_row[:, None] + group[None, :], mask=mask, other=0.0)
-    grouped = tl.reshape(items, [COLUMNS, STEP // GROUP, GROUP // 2]).to(tl.float32) - 8
-    return tl.reshape(grouped * scales[:, :, None], [COLUMNS, STEP // 2])
+    scales = tl.load(scale_row[:, None] + group[None, :], mask=mask, other=0)
+    grouped = tl.reshape(items, [COLUMNS, STEP // GROUP, GROUP // 2])
+    if scale_row.dtype.element_ty == tl.uint8:
+        wide = _of_e2m1(grouped)
+        scales = (scales.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    elif zeros is None:
+        wide = grouped.to(tl.float32) - 8
+    else:
+        zero_row = zeros + column * tl.cdiv(width, GROUP)
+        zero = tl.load(zero_row[:, None] + group[None, :], mask=mask, other=8)
+        wide = grouped.to(tl.float32) - zero.to(tl.float32)[:, :, None]
+    return tl.reshape(wide * scales[:, :, None], [COLUMNS, STEP // 2])
+
+
+@triton.jit
+def _of_e2m1(items):
+    """Exponent and mantissa where float32 has them; below 1 there is 0.5 and 0."""
+    magnitude = (items & 7).to(tl.int32)
+    normal = (((magnitude >> 1) + 126) << 23) | ((magnitude & 1) << 22)
+    wide = tl.where(magnitude < 2, magnitude * 0.5, normal.to(tl.float32, bitcast=True))
+    return tl.where(items > 7, -wide, wide)
 
 
 @triton.jit

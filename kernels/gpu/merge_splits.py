@@ -18,7 +18,7 @@ from torch import Tensor
 
 from baton.kernels.gpu.paged_cache import load_tile
 from baton.kernels.gpu.scoring_rules import ScoringRules
-from baton.kernels.gpu.softmax_tile import first_top
+from baton.kernels.gpu.softmax_tile import first_seen, first_top
 from baton.kernels.sequences import Sequences
 
 MERGED_AT_ONCE = 16
@@ -37,10 +37,10 @@ def merge_splits(
     width = partial.shape[-1]
     _merge[num_heads, requests](
         partial, lse, num_splits, out, *out.stride()[:2],
-        rules.sinks, sequences.context_lens, sequences.query_starts, rules.window or 0,
+        rules.sinks, sequences.context_lens, sequences.query_starts, rules.window_size,
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
         HAS_SINKS=rules.sinks is not None, HAS_WINDOW=rules.window is not None,
-        AT_ONCE=MERGED_AT_ONCE, num_warps=4,
+        IS_CHUNKED=rules.is_chunked, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
     )  # fmt: skip
 
 
@@ -49,7 +49,8 @@ def _merge(
     partial, lse, num_splits, out, out_token_stride, out_head_stride,
     sinks, context_lens, query_starts, window,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
@@ -57,7 +58,7 @@ def _merge(
     if tl.load(query_starts + request + 1) - token != 1:
         return
     context = tl.load(context_lens + request).to(tl.int32)
-    first = tl.maximum(context - window, 0) if HAS_WINDOW else 0
+    first = first_seen(context - 1, window, IS_CHUNKED) if HAS_WINDOW else 0
     used = tl.cdiv(context, SPLIT) - first // SPLIT
     columns = tl.arange(0, COLUMNS)
     at = (request * tl.num_programs(0) + head) * num_splits

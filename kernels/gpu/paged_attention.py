@@ -18,13 +18,14 @@ from baton.kernels.gpu.scoring_rules import ScoringRules
 from baton.kernels.quantized_kv import Arena
 from baton.kernels.scoring import PLAIN, Scoring
 from baton.kernels.sequences import Sequences
+from baton.kernels.window import Window
 
 
 def paged_attention(
     q: Tensor,
     arena: Arena,
     sequences: Sequences,
-    window: int | None = None,
+    window: Window = None,
     scoring: Scoring = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:

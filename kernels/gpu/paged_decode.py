@@ -28,7 +28,7 @@ from baton.kernels.gpu.dot import dot
 from baton.kernels.gpu.merge_splits import merge_splits
 from baton.kernels.gpu.paged_cache import PagedCache, as_computed, load_tile
 from baton.kernels.gpu.scoring_rules import ScoringRules
-from baton.kernels.gpu.softmax_tile import scored, weigh
+from baton.kernels.gpu.softmax_tile import first_seen, scored, weigh
 from baton.kernels.sequences import Sequences
 
 MIN_SPLIT_KEYS = 256
@@ -68,7 +68,7 @@ def paged_decode(
     split = split_keys(sequences) if keys_a_split is None else keys_a_split
     reach = sequences.max_context_len
     if rules.window is not None:
-        reach = min(reach, rules.window + split)  # a window may begin and end amid splits
+        reach = min(reach, rules.window_size + split)  # a window may begin and end amid splits
     num_splits, num_requests = triton.cdiv(reach, split), sequences.num_requests
     num_heads = q.shape[1]
     group = num_heads // cache.num_kv_heads
@@ -88,8 +88,8 @@ def paged_decode(
         partial, lse, num_splits, *rules.numbers(cache.width),
         GROUP=group, WIDTH=cache.width, BLOCK_SIZE=cache.block_size, SPLIT=split,
         HAS_SCALES=cache.has_scales, HAS_SOFTCAP=rules.has_softcap,
-        HAS_WINDOW=rules.window is not None, HEAD_TILES=triton.cdiv(group, rows),
-        ROWS=rows, COLUMNS=cache.column_tile, KEYS=keys,
+        HAS_WINDOW=rules.window is not None, IS_CHUNKED=rules.is_chunked,
+        HEAD_TILES=triton.cdiv(group, rows), ROWS=rows, COLUMNS=cache.column_tile, KEYS=keys,
         num_warps=4,
         # One tile of K and V (32 KB) is read ahead, its table entries one earlier. Registers let
         # four programs share a multiprocessor: enough bytes under way to hide the latency.
@@ -107,6 +107,7 @@ def _attend_splits(
     partial, lse, num_splits, scale, softcap, window,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HEAD_TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1) // HEAD_TILES
@@ -116,7 +117,7 @@ def _attend_splits(
     if tl.load(query_starts + request + 1) - token != 1:
         return
     context = tl.load(context_lens + request).to(tl.int32)
-    first = tl.maximum(context - window, 0) if HAS_WINDOW else 0
+    first = first_seen(context - 1, window, IS_CHUNKED) if HAS_WINDOW else 0
     heads = kv_head * GROUP + row
     columns = tl.arange(0, COLUMNS)
     q_tile = load_tile(

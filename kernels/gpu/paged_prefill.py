@@ -29,7 +29,7 @@ from torch import Tensor
 from baton.kernels.gpu.dot import dot
 from baton.kernels.gpu.paged_cache import PagedCache, as_computed, load_tile
 from baton.kernels.gpu.scoring_rules import ScoringRules
-from baton.kernels.gpu.softmax_tile import first_top, scored, weigh
+from baton.kernels.gpu.softmax_tile import first_seen, first_top, scored, weigh
 from baton.kernels.sequences import Sequences
 
 MAX_HEADS = 16
@@ -79,7 +79,7 @@ def paged_prefill(
         GROUP=group, HEADS=heads, HEAD_TILES=head_tiles, TOKENS=tokens,
         WIDTH=cache.width, BLOCK_SIZE=cache.block_size, HAS_SCALES=cache.has_scales,
         HAS_SOFTCAP=rules.has_softcap, HAS_WINDOW=rules.window is not None,
-        HAS_SINKS=rules.sinks is not None,
+        HAS_SINKS=rules.sinks is not None, IS_CHUNKED=rules.is_chunked,
         ROWS=tiling.rows, KEYS=tiling.keys, COLUMNS=cache.column_tile,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
@@ -104,7 +104,8 @@ def _along(
     acc, top, total, q_tile, positions, begin, end, stop,
     items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
+    MASKED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Go on with the keys begin .. end - 1 of a request that has `stop`."""
@@ -129,7 +130,8 @@ def _along(
         if MASKED:
             visible = visible & (key[None, :] <= positions[:, None])
             if HAS_WINDOW:
-                visible = visible & (key[None, :] > positions[:, None] - window)
+                seen = first_seen(positions, window, IS_CHUNKED)
+                visible = visible & (key[None, :] >= seen[:, None])
         acc, top, total = weigh(acc, top, total, scores, visible, v, v_scales, HAS_SCALES)
     return acc, top, total
 
@@ -143,7 +145,7 @@ def _attend_tiles(
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+    IS_CHUNKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     request = _owner(query_starts, num_requests, tile, TOKENS)
@@ -168,7 +170,7 @@ def _attend_tiles(
     begin = 0
     open_end = (past + done + 1) // KEYS * KEYS
     if HAS_WINDOW:
-        begin = tl.maximum(past + done + 1 - window, 0) // KEYS * KEYS
+        begin = first_seen(past + done, window, IS_CHUNKED) // KEYS * KEYS
         # The last row's window begins here; before it, tiles need a mask, and so do all after it.
         open_end = begin
     top, total = first_top(sinks, heads, used, HAS_SINKS)
@@ -180,12 +182,14 @@ def _attend_tiles(
         acc, top, total = _along(
             acc, top, total, q_tile, positions, begin, open_end, stop,
             items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
-            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, False, ROWS, KEYS, COLUMNS,
+            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, False,
+            ROWS, KEYS, COLUMNS,
         )  # fmt: skip
     acc, top, total = _along(
         acc, top, total, q_tile, positions, open_end, stop, stop,
         items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
-        WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, True, ROWS, KEYS, COLUMNS,
+        WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, True,
+        ROWS, KEYS, COLUMNS,
     )  # fmt: skip
     columns = tl.arange(0, COLUMNS)
     at = tokens * out_token_stride + heads * out_head_stride

@@ -3,6 +3,7 @@
     y [T, N] = (q s) (W S)^T            torch's `scaled_mm`
 
     one scale a weight       a scale a row of x; S for every output                  row-wise
+    or some outputs
     one each 128 x 128       a scale for 128 neighbours of a row of x                block-wise
 
 The library wants rows padded to 4, the scales of x with rows as neighbours, and those of W
@@ -35,7 +36,8 @@ def takes(x: Tensor, items: Tensor, group: tuple[int, int], dtype: torch.dtype) 
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
     is_hopper = torch.cuda.get_device_capability(x.device) == (9, 0)
     are_whole = num_columns % FP8_BLOCK == 0 and width % FP8_BLOCK == 0
-    return is_hopper and are_whole and version >= MIN_CUDA_OF_BLOCKS
+    is_square = group == (FP8_BLOCK, FP8_BLOCK)
+    return is_hopper and is_square and are_whole and version >= MIN_CUDA_OF_BLOCKS
 
 
 def scaled_linear(x: Tensor, items: Tensor, scales: Tensor, group: tuple[int, int]) -> Tensor:
@@ -50,11 +52,17 @@ def scaled_linear(x: Tensor, items: Tensor, scales: Tensor, group: tuple[int, in
     else:
         kind = other = kinds.RowWise
         row_scales = row_scales.contiguous()
-        weight_scales = scales.expand(1, num_columns).contiguous()
+        weight_scales = scales_of_columns(scales, group[0], num_columns)
     y = functional.scaled_mm(
         narrow, items.t(), row_scales, kind, weight_scales, other, output_dtype=torch.bfloat16
     )
     return y[:num_rows]
+
+
+def scales_of_columns(scales: Tensor, rows: int, num_columns: int) -> Tensor:
+    """[N / rows, 1] -> [1, N]"""
+    spread = scales.expand(-1, rows).reshape(1, -1)
+    return spread[:, :num_columns].contiguous()
 
 
 def padded_scales(scales: Tensor) -> Tensor:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.kernels.scoring import PLAIN, Scoring
+from baton.kernels.window import Chunks, Window, size_of
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
     scoring: Scoring = PLAIN
-    window: int | None = None
-    """Tokens that a token sees, itself included. None: all before it."""
+    window: Window = None
     sinks: Tensor | None = None
     """[N]: of each query head a score that takes weight and gives no value."""
 
@@ -22,5 +22,14 @@ class ScoringRules:
         return self.scoring.softcap is not None
 
     def numbers(self, width: int) -> tuple[float, float, int]:
-        """(scale, soft cap, window), as all kernels take them; 0 stands for none."""
-        return self.scoring.scale_of(width), self.scoring.softcap or 0.0, self.window or 0
+        """(scale, soft cap, size of the window), as all kernels take them; 0 stands for none."""
+        return self.scoring.scale_of(width), self.scoring.softcap or 0.0, self.window_size
+
+    @property
+    def window_size(self) -> int:
+        return 0 if self.window is None else size_of(self.window)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the window begins where a multiple of its size does."""
+        return isinstance(self.window, Chunks)

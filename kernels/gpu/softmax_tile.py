@@ -20,6 +20,15 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def first_seen(position, window, IS_CHUNKED: tl.constexpr):
+    """The first key that a query sees through a window; see kernels/window.py."""
+    if IS_CHUNKED:
+        return position // window * window
+    else:
+        return tl.maximum(position + 1 - window, 0)
+
+
+@triton.jit
 def scored(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """q.k -> score times log2 e."""
     if HAS_SOFTCAP:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +16,7 @@ from baton.kernels.cpu.operators import runs
 from baton.kernels.paged_attention import paged_attention, reference
 from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.scoring import PLAIN, Scoring
+from baton.kernels.window import Chunks, Window
 
 pytestmark = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
 
@@ -29,7 +30,7 @@ class Layer:
     kv_heads: int = 2
     width: int = 32
     block_size: int = 16
-    window: int | None = None
+    window: Window = None
     scoring: Scoring = PLAIN
     has_sinks: bool = False
     items: torch.dtype | None = None
@@ -70,6 +71,7 @@ LAYERS = [
     pytest.param(Layer(width=100), id="odd width"),
     pytest.param(Layer(width=128, block_size=5), id="odd blocks"),
     pytest.param(Layer(window=70), id="window"),
+    pytest.param(Layer(window=Chunks(70)), id="chunks"),
     pytest.param(Layer(scoring=Scoring(softcap=2.0), has_sinks=True), id="soft cap and sinks"),
     pytest.param(Layer(items=torch.int8), id="int8"),
     pytest.param(Layer(items=torch.float8_e4m3fn, width=24), id="fp8"),
@@ -78,12 +80,13 @@ LENGTH = 600
 """More than a segment of keys."""
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
+def on_threads(num_threads: int, attend: Callable[[], Tensor]) -> Tensor:
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
+    try:
+        return attend()
+    finally:
+        torch.set_num_threads(before)
 
 
 def given_prompt(layer: Layer, dtype: torch.dtype, length: int) -> tuple[Tensor, Arena, Tensor]:
@@ -145,19 +148,58 @@ def test_alone_as_among_others(dtype: torch.dtype) -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-@pytest.mark.parametrize("num_new", [1, 3, LENGTH])
+SPLIT = 512
+"""Keys of a segment, which is what threads share a long context by."""
+THREADS = range(2, 9)
+"""More than there are cores, and than there are pieces of a tile."""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 @each_dtype
-def test_on_two_threads_as_on_one(
-    dtype: torch.dtype, num_new: int, request: pytest.FixtureRequest
-) -> None:
+def test_a_context_shared_by_threads_as_by_one(layer: Layer, dtype: torch.dtype) -> None:
+    ends = [SPLIT - 1, SPLIT, SPLIT + 1, 5 * SPLIT + 3]
+    q, arena, table = given_prompt(layer, dtype, ends[-1])
+
+    for end in ends:
+        last = q[end - 1 : end]
+        alone = on_threads(1, lambda: layer.attend(last, arena, table, end))  # noqa: B023
+        for num_threads in THREADS:
+            shared = on_threads(num_threads, lambda: layer.attend(last, arena, table, end))  # noqa: B023
+            assert torch.equal(shared, alone)
+
+
+@each_dtype
+def test_requests_of_all_lengths_shared_by_threads_as_each_by_one(dtype: torch.dtype) -> None:
     layer = Layer(heads=2, kv_heads=1)
-    q, arena, table = given_prompt(layer, dtype, LENGTH)
-    one = layer.attend(q[-num_new:], arena, table, LENGTH)
+    q, arena, table = given_prompt(layer, dtype, 5 * SPLIT + 3)
+    ends = [5 * SPLIT + 3, 1, 700, 2 * SPLIT, SPLIT + 1]
+    qs = [q[end - n : end] for end, n in zip(ends, (1, 1, 70, 1, 33), strict=True)]
 
-    request.getfixturevalue("two_threads")
-    two = layer.attend(q[-num_new:], arena, table, LENGTH)
+    alone = [layer.attend(part, arena, table, end) for part, end in zip(qs, ends, strict=True)]
 
-    assert torch.equal(one, two)
+    for num_threads in THREADS:
+        shared = on_threads(num_threads, lambda: layer.attend_all(qs, arena, [table] * 5, ends))
+        assert torch.equal(shared, torch.cat(alone))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_long_context_shared_by_threads_is_as_defined(layer: Layer) -> None:
+    q, arena, table = given_prompt(layer, torch.float32, 3 * SPLIT + 5)
+    sinks = torch.linspace(-1, 1, layer.heads) if layer.has_sinks else None
+
+    out = on_threads(4, lambda: layer.attend(q[-3:], arena, table, len(q)))
+
+    wide = arena if isinstance(arena, Tensor) else as_floats(arena)
+    requests = [(table.tolist(), 3, len(q))]
+    expected = reference(q[-3:], wide, requests, layer.window, layer.scoring, sinks)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def as_floats(arena: QuantizedArena) -> Tensor:
+    blocks, heads, _ = arena.units.shape
+    units = torch.arange(blocks * heads)
+    kv = arena.gather(units, torch.float32)
+    return kv.view(blocks, heads, 2, arena.block_size, arena.width)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,9 +9,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.best_token import CHUNK, MIN_VOCAB_SIZE, best_token, reference
+from baton.kernels.best_token import (
+    CHUNK,
+    MIN_VOCAB_SIZE,
+    best_finite_token,
+    best_token,
+    reference,
+)
+from baton.kernels.cpu.best_token import PART_LEN
 
 SIZES = [1, 50, MIN_VOCAB_SIZE, MIN_VOCAB_SIZE + 1, MIN_VOCAB_SIZE + CHUNK - 1, 40_000]
+SPLIT_SIZES = [1, 63, 64, 65, 130, PART_LEN + 1, 40_000, 5 * PART_LEN - 1]
+"""Rows that end within, at and behind the steps of a loop, and that are cut into parts."""
+
+
+def edges(vocab_size: int) -> list[int]:
+    """First and last places of vectors, steps and parts, and of what is left of a row."""
+    num_parts = -(-vocab_size // PART_LEN)
+    part_len = -(-vocab_size // num_parts)
+    starts = [0, 15, 16, 63, 64, 100, *range(part_len, vocab_size, part_len), vocab_size]
+    return sorted(
+        {place for start in starts for place in (start - 1, start)} & {*range(vocab_size)}
+    )
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
@@ -58,3 +77,45 @@ def test_a_slice_of_a_larger_tensor_will_do() -> None:
         best_token(scores[:, 1 : MIN_VOCAB_SIZE + 99]),
         scores[:, 1 : MIN_VOCAB_SIZE + 99].argmax(-1),
     )
+
+
+@pytest.mark.parametrize("vocab_size", SPLIT_SIZES)
+@pytest.mark.parametrize("num_rows", [1, 3, 9])
+def test_the_best_token_is_found_wherever_it_is(vocab_size: int, num_rows: int) -> None:
+    """Among scores so low that only infinity is below them."""
+    for place in edges(vocab_size):
+        scores = torch.full((num_rows, vocab_size), -3e38)
+        scores[num_rows // 2, place] = -2e38
+
+        tokens, are_finite = best_finite_token(scores)
+
+        assert tokens[num_rows // 2] == place
+        assert tokens.count_nonzero() <= 1
+        assert are_finite.all()
+
+
+@pytest.mark.parametrize("vocab_size", SPLIT_SIZES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_score_that_is_not_finite_is_seen_wherever_it_is(vocab_size: int, bad: float) -> None:
+    for place in edges(vocab_size):
+        scores = torch.zeros(3, vocab_size)
+        scores[1, place] = bad
+
+        assert best_finite_token(scores)[1].tolist() == [True, False, True], place
+
+
+def test_all_parts_of_a_row_are_waited_for_however_many_threads_there_are() -> None:
+    """Scores sink from call to call: what a part had before would be the best now."""
+    num_parts = 60
+    scores = torch.empty(1, num_parts * PART_LEN)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for attempt in range(100):
+            place = (attempt * 7 % num_parts) * PART_LEN + 1 + attempt
+            scores.fill_(-attempt)
+            scores[0, place] += 0.5
+
+            assert best_token(scores).tolist() == [place]
+    finally:
+        torch.set_num_threads(before)

@@ -184,3 +184,75 @@ def test_a_row_draws_the_same_alone_and_beside_others(num_threads: int) -> None:
             assert drawn(scores[row : row + 1], alone) == [together[row]]
     finally:
         torch.set_num_threads(before)
+
+
+def mixed_draws(rows: list[int]) -> Draws:
+    """Of so many rows, no two of which are drawn alike; `rows` says where they lie."""
+    count = len(rows)
+    wanted = torch.tensor(rows)
+    return Draws(
+        rows=wanted,
+        temperature=torch.tensor([0.3, 4.0, 1.0, 0.8, 2.5, 9.0])[wanted],
+        filters=Filters(
+            top_k=torch.tensor([0, 3, 0, 40, 7, 0])[wanted],
+            top_p=torch.tensor([1.0, 1.0, 0.3, 0.97, 0.8, 1.0])[wanted],
+            min_p=torch.tensor([LEAST_P, LEAST_P, LEAST_P, 0.02, LEAST_P, 0.4])[wanted],
+        ),
+        streams=torch.tensor([[row, row + 5, 90 - row, row % 3] for row in rows]).view(count, 4),
+    )
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 5], [5, 3, 1], [4, 0, 2, 5], [2]], ids=str)
+def test_each_row_is_drawn_by_its_own_limits_from_its_own_scores(rows: list[int]) -> None:
+    """Best tokens differ by far, so that no row could do with the best of another."""
+    for seed in range(20):
+        scores = normal(6, 700, 1.5, seed) + torch.arange(6).unsqueeze(1) * 3
+        draws = mixed_draws(rows)
+
+        tokens = drawn(scores, draws)
+
+        assert tokens == drawn_by_torch(scores, draws)
+        for row, token in zip(rows, tokens, strict=True):
+            assert drawn(scores, mixed_draws([row])) == [token]
+
+
+def test_scores_that_are_large_and_close_are_told_apart_before_they_are_divided() -> None:
+    scores = normal(64, 500, 0.01) + 3000.0
+    draws = make_draws(64, temperature=0.004)
+
+    tokens = drawn(scores, draws)
+
+    assert tokens == drawn_by_torch(scores, draws)
+    assert len(set(tokens)) > 3
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_with_nothing_to_draw_from_gives_its_best_token(
+    limits: dict[str, float], bad: float
+) -> None:
+    scores = normal(3, 300, 1.0)
+    scores[1] = bad
+
+    tokens = drawn(scores, make_draws(3, **limits))  # type: ignore[arg-type]
+
+    assert tokens[1] == int(best_token(scores)[1])
+
+
+def test_as_many_as_top_k_are_kept_where_a_limit_divides_them_from_the_others() -> None:
+    """Half of the tokens lie above -1/2, which is among the limits that are tried."""
+    scores = torch.cat((torch.linspace(0, -0.4, 1500), torch.full((1500,), -0.6)))
+    draws = make_draws(64, top_k=1500)
+
+    assert max(drawn(scores.expand(64, -1).contiguous(), draws)) < 1500
+
+
+def test_tokens_tied_for_the_last_place_of_top_k_count_towards_top_p() -> None:
+    """Two thousand of them hold nearly all of the mass."""
+    scores = torch.tensor([[1.0] + [0.0] * 2000]).expand(16, -1).contiguous()
+    draws = make_draws(16, top_k=5, top_p=0.5)
+
+    tokens = drawn(scores, draws)
+
+    assert tokens == drawn_by_torch(scores, draws)
+    assert len(set(tokens)) > 8

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels import mla_attention as kernel
+from baton.kernels.cpu import mla_attention as compiled
+from baton.kernels.cpu.operators import runs
 from baton.kernels.gpu import mla_attention as gpu
 from baton.kernels.sequences import Sequences
 
@@ -27,6 +29,21 @@ PASSES = [
 ]
 each_pass = pytest.mark.parametrize("requests", PASSES)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+by_any = pytest.mark.parametrize("path", ["compiled", "torch"], indirect=True)
+
+
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no compiler."""
+    monkeypatch.setattr(compiled, "runs", lambda q_latent, arena: False)
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> None:
+    if request.param == "torch":
+        request.getfixturevalue("torch_alone")
+    elif not runs(torch.zeros(1)):
+        pytest.skip("there is no C++ compiler")
 
 
 class LatentPass:
@@ -58,6 +75,8 @@ class LatentPass:
         return kernel.reference(*self.queries, self.arena, self.requests, SCALE)
 
 
+@by_any
+@pytest.mark.usefixtures("path")
 @each_pass
 @each_dtype
 def test_it_is_as_defined(requests: Requests, dtype: torch.dtype) -> None:
@@ -68,6 +87,7 @@ def test_it_is_as_defined(requests: Requests, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[dtype])
 
 
+@pytest.mark.usefixtures("torch_alone")
 def test_a_long_chunk_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "SCORE_ITEMS", 70)
     made = LatentPass([(9, 20), (1, 3)])

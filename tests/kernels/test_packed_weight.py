@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compi
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 33, 70)
-SHAPES = ((100, 100), (32, 64), (1, 2), (17, 66), (259, 1024))
+SHAPES = ((100, 100), (32, 64), (1, 2), (17, 66), (47, 64), (259, 1024))
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -69,7 +69,7 @@ def test_products_with_packed_weights_are_matrix_products(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("shape", [(100, 100), (16, 32), (1, 4), (300, 256)])
+@pytest.mark.parametrize("shape", [(100, 100), (16, 32), (1, 4), (31, 32), (300, 256)])
 def test_a_gate_is_applied_where_it_is_computed(
     dtype: torch.dtype, activation: str, has_bias: bool, shape: tuple[int, int]
 ) -> None:
@@ -123,6 +123,22 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(dtype: torch.dtype, is_ga
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_rows_of_several_blocks_are_all_computed_whoever_takes_them(
+    dtype: torch.dtype, num_threads: int
+) -> None:
+    """Three blocks, full to the last row, and shares that go over from one to the next."""
+    rows = 96 * 4 // dtype.itemsize
+    x, weight = random(rows, 2048, dtype=dtype), random(10 * 32 - 3, 2048, dtype=dtype, seed=1)
+    packed = pack(weight)
+    exact = x.double() @ weight.double().T
+
+    with threads(num_threads):
+        for _ in range(3):
+            assert_rounded(logits(x, packed), exact, 2048)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_may_lie_apart(dtype: torch.dtype) -> None:
     wide, weight = random(9, 3 * 64, dtype=dtype), pack(random(40, 64, dtype=dtype))
     middle = wide[:, 64:128]
@@ -135,7 +151,7 @@ def test_no_rows_give_no_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [None, 5.66])
+@pytest.mark.parametrize("scale", [None, 5.66, 0.125])
 def test_rows_of_a_table_are_looked_up_wherever_they_lie(
     dtype: torch.dtype, scale: float | None
 ) -> None:

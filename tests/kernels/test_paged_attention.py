@@ -17,6 +17,7 @@ from baton.kernels import paged_attention as kernel
 from baton.kernels.cpu.operators import runs
 from baton.kernels.rope_kv_write import write_kv
 from baton.kernels.scoring import PLAIN, Scoring
+from baton.kernels.window import Chunks, Window
 
 NUM_BLOCKS, BLOCK_SIZE, WIDTH = 64, 4, 8
 
@@ -26,7 +27,7 @@ class Heads:
     query: int
     kv: int
     width: int = WIDTH
-    window: int | None = None
+    window: Window = None
     scoring: Scoring = PLAIN
     has_sinks: bool = False
 
@@ -120,6 +121,9 @@ KINDS = [
     pytest.param(Heads(4, 2, window=6), id="window"),
     pytest.param(Heads(4, 2, window=8), id="window of two blocks"),
     pytest.param(Heads(4, 2, window=100), id="window that hides nothing"),
+    pytest.param(Heads(4, 2, window=Chunks(6)), id="chunks"),
+    pytest.param(Heads(4, 2, window=Chunks(1)), id="chunks of one"),
+    pytest.param(Heads(4, 2, window=Chunks(100)), id="chunks that hide nothing"),
     pytest.param(Heads(4, 2, scoring=Scoring(scale=0.9)), id="scale"),
     pytest.param(Heads(4, 2, scoring=CAPPED), id="soft cap"),
     pytest.param(Heads(4, 2, has_sinks=True), id="sinks"),
@@ -203,9 +207,9 @@ def test_many_long_requests_are_attended_in_groups(
 
 @by_torch
 @pytest.mark.parametrize("scoring", [PLAIN, CAPPED], ids=["plain", "capped"])
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", [None, 9, Chunks(9)])
 def test_a_long_chunk_is_cut_and_still_sees_its_past(
-    window: int | None, scoring: Scoring, monkeypatch: pytest.MonkeyPatch
+    window: Window, scoring: Scoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_plan, "MASK_ITEMS", 100)
     monkeypatch.setattr(attention_plan, "MIN_WINDOW_CUT", 4)

@@ -22,8 +22,8 @@ Quantize = Callable[..., QuantizedWeight]
 QUANTIZERS: dict[str, Quantize] = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 257, 300)
-SHAPES = ((100, 100), (32, 64), (1, 2), (17, 65), (259, 1024))
-GATED_SHAPES = ((2, 32), (96, 100), (100, 64))
+SHAPES = ((100, 100), (32, 64), (1, 2), (17, 65), (47, 64), (259, 1024))
+GATED_SHAPES = ((2, 32), (62, 64), (96, 100), (100, 64))
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),

@@ -44,15 +44,25 @@ struct Arena {
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+
+// One width at a time: what is four times as wide the compiler would convert item by item.
+static inline u32x16 widen(u8x16 items) {
+  return __builtin_convertvector(__builtin_convertvector(items, u16x16), u32x16);
+}
+static inline u8x16 narrow(u32x16 items) {
+  return __builtin_convertvector(__builtin_convertvector(items, u16x16), u8x16);
+}
 
 static inline f32x16 from_int8(u8x16 items) {
-  return __builtin_convertvector((i8x16)items, f32x16);
+  const i16x16 wider = __builtin_convertvector((i8x16)items, i16x16);
+  return __builtin_convertvector(__builtin_convertvector(wider, i32x16), f32x16);
 }
 
 // Sign, 4 bits of exponent and 3 of mantissa are moved to where float32 has them; the product makes up
 // for the other bias, and is exact for subnormal items too.
 static inline f32x16 from_e4m3(u8x16 items) {
-  const u32x16 wide = __builtin_convertvector(items, u32x16);
+  const u32x16 wide = widen(items);
   const u32x16 bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20);
   return (f32x16)bits * 0x1p120f;
 }
@@ -60,7 +70,7 @@ static inline f32x16 from_e4m3(u8x16 items) {
 // |x| <= 127, to the nearest, ties to even: from 2^23 on float32 has no fractions.
 static inline u8x16 to_int8(f32x16 x) {
   const f32x16 integers_only = splat(0x1.8p23f);
-  return __builtin_convertvector((u32x16)(x + integers_only), u8x16);
+  return narrow((u32x16)(x + integers_only));
 }
 
 // |x| <= 448, to the nearest, ties to even.
@@ -70,12 +80,15 @@ static inline u8x16 to_e4m3(f32x16 x) {
   // Below 2^-6 items are multiples of 2^-9; 2^-6 itself is the eighth and looks like the first normal.
   const u32x16 subnormal = (u32x16)((f32x16)size * 0x1p9f + splat(0x1.8p23f)) & 0xFF;
   const u32x16 is_small = (u32x16)(size < u32x16{} + 0x3C800000);
-  return __builtin_convertvector(sign | (is_small ? subnormal : normal), u8x16);
+  return narrow(sign | (is_small ? subnormal : normal));
 }
 
 static inline u8x16 load_items(const uint8_t* p, int64_t count) {
   u8x16 items{};
-  memcpy(&items, p, count < 16 ? size_t(count) : 16);
+  if (count >= 16)
+    memcpy(&items, p, 16);
+  else
+    memcpy(&items, p, size_t(count));
   return items;
 }
 

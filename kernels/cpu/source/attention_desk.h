@@ -5,65 +5,73 @@
 
 namespace {
 
-// The sums of each row; the sum of a row's weights is spread over 16 lanes.
-struct State {
-  float *tops, *totals, *out;
-  int64_t stride;
+// What rows have summed up: for each its top, the total of its weights by lane, and its values.
+class Sums {
+ public:
+  Sums() = default;
+  Sums(float* memory, int64_t width) : memory_(memory), width_(width) {}
+
+  static int64_t floats_a_row(int64_t width) { return 32 + width; }
+
+  float& top(int64_t row) const { return memory_[row * stride()]; }
+  float* totals(int64_t row) const { return memory_ + row * stride() + 16; }
+  float* values(int64_t row) const { return memory_ + row * stride() + 32; }
+  int64_t stride() const { return floats_a_row(width_); }
+  Sums from(int64_t row) const { return {memory_ + row * stride(), width_}; }
 
   void clear(int64_t rows) const {
-    std::fill(tops, tops + rows, NOTHING_YET);
-    std::fill(totals, totals + 16 * rows, 0.0f);
-    std::fill(out, out + stride * rows, 0.0f);
+    for (int64_t row = 0; row < rows; row++) {
+      std::fill(totals(row), values(row) + width_, 0.0f);
+      top(row) = NOTHING_YET;
+    }
   }
 
-  void add(const State& other, int64_t rows) const {
+  void add(const Sums& other, int64_t rows) const {
     for (int64_t row = 0; row < rows; row++) {
-      const float top = std::max(tops[row], other.tops[row]);
-      const f32x16 mine = exp2(splat(tops[row] - top)), its = exp2(splat(other.tops[row] - top));
-      tops[row] = top;
-      combine(totals + 16 * row, mine, other.totals + 16 * row, its, 16);
-      combine(out + stride * row, mine, other.out + stride * row, its, stride);
+      const float highest = std::max(top(row), other.top(row));
+      const f32x16 mine = exp2(splat(top(row) - highest)), its = exp2(splat(other.top(row) - highest));
+      top(row) = highest;
+      float* a = totals(row);  // and the values behind them
+      const float* b = other.totals(row);
+      for (int64_t i = 0; i < 16 + width_; i += 16) store(a + i, fma(load(a + i), mine, load(b + i) * its));
     }
   }
 
  private:
-  static void combine(float* a, f32x16 x, const float* b, f32x16 y, int64_t count) {
-    for (int64_t i = 0; i < count; i += 16) store(a + i, fma(load(a + i), x, load(b + i) * y));
-  }
+  float* memory_ = nullptr;  // [rows][16 + 16 + width]
+  int64_t width_ = 0;
 };
 
 // Memory of one thread, laid out for a tile.
 template <typename T>
 struct Desk {
-  Cell *queries, *keys, *values;  // [rows][depth], [depth][CHUNK], [CHUNK / PER_CELL][width]
+  Cell *queries, *keys, *values;  // [rows][stride], [depth][CHUNK], [CHUNK / PER_CELL][value width]
   float *scores, *shrinks;        // [rows][CHUNK], [rows]
-  T *weights, *rows;              // [rows][CHUNK], [2 CHUNK + 1][width]: rows that had to be copied
-  State segment, whole;
+  T *weights, *copies, *zeros;    // [rows][CHUNK], [2 CHUNK][key width], [key width]
+  Sums segment, whole;
 
-  Desk(Work& work, const AttentionProblem<T>& problem) {
-    const int64_t width = problem.padded_width();
+  Desk(Work& work, const AttentionProblem<T>& problem, int64_t most_rows, int64_t query_stride) {
+    const int64_t key = problem.padded_key(), value = problem.padded_value();
     uint8_t* next = nullptr;
     for (int pass = 0; pass < 2; pass++) {  // to measure, then to lay out
       uint8_t* start = next;
-      allot(next, queries, TILE_ROWS * problem.query_stride());
+      allot(next, queries, most_rows * query_stride);
       allot(next, keys, problem.padded_depth() * CHUNK);
-      allot(next, values, CHUNK / PER_CELL<T> * width);
-      allot(next, scores, TILE_ROWS * CHUNK);
-      allot(next, shrinks, TILE_ROWS);
-      allot(next, weights, TILE_ROWS * CHUNK);
-      allot(next, rows, (2 * CHUNK + 1) * width);
-      for (State* state : {&segment, &whole}) {
-        state->stride = width;
-        allot(next, state->tops, TILE_ROWS);
-        allot(next, state->totals, TILE_ROWS * 16);
-        allot(next, state->out, TILE_ROWS * width);
+      allot(next, values, CHUNK / PER_CELL<T> * value);
+      allot(next, scores, most_rows * CHUNK);
+      allot(next, shrinks, most_rows);
+      allot(next, weights, most_rows * CHUNK);
+      allot(next, copies, 2 * CHUNK * key);
+      allot(next, zeros, key);
+      for (Sums* sums : {&segment, &whole}) {
+        float* memory;
+        allot(next, memory, most_rows * Sums::floats_a_row(value));
+        *sums = {memory, value};
       }
       if (pass == 0) next = static_cast<uint8_t*>(work.scratch(size_t(next - start)));
     }
-    std::fill(zeros(width), zeros(width) + width, T{});
+    std::fill(zeros, zeros + key, T{});
   }
-
-  T* zeros(int64_t width) const { return rows + 2 * CHUNK * width; }
 
  private:
   template <typename U>

@@ -3,11 +3,12 @@
 
 namespace {
 
-// With it the number that is furthest from 0 becomes -8, for there is no 8.
+// With it the number that is furthest from 0 becomes -8, for there is no 8. NaN if one of them is no number.
 float scale_of(f32x16 low, f32x16 high) {
   const float top = largest(larger(low, high)), bottom = -largest(larger(-low, -high));
-  const float scale = to_float(to_bf16((top > -bottom ? top : bottom) / -8.0f));
-  return std::fabs(scale) > TINY ? scale : 0.0f;
+  const float poison = sum(low * 0.0f + high * 0.0f);
+  const float scale = to_float(to_bf16((top > -bottom ? top : bottom) / -8.0f + poison));
+  return std::fabs(scale) <= TINY ? 0.0f : scale;
 }
 
 i32x16 codes(f32x16 w, float inverse) {

@@ -44,13 +44,13 @@ void quantize(const T* x, int64_t width, const Int8Rows& rows, int64_t row) {
 }
 
 // in: x [rows][K]; out: the rows in eight bits [rows][stride]; i: K, K padded, stride, items from row
-// to row of x
+// to row of x, rows for each token of the pass
 template <typename T>
 void run(const Args& args, const Pass& pass, Work& work) {
   const Int8Rows rows{static_cast<uint8_t*>(args.out[0]), args.i[1], args.i[2]};
   const T* x = static_cast<const T*>(args.in[0]);
   Span span;
-  while (work.take(row_count(args, pass), ROWS_AT_ONCE, span))
+  while (work.take(row_count(args, pass) * args.i[4], ROWS_AT_ONCE, span))
     for (int64_t row = span.begin; row < span.end; row++)
       quantize(x + row * args.i[3], args.i[0], rows, row);
 }

@@ -5,12 +5,16 @@ namespace {
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
-// A row of W into a column of a panel; gives its scale.
+// A row of W into a column of a panel; gives its scale, which is NaN if the row is not all finite: else a
+// NaN in it would become some number.
 template <typename T>
 float quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_t column) {
-  f32x16 furthest{};
-  for (int64_t k = 0; k < width; k += 16)
-    furthest = larger(absolute(load_padded(w, k, width)), furthest);
+  f32x16 furthest{}, poison{};
+  for (int64_t k = 0; k < width; k += 16) {
+    const f32x16 v = load_padded(w, k, width);
+    furthest = larger(absolute(v), furthest);
+    poison = fma(v, f32x16{}, poison);
+  }
   const float limit = largest(furthest);
   const f32x16 inverse = splat(limit > TINY ? 127.0f / limit : 0.0f);
   for (int64_t k = 0; k < padded; k += 16) {
@@ -20,7 +24,7 @@ float quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_
     memcpy(fours, &bytes, sizeof fours);
     for (int i = 0; i < 4; i++) memcpy(panel + (k + 4 * i) * PANEL + 4 * column, fours + i, 4);
   }
-  return limit / 127.0f;
+  return limit / 127.0f + sum(poison);
 }
 
 // in: W [N][K]; out: panels, scales [panels][32]; rows: panels; i: K, K padded, N, is gated

@@ -72,6 +72,10 @@ class Work {
   // Memory of this thread, 64-byte aligned, kept from call to call; what it holds is anything.
   void* scratch(size_t bytes);
 
+  // Memory of all threads, 64-byte aligned, for what passes from one stage of an operator to the next; all
+  // must ask for the same, and before it the memory holds anything.
+  void* shared(size_t bytes);
+
   // The rest is for whoever runs operators. Between barriers lies a stage; `report` tells what this
   // thread did of it, and is true for the one with whom all is done, who then has to `advance`.
   bool report();

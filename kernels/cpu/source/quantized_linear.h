@@ -83,6 +83,12 @@ class Multiplication {
     }
   }
 
+  // All of some rows and panels, by this thread.
+  void run(Span rows, Span panels) const {
+    for (int64_t panel = panels.begin; panel < panels.end; panel++)
+      run_item(rows, panel, panel + 1 == panels.end);
+  }
+
  private:
   static constexpr int MAX_ROWS = Product::MAX_ROWS;
 

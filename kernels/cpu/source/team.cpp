@@ -28,6 +28,8 @@ void* Work::scratch(size_t bytes) {
   return scratch.memory;
 }
 
+void* Work::shared(size_t bytes) { return team_.shared.get(bytes); }
+
 bool Work::take_shared(int64_t total, int64_t grain, Span& span) {
   num_grains_ = (total + grain - 1) / grain;
   for (int i = 0; i < num_threads_; i++) {

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
+#include <mutex>
 #include <vector>
 
 #include "operator.h"
@@ -19,6 +21,30 @@ struct alignas(64) Part {
   std::atomic<uint64_t> taken{0};
 };
 
+// Memory that grows to what was ever asked for. Who asks for more has a stage of its own: all who work are
+// in it, ask for the same, and nobody needs any longer what was there.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  SharedMemory(const SharedMemory&) = delete;
+  ~SharedMemory() { free(memory_); }
+
+  void* get(size_t bytes) {
+    const std::lock_guard<std::mutex> mine(mutex_);
+    if (bytes_ < bytes) {
+      free(memory_);
+      bytes_ = (bytes + 4095) / 4096 * 4096;
+      memory_ = aligned_alloc(4096, bytes_);
+    }
+    return memory_;
+  }
+
+ private:
+  std::mutex mutex_;
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 // The caller is thread 0 and there all the time. Helpers come when they are awake, and go when there is
 // nothing to do for them: what keeps them (the system has given their core to somebody else) keeps nobody
 // else, unless they have taken something.
@@ -26,6 +52,7 @@ struct Team {
   Signal stage;                                  // counts stages: what is past is done
   alignas(64) std::atomic<int64_t> num_done{0};  // grains of this stage, and 1 for the caller
   std::vector<Part> parts;                       // by thread
+  SharedMemory shared;
 
   // The number of this play, in the upper half, and helpers that are inside. The number is odd while
   // they may enter; what they read inside stays as it is until the last has left.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_where_the_compiler_does_not_work_what_was_built_before_is_used(
     assert COMPILER is not None
     build.build(tmp_path, build.NATIVE, COMPILER)
 
-    assert answer(find_or_build(tmp_path, "false")) == 42
+    assert answer(find_or_build(tmp_path, ("false",))) == 42
     assert "false" in caplog.text
 
 
@@ -134,6 +135,26 @@ def test_without_a_compiler_and_a_library_there_is_none(
     assert "no C++ compiler" in caplog.text
 
 
+def test_a_compiler_may_be_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "a launcher"
+    launcher.write_text(f'#!/bin/sh\necho "$1" >> "{tmp_path}/launched"\nexec "$@"\n')
+    launcher.chmod(launcher.stat().st_mode | stat.S_IXUSR)
+    assert COMPILER is not None
+    monkeypatch.setenv("CXX", f"'{launcher}' {shlex.join(COMPILER)} -DUNUSED")
+
+    assert answer(find_or_build(tmp_path / "cache", find_compiler())) == 42
+
+    assert set((tmp_path / "launched").read_text().split()) == {COMPILER[0]}
+
+
+def test_a_compiler_whose_first_word_is_no_program_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-launcher g++")
+
+    assert find_compiler() is None
+
+
 def test_what_does_not_compile_is_said(tmp_path: Path, one_source: Path) -> None:
     one_source.write_text("this is not C++")
 
@@ -156,13 +177,13 @@ def test_those_who_build_at_once_compile_once(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(
         f'#!/bin/sh\ncase "$*" in *-c*) echo once >> {tmp_path}/compiled;; esac\n'
-        f'exec {COMPILER} "$@"\n'
+        f'exec {shlex.join(COMPILER or ())} "$@"\n'
     )
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     folder = tmp_path / "cache"
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: find_or_build(folder, str(compiler)), range(4)))
+        list(threads.map(lambda _: find_or_build(folder, (str(compiler),)), range(4)))
 
     assert (tmp_path / "compiled").read_text() == "once\n"
 

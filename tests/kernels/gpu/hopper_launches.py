@@ -15,15 +15,20 @@ from tests.kernels.passes import sequences_of
 
 from baton.kernels.gpu import gate, norm, rotary_angles
 from baton.kernels.gpu.gather_kv import gather_kv
+from baton.kernels.gpu.grouped_narrow import grouped_narrow
+from baton.kernels.gpu.latent_write import latent_write
+from baton.kernels.gpu.linear_tiles import linear_tiles
 from baton.kernels.gpu.merge_attention import merge_attention
 from baton.kernels.gpu.mla_attention import mla_attention
 from baton.kernels.gpu.paged_attention import paged_attention
 from baton.kernels.gpu.paged_cache import PagedCache
 from baton.kernels.gpu.rope_kv_write import rope_kv_write
+from baton.kernels.latent_write import LatentNorm
 from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.rope_kv_write import HeadNorm
 from baton.kernels.scoring import Scoring
 from baton.kernels.sequences import Sequences
+from baton.kernels.window import Chunks
 
 BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
 BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -67,6 +72,19 @@ def write(items: torch.dtype | None) -> None:
     )
 
 
+def write_latents(num_heads: int) -> None:
+    angles = torch.empty(TOKENS + 1, 32)
+    latent_write(
+        torch.empty(TOKENS + 1, num_heads, 192, dtype=BFLOAT16),
+        torch.empty(TOKENS + 1, 576, dtype=BFLOAT16),
+        torch.empty(1, 1, BLOCK_SIZE, 576, dtype=BFLOAT16),
+        mixed_pass(),
+        norm=LatentNorm(torch.empty(512, dtype=BFLOAT16), 1e-6),
+        rotation=(angles, angles),
+        is_interleaved=True,
+    )
+
+
 def rows() -> None:
     x = torch.empty(4, 4096, dtype=BFLOAT16)
     norm.rms_norm(x, x, x[0], 1e-6)
@@ -78,6 +96,22 @@ def rows() -> None:
     merge_attention(out, lse, out, lse)
 
 
+def multiply_few_rows() -> None:
+    x, items = torch.empty(16, 4096, dtype=BFLOAT16), torch.empty(4096, 2048, dtype=torch.uint8)
+    scales, zeros = torch.empty(4096, 32), torch.empty(4096, 32, dtype=torch.uint8)
+    linear_tiles(x, items, scales, group=(1, 128), zeros=zeros)
+    linear_tiles(x, items, scales, group=(1, 128))
+
+
+def multiply_by_experts(num_rows: int) -> None:
+    x, stops = torch.empty(num_rows, 2880, dtype=BFLOAT16), torch.zeros(32, dtype=torch.int32)
+    fp4 = torch.empty(32, 5760, 1440, dtype=torch.uint8, device="meta")
+    powers = torch.empty(32, 5760, 90, dtype=torch.uint8, device="meta")
+    grouped_narrow(x, fp4, powers, stops, group=(1, 32))
+    x, fp8 = torch.empty(num_rows, 2048, dtype=BFLOAT16), torch.empty(32, 1536, 2048, dtype=FP8)
+    grouped_narrow(x, fp8, torch.empty(32, 12, 16), stops, group=(128, 128))
+
+
 def gather(items: torch.dtype | None) -> None:
     cache = PagedCache.of(arena_of(8, 128, items))
     gather_kv(cache, torch.zeros(8, dtype=torch.int64), range(5, 100), 512, BFLOAT16)
@@ -87,16 +121,21 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "bfloat16": attend,
     "fp8": lambda: attend(FP8),
     "int8": lambda: attend(torch.int8),
+    "with chunks": lambda: attend(window=Chunks(8192)),
     "wide, with a window, capped and sinking": lambda: attend(
         width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
     ),
     "latents, 128 heads": lambda: attend_to_latents(128),
     "latents, 16 heads": lambda: attend_to_latents(16),
+    "write latents": lambda: write_latents(128),
     "write": lambda: write(None),
     "write fp8": lambda: write(FP8),
     "gather": lambda: gather(None),
     "gather fp8": lambda: gather(FP8),
     "rows": rows,
+    "few rows by int4": multiply_few_rows,
+    "few pairs by narrow experts": lambda: multiply_by_experts(16),
+    "many pairs by narrow experts": lambda: multiply_by_experts(4096),
 }
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tests.kernels.gpu.paged_passes import PagedPass
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 
 from baton.kernels import (
     gelu,
+    latent_write,
     layer_norm,
     mla_attention,
     paged_attention,
@@ -17,6 +20,7 @@ from baton.kernels import (
     silu_mul,
 )
 from baton.kernels.gpu.scoring_rules import ScoringRules
+from baton.kernels.latent_write import LatentNorm
 from baton.kernels.rope_kv_write import HeadNorm
 
 
@@ -41,6 +45,25 @@ def test_attention_to_latents() -> None:
 
     expected = mla_attention.reference(q_latent, q_rope, arena, requests, 0.5)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
+
+
+def test_what_lies_before_attention_to_latents() -> None:
+    made = PagedPass([(1, 9), (3, 7)])
+    q, kv = torch.randn(4, 3, 12), torch.randn(4, 8)
+    arena, expected = torch.zeros(5, 1, 4, 8), torch.zeros(5, 1, 4, 8)
+    angles = torch.rand(4, 2)
+    rules: dict[str, Any] = {
+        "norm": LatentNorm(torch.rand(4), 1e-6),
+        "rotation": (angles.cos(), angles.sin()),
+        "is_interleaved": True,
+    }
+
+    with tensors_on_a_gpu():
+        q_rope = latent_write.latent_write(q, kv, arena, made.sequences(), **rules)
+
+    expected_q = latent_write.reference(q, kv, expected, made.sequences(), **rules)
+    torch.testing.assert_close(q_rope, expected_q, rtol=0, atol=1e-5)
+    torch.testing.assert_close(arena, expected, rtol=0, atol=1e-5)
 
 
 def test_what_lies_before_attention() -> None:

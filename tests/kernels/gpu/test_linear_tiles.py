@@ -6,17 +6,38 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from torch import Tensor
 
 from baton.kernels.gpu import linear_tiles as module
 from baton.kernels.gpu.linear_tiles import linear_tiles
+from baton.kernels.gpu.scaled_linear import scales_of_columns
+from baton.kernels.narrow_groups import narrow_groups, stack
 from baton.kernels.narrow_weight import NarrowWeight, to_fp8, to_int4, to_int8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def with_zeros(weight: Tensor, group: int) -> NarrowWeight:
+    """As AWQ and GPTQ have them: from the least to the largest of a group in 15 steps."""
+    groups = weight.float().cpu().view(len(weight), -1, group)
+    low, high = groups.amin(-1), groups.amax(-1)
+    scales = (high - low) / 15
+    zeros = (-low / scales).round().clamp(0, 15)
+    items = (groups / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
+    narrow = narrow_groups(
+        items.flatten(1).to(torch.uint8), scales, zeros.to(torch.uint8), 4, dtype=weight.dtype
+    )
+    assert narrow is not None
+    return narrow.to(DEVICE)
+
+
 WAYS: dict[str, Callable[[Tensor], NarrowWeight]] = {
     "int8": to_int8,
     "int4 by 32": to_int4,
     "int4 by 128": lambda weight: to_int4(weight, 128),
+    "int4 by 64, with zeros": lambda weight: with_zeros(weight, 64),
+    "int4 by 128, with zeros": lambda weight: with_zeros(weight, 128),
     "fp8": to_fp8,
     "fp8 blocks": lambda weight: to_fp8(weight, has_blocks=True),
 }
@@ -28,7 +49,9 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def product(x: Tensor, narrow: NarrowWeight, bias: Tensor | None = None) -> Tensor:
-    return linear_tiles(x, narrow.items, narrow.scales, group=narrow.group, bias=bias)
+    return linear_tiles(
+        x, narrow.items, narrow.scales, group=narrow.group, zeros=narrow.zeros, bias=bias
+    )
 
 
 def is_close(found: Tensor, x: Tensor, weight: Tensor) -> bool:
@@ -104,3 +127,37 @@ def test_a_row_of_the_table_is_what_is_looked_up(way: str) -> None:
     found = narrow.embedding(ids, 2.0)
 
     assert torch.equal(found, narrow.unpacked()[ids] * 2.0)
+
+
+@pytest.mark.parametrize("way", ["int4 by 64, with zeros", "int8", "fp8"])
+def test_weights_stacked_of_several_have_the_scales_of_each(way: str) -> None:
+    parts = [WAYS[way](random(n, 128) * n) for n in (64, 32, 100)]
+    one = stack(parts)
+    assert one is not None
+    x = random(3, 128)
+
+    torch.testing.assert_close(
+        product(x, one), torch.cat([product(x, part) for part in parts], 1), rtol=1e-4, atol=1e-2
+    )
+
+
+def test_inputs_are_taken_in_the_order_of_the_weight() -> None:
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    items = torch.randint(0, 16, (40, 256), generator=torch.Generator().manual_seed(1))
+    narrow = narrow_groups(
+        items.to(torch.uint8), random(40, 2).cpu().abs(), None, 4, dtype=torch.float32, order=order
+    )
+    assert narrow is not None
+    narrow, x = narrow.to(DEVICE), random(3, 256)
+
+    with tensors_on_a_gpu():
+        found = narrow.linear(x, None)
+
+    torch.testing.assert_close(found, x @ narrow.unpacked().T, rtol=1e-4, atol=1e-3)
+
+
+def test_scales_of_several_outputs_are_given_to_each() -> None:
+    scales = torch.tensor([[1.0], [2.0], [3.0]])
+
+    assert scales_of_columns(scales, 2, 5).tolist() == [[1.0, 1.0, 2.0, 2.0, 3.0]]
+    assert scales_of_columns(scales[:1], 5, 5).tolist() == [[1.0] * 5]

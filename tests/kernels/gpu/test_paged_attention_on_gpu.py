@@ -14,6 +14,7 @@ from baton.kernels.gpu.paged_cache import PagedCache
 from baton.kernels.gpu.paged_decode import paged_decode, split_keys
 from baton.kernels.gpu.scoring_rules import ScoringRules
 from baton.kernels.scoring import Scoring
+from baton.kernels.window import Chunks, Window
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 FP8 = torch.float8_e4m3fn
@@ -29,6 +30,8 @@ KINDS = [
     pytest.param({"rules": ScoringRules(window=1)}, id="window of itself alone"),
     pytest.param({"rules": ScoringRules(window=6)}, id="window"),
     pytest.param({"rules": ScoringRules(window=99)}, id="window that hides nothing"),
+    pytest.param({"rules": ScoringRules(window=Chunks(6))}, id="chunks"),
+    pytest.param({"rules": ScoringRules(window=Chunks(1))}, id="chunks of one"),
     pytest.param({"rules": ScoringRules(CAPPED)}, id="soft cap"),
     pytest.param({"rules": ScoringRules(sinks=torch.tensor([1.0, -2, 0, 9]))}, id="sinks"),
     pytest.param({"dtype": FLOAT16}, id="float16"),
@@ -108,10 +111,18 @@ def test_attention_on_a_device_is_as_defined(
 
 @pytest.mark.parametrize(
     ("window", "sinks"),
-    [(None, None), (None, torch.tensor([1.0, -2, 0, 9])), (1, None), (16, None), (17, None)],
+    [
+        (None, None),
+        (None, torch.tensor([1.0, -2, 0, 9])),
+        (1, None),
+        (16, None),
+        (17, None),
+        (Chunks(16), None),
+        (Chunks(20), torch.tensor([1.0, -2, 0, 9])),
+    ],
 )
 def test_splits_of_a_context_are_merged_into_the_whole(
-    window: int | None, sinks: torch.Tensor | None
+    window: Window, sinks: torch.Tensor | None
 ) -> None:
     requests = [(1, 33), (1, 16), (1, 17), (1, 48)]
     made = PagedPass(requests, rules=ScoringRules(window=window, sinks=sinks))

@@ -1,0 +1,26 @@
+"""Queries that grow with their position, by the operator of source/query_temperature.cpp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
+
+
+def query_temperature(x: Tensor, positions: Tensor, growth: float, step: float) -> Tensor:
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    width = x[0].numel()
+    call(
+        Call(
+            of_dtype("query_temperature", x.dtype),
+            rows=len(x),
+            inputs=(x, positions),
+            outputs=(y,),
+            ints=(width,),
+            floats=(growth, step),
+            alone_rows=small_rows(2 * width * x.element_size()),
+        )
+    )
+    return y

@@ -1,0 +1,248 @@
+// Attention of any kind, tile by tile.
+//
+//   row       one query: token and head; the G heads that share a KV head are rows of one tile
+//   chunk     CHUNK keys from a multiple of CHUNK on: packed, multiplied, weighed, multiplied again
+//   segment   SEGMENT keys from a multiple of SEGMENT on: summed up by themselves, and then put together
+//
+// Chunks and segments lie where positions say and not where a tile begins, and what is hidden from a row
+// leaves it as it was. So a row is the same, to the last bit, decoded alone or in the middle of a prompt,
+// whatever the tile, the batch and the threads.
+#pragma once
+
+#include "attention_desk.h"
+#include "attention_few.h"
+#include "attention_items.h"
+
+namespace {
+
+// Of lengths in rising order the first that is not below `least`.
+template <int64_t... LENGTHS>
+constexpr int64_t fitting(int64_t least, std::integer_sequence<int64_t, LENGTHS...>) {
+  for (const int64_t length : {LENGTHS...})
+    if (length >= least) return length;
+  return 0;
+}
+
+template <typename Problem>
+class Attending {
+  using T = typename Problem::Value;
+
+ public:
+  Attending(const Problem& problem, Work& work)
+      : problem_(problem),
+        query_stride_(fitting(problem.padded_depth(), typename Problem::QueryStrides())),
+        desk_(work, problem, Problem::MOST_ROWS, query_stride_) {}
+
+  // `next` may be null: the item that is likely to follow. `kept` are the sums of tiles that are cut.
+  void attend(const Item& item, const Item* next, const Sums& kept) {
+    const Tile& tile = item.tile;
+    const bool is_whole = item.first_kept < 0;
+    load_queries(tile);
+    if (is_whole) desk_.whole.clear(tile.rows());
+    for (int64_t segment = item.first_segment; segment < item.end_segment; segment++) {
+      const int64_t done = (segment - item.first_segment) * tile.rows();
+      sums_ = is_whole ? desk_.segment : kept.from(item.first_kept + done);
+      sum_up(item, segment, next);
+      if (is_whole) desk_.whole.add(sums_, tile.rows());
+    }
+    for (int64_t row = 0; is_whole && row < tile.rows(); row++) store_out(tile, row, desk_.whole.from(row));
+  }
+
+  // When all pieces of its tile are there.
+  void put_together(const CutRow& cut, const Sums& kept) {
+    desk_.whole.clear(1);
+    for (int64_t segment = 0; segment < cut.num_segments; segment++)
+      desk_.whole.add(kept.from(cut.first_kept + segment * cut.stride), 1);
+    store_out(cut.tile, cut.row, desk_.whole);
+  }
+
+ private:
+  int64_t first_key(const Item& item) const {
+    return std::max(item.first_segment * SEGMENT, problem_.first_chunk(item.tile.position(0)));
+  }
+  static int64_t end_key(const Item& item) {
+    return std::min(item.end_segment * SEGMENT, item.tile.last_position() + 1);
+  }
+
+  void sum_up(const Item& item, int64_t segment, const Item* next) {
+    const Tile& tile = item.tile;
+    sums_.clear(tile.rows());
+    const int64_t end = std::min(end_key(item), (segment + 1) * SEGMENT);
+    for (int64_t from = std::max(first_key(item), segment * SEGMENT); from < end; from += CHUNK) {
+      upcoming_.clear();
+      expect_after(item, from + CHUNK, next);
+      attend_chunk(tile, from, std::min(CHUNK, end - from));
+      upcoming_.fetch_all();
+    }
+  }
+
+  // What is read after the chunk that ends at `from`.
+  void expect_after(const Item& item, int64_t from, const Item* next) {
+    if (from < end_key(item))
+      problem_.expect_rows(item.tile, from, std::min(CHUNK, end_key(item) - from), upcoming_);
+    else if (next)
+      problem_.expect_rows(next->tile, first_key(*next), std::min(CHUNK, end_key(*next) - first_key(*next)),
+                           upcoming_);
+  }
+
+  // Keys from position `first` on. `count` may be less than CHUNK: where the tile ends.
+  void attend_chunk(const Tile& tile, int64_t first, int64_t count) {
+    const uint8_t *keys[CHUNK], *values[CHUNK];
+    problem_.find_rows(tile, first, count, desk_.copies, keys, values);
+    for (int64_t key = count; key < CHUNK; key++)
+      keys[key] = values[key] = reinterpret_cast<const uint8_t*>(desk_.zeros);
+    switch (tile.rows()) {
+      case 1: return attend_few<1>(first, count, keys, values);
+      case 2: return attend_few<2>(first, count, keys, values);
+      case 3: return attend_few<3>(first, count, keys, values);
+      case 4: return attend_few<4>(first, count, keys, values);
+      case 5: return attend_few<5>(first, count, keys, values);
+      case 6: return attend_few<6>(first, count, keys, values);
+      case 7: return attend_few<7>(first, count, keys, values);
+      case 8: return attend_few<8>(first, count, keys, values);
+      default: return attend_many(tile, first, count, keys, values);
+    }
+  }
+
+  template <int ROWS>
+  void attend_few(int64_t first, int64_t count, const uint8_t* const* keys,
+                  const uint8_t* const* values) {
+    const Cells queries{desk_.queries, query_stride_};
+    score_few<T, ROWS, CHUNK>(queries, keys, problem_.padded_depth(), {desk_.scores, CHUNK}, upcoming_);
+    weigh(first, 0, ROWS);
+    mix_few<T, ROWS>(weights(), values, cells_of(count), problem_.padded_value(), desk_.shrinks, out(),
+                     upcoming_);
+  }
+
+  void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
+                   const uint8_t* const* values) {
+    const int64_t width = problem_.padded_value();
+    for (int64_t key = 0; key < count; key += 16) {
+      upcoming_.fetch(int(width / 2));
+      pack_keys(keys + key, problem_.padded_depth(), desk_.keys + key, CHUNK);
+    }
+    each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
+      score_many(row, rows, round_up(seen, 16), typename Problem::QueryStrides());
+      weigh(first, row, rows);
+    });
+    for (int64_t key = 0; key < count; key += PER_CELL<T>) {
+      upcoming_.fetch(int(width / 32));
+      pack_values<T>(values + key, width, desk_.values + key / PER_CELL<T> * width);
+    }
+    each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
+      const Sums sums = sums_.from(row);
+      multiply<T, CHUNK / PER_CELL<T>>(rows, weights().cells + row * weights().stride,
+                                       {desk_.values, width}, cells_of(seen), width, desk_.shrinks + row,
+                                       {sums.values(0), sums.stride()});
+    });
+  }
+
+  // do_band(first row, rows, the keys of the chunk that any of them sees): all rows at once or, in the chunk
+  // where they come to an end, a few, so that little of what is hidden is computed.
+  template <typename DoBand>
+  void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) const {
+    const int64_t rows = tile.rows(), step = positions_[0] - first + 1 < count ? BAND_ROWS : rows;
+    for (int64_t row = 0; row < rows; row += step) {
+      const int64_t size = std::min(step, rows - row), seen = positions_[row + size - 1] - first + 1;
+      if (seen > 0) do_band(row, size, std::min(seen, count));
+    }
+  }
+
+  template <int64_t... STRIDES>
+  void score_many(int64_t row, int64_t rows, int64_t num_keys, std::integer_sequence<int64_t, STRIDES...>) {
+    const auto score = [&]<int64_t STRIDE>() {
+      multiply<T, STRIDE>(rows, desk_.queries + row * STRIDE, {desk_.keys, CHUNK}, problem_.depth(), num_keys,
+                          nullptr, {desk_.scores + row * CHUNK, CHUNK});
+      return true;
+    };
+    ((query_stride_ == STRIDES && score.template operator()<STRIDES>()) || ...);
+  }
+
+  static int64_t cells_of(int64_t count) { return (count + PER_CELL<T> - 1) / PER_CELL<T>; }
+  Cells weights() const { return {reinterpret_cast<const Cell*>(desk_.weights), CHUNK / PER_CELL<T>}; }
+  Floats out() const { return {sums_.values(0), sums_.stride()}; }
+
+  void weigh(int64_t first, int64_t begin, int64_t count) {
+    for (int64_t row = begin; row < begin + count; row++) {
+      const int64_t position = positions_[row] - first;
+      const Visible visible{std::max<int64_t>(0, problem_.first_seen(positions_[row]) - first),
+                            std::min(CHUNK, position + 1)};
+      float *scores = desk_.scores + row * CHUNK, &highest = sums_.top(row);
+      const float top = std::max(highest, score_row<CHUNK>(scores, problem_.scoring, visible));
+      const float shrink = exp2(splat(highest - top))[0];
+      weigh_row<T, CHUNK>(scores, top, shrink, desk_.weights + row * CHUNK, sums_.totals(row));
+      desk_.shrinks[row] = shrink;
+      highest = top;
+    }
+  }
+
+  void load_queries(const Tile& tile) {
+    for (int64_t row = 0; row < tile.rows(); row++) {
+      T* query = reinterpret_cast<T*>(desk_.queries + row * query_stride_);
+      problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
+      std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
+      positions_[row] = tile.position(row);
+    }
+  }
+
+  void store_out(const Tile& tile, int64_t row, const Sums& sums) const {
+    const int64_t head = tile.head(row), token = tile.first_token + tile.token(row);
+    float total = sum(load(sums.totals(0))), shrink = 1;
+    if (problem_.has_sinks() && total > 0) {  // 0: no score was a number, and the row is not one either
+      const float sink = problem_.sink(head), top = std::max(sums.top(0), sink);
+      shrink = exp2(splat(sums.top(0) - top))[0];
+      total = total * shrink + exp2(splat(sink - top))[0];
+    }
+    store_row(sums.values(0), shrink / total,
+              problem_.out + (token * problem_.num_heads + head) * problem_.value_width);
+  }
+
+  void store_row(const float* values, float factor, T* out) const {
+    const int64_t width = problem_.value_width;
+    for (int64_t column = 0; column < width; column += 16 * PER_CELL<T>) {
+      f32x16 part[PER_CELL<T>];
+      for (int i = 0; i < PER_CELL<T>; i++) part[i] = load(values + column + 16 * i) * splat(factor);
+      if constexpr (PER_CELL<T> == 2) unshuffle(part[0], part[1]);
+      for (int64_t i = 0; i < PER_CELL<T> && column + 16 * i < width; i++) {
+        const int64_t start = column + 16 * i, count = std::min<int64_t>(16, width - start);
+        count == 16 ? store(out + start, part[i]) : store_part(out + start, part[i], count);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  int64_t query_stride_;
+  Desk<T> desk_;
+  Sums sums_;                      // of the segment at hand
+  int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows
+  Upcoming upcoming_;
+};
+
+// All of a pass.
+template <typename Problem>
+void attend(const Args& args, const Pass& pass, Work& work) {
+  const Problem problem(args, pass);
+  const int64_t width = problem.padded_value();
+  const int64_t kept_row_bytes = Sums::floats_a_row(width) * int64_t(sizeof(float));
+  const AttentionItems<typename Problem::Value> items(problem, Problem::MOST_ROWS, kept_row_bytes,
+                                                      work.num_threads());
+  Attending<Problem> attending(problem, work);
+  Sums kept;
+  if (items.num_kept_rows())
+    kept = {static_cast<float*>(work.shared(size_t(items.num_kept_rows() * kept_row_bytes))), width};
+  Span span;
+  while (work.take(items.count(), 1, span))
+    for (int64_t number = span.begin; number < span.end; number++) {
+      const Item item = items[number];
+      const bool is_last = number + 1 == items.count();
+      const Item next = is_last ? item : items[number + 1];
+      attending.attend(item, is_last ? nullptr : &next, kept);
+    }
+  if (!items.num_cut_rows()) return;
+  work.barrier();
+  while (work.take(items.num_cut_rows(), grain_of(items.num_cut_rows(), work), span))
+    for (int64_t number = span.begin; number < span.end; number++)
+      attending.put_together(items.cut_row(number), kept);
+}
+
+}  // namespace

@@ -1,0 +1,50 @@
+// Products by experts with weights of eight or four bits: rows are gathered as they are multiplied, in
+// eight bits, and a share of what goes in is part of a row's scale.
+#pragma once
+
+#include "experts.h"
+#include "quantized_linear.h"
+
+// `Product` is made of (rows, args, expert, num_panels). i[5]: K padded, i[6]: bytes of a row
+template <typename Product>
+struct NarrowRows {
+  const Args& args;
+  const uint8_t* bytes;
+  int64_t width, num_panels, row_bytes;
+
+  NarrowRows(const Args& args, int64_t num_panels)
+      : args(args),
+        bytes(static_cast<const uint8_t*>(args.in[0])),
+        width(args.i[5]),
+        num_panels(num_panels),
+        row_bytes(args.i[6]) {}
+
+  const uint8_t* at(int64_t row) const { return bytes + row * row_bytes; }
+
+  void gather(int64_t token, const float* share, void* into) const {
+    memcpy(into, at(token), size_t(row_bytes));
+    if (share) Int8Rows{static_cast<uint8_t*>(into), width, row_bytes}.scale(0) *= *share;
+  }
+
+  template <typename Finish>
+  void multiply(int64_t expert, const void* rows, int64_t num_rows, Span panels,
+                const Finish& finish) const {
+    uint8_t* first = static_cast<uint8_t*>(const_cast<void*>(rows));
+    const Product product(Int8Rows{first, width, row_bytes}, args, expert, num_panels);
+    Multiplication(product, finish).run(Span{0, num_rows}, panels);
+  }
+};
+
+// See experts.h; in[0]: rows in eight bits
+template <typename Product, typename T>
+static inline void narrow_gate_up(const Args& args, Work& work) {
+  const int64_t half = PANEL / 2;
+  const NarrowRows<Product> rows(args, (args.i[0] / 2 + half - 1) / half);
+  experts_gate_up<NarrowRows<Product>, T>(args, rows, work);
+}
+
+template <typename Product, typename T>
+static inline void narrow_down(const Args& args, const Pass& pass, Work& work) {
+  const NarrowRows<Product> rows(args, (args.i[0] + PANEL - 1) / PANEL);
+  experts_down<NarrowRows<Product>, T>(args, rows, row_count(args, pass), work);
+}

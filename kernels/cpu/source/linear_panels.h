@@ -1,0 +1,63 @@
+// Some rows of x times some panels of W^T: as many rows at once as stay in the second-level cache.
+//
+// A panel comes from memory for the first tile of rows and from the cache for the others.
+#pragma once
+
+#include <algorithm>
+
+#include "linear_tile.h"
+
+constexpr int64_t X_BYTES = 256 * 1024;  // of a block of rows
+constexpr int64_t STREAM_AHEAD = 2048;   // bytes asked for before they are multiplied
+
+template <typename T>
+struct Factors {
+  const T* x;
+  int64_t x_stride;
+  const T* weight;
+  int64_t num_rows, num_steps;
+
+  const T* panel(int64_t number) const { return weight + number * panel_items(); }
+  int64_t panel_items() const { return num_steps * PANEL * Step<T>::DEPTH; }
+};
+
+// Blocks are of one size, or the last would read all panels for a few rows.
+static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
+  const int64_t most = std::max<int64_t>(X_BYTES / row_bytes, 32);
+  const int64_t num_blocks = (num_rows + most - 1) / most;
+  const int64_t rows = (num_rows + num_blocks - 1) / num_blocks;
+  return (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS * MAX_TILE_ROWS;
+}
+
+// One panel of some rows, tile by tile.
+template <typename T, int LEVEL, typename Finish>
+void multiply_panel(const Factors<T>& factors, Span rows, int64_t panel, Ahead<LEVEL> ahead,
+                    const Finish& finish) {
+  alignas(64) float sums[MAX_TILE_ROWS * PANEL];
+  for (int64_t row = rows.begin; row < rows.end; row += MAX_TILE_ROWS) {
+    const int64_t count = std::min<int64_t>(rows.end - row, MAX_TILE_ROWS);
+    multiply_rows(count, factors.x + row * factors.x_stride, factors.x_stride,
+                  factors.panel(panel), factors.num_steps, ahead, sums);
+    ahead.next += ahead.advance * factors.num_steps;
+    for (int64_t i = 0; i < count; i++) finish(row + i, panel, sums + i * PANEL);
+  }
+}
+
+// If one tile does, the panel itself is asked for a little before its use; else each tile asks for a
+// part of the next panel. What is behind the last panel is never asked for: it is another thread's.
+template <typename T, typename Finish>
+void multiply_panels(const Factors<T>& factors, Span rows, Span panels, const Finish& finish) {
+  const int64_t num_tiles = (rows.end - rows.begin + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+  for (int64_t panel = panels.begin; panel < panels.end; panel++) {
+    const char* weights = reinterpret_cast<const char*>(factors.panel(panel));
+    const bool is_last = panel + 1 == panels.end;
+    if (num_tiles == 1)
+      multiply_panel(factors, rows, panel, Ahead<1>{weights + STREAM_AHEAD, STEP_BYTES}, finish);
+    else if (is_last)
+      multiply_panel(factors, rows, panel, Ahead<2>{weights, 0}, finish);
+    else
+      multiply_panel(factors, rows, panel,
+                     Ahead<2>{weights + factors.num_steps * STEP_BYTES, STEP_BYTES / num_tiles},
+                     finish);
+  }
+}
