@@ -17,7 +17,7 @@ class KvArena:
     layer_block_bytes: int
     """One block in one layer, all heads."""
     layers: Sequence[Any]
-    """Torch tensors [blocks][...], one a layer, contiguous."""
+    """Torch tensors [blocks][...], one a layer, contiguous; none where blocks are in pieces."""
     device: str
     """As torch names it: "cpu", "cuda:0"."""
     fd: int | None
@@ -27,3 +27,8 @@ class KvArena:
     @property
     def layer_bytes(self) -> int:
         return self.num_blocks * self.layer_block_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of a block lies in one place, to be read by whoever reaches it."""
+        return bool(self.layers)

@@ -1,6 +1,6 @@
 """KV of one dtype as KV of another: what was computed in one, to be read in the other.
 
-    arriving bytes [heads] units --> float32 [heads, 2, tokens, head_dim] --> units of the new dtype
+    arriving bytes [heads] units --> float32 [heads, K or V, tokens, head_dim] --> units as wanted
 
 Wide to narrow loses what `kernels/kv_quantize.py` and the formats say.
 """
@@ -25,7 +25,7 @@ def converted(data: memoryview, layout: KvLayout, dtype: str) -> memoryview:
     num_units = len(data) // layout.unit_bytes
     result = bytearray(num_units * target.unit_bytes)
     units = torch.frombuffer(result, dtype=torch.uint8).view(-1, target.unit_bytes)
-    step = max(1, MAX_ITEMS // (2 * layout.block_size * layout.head_dim))
+    step = max(1, MAX_ITEMS // (layout.num_vectors * layout.block_size * layout.head_dim))
     for start in range(0, num_units, step):
         stop = min(start + step, num_units)
         part = data[start * layout.unit_bytes : stop * layout.unit_bytes]
@@ -34,7 +34,7 @@ def converted(data: memoryview, layout: KvLayout, dtype: str) -> memoryview:
 
 
 def _read(data: memoryview, layout: KvLayout) -> Tensor:
-    """As float32 [units, 2, tokens, head_dim]."""
+    """As float32 [units, vectors, tokens, head_dim]."""
     # torch wants a buffer it may write, though it only reads this one.
     buffer = bytearray(data) if data.readonly else data
     units = torch.frombuffer(buffer, dtype=torch.uint8).view(-1, layout.unit_bytes)
@@ -54,16 +54,16 @@ def _write(x: Tensor, units: Tensor, layout: KvLayout) -> None:
 
 
 def _items(units: Tensor, layout: KvLayout) -> Tensor:
-    """[units, 2, tokens, head_dim]; shows the memory of `units`."""
+    """[units, vectors, tokens, head_dim]; shows the memory of `units`."""
     items = units[:, : layout.items_bytes].view(_torch_dtype(layout))
-    return items.view(-1, 2, layout.block_size, layout.head_dim)
+    return items.view(-1, layout.num_vectors, layout.block_size, layout.head_dim)
 
 
 def _scales(units: Tensor, layout: KvLayout) -> Tensor:
-    """[units, 2, tokens]; shows the memory of `units`."""
-    stop = layout.items_bytes + 2 * layout.block_size * SCALE_BYTES
+    """[units, vectors, tokens]; shows the memory of `units`."""
+    stop = layout.items_bytes + layout.num_vectors * layout.block_size * SCALE_BYTES
     scales = units[:, layout.items_bytes : stop].view(torch.float32)
-    return scales.view(-1, 2, layout.block_size)
+    return scales.view(-1, layout.num_vectors, layout.block_size)
 
 
 def _torch_dtype(layout: KvLayout) -> torch.dtype:

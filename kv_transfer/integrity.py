@@ -1,8 +1,8 @@
 """Checksums over KV: one XXH3-64 per unit (layer, block, head).
 
-A unit is K and V of one block and one head, contiguous in every layout, so a checksum stays valid
-however blocks are grouped into pieces. It guards against broken memory, links and software, not
-against an attacker.
+A unit is K and V of one block and one head, or its latents, contiguous in every layout, so a
+checksum stays valid however blocks are grouped into pieces. It guards against broken memory, links
+and software, not against an attacker.
 """
 
 from __future__ import annotations

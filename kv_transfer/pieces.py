@@ -127,7 +127,7 @@ class Contents:
     """Of a cut."""
 
     views: tuple[memoryview, ...]
-    """By block: the heads that travel, [heads][2][block size][head dim] as bytes."""
+    """By block: the heads that travel, [heads] units as bytes."""
     checksums: tuple[int, ...]
     """Of each (block, head), in the order of the views."""
 

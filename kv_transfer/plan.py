@@ -102,7 +102,7 @@ def _cover(
 
 
 def _check_pair(sender: KvLayout, receiver: KvLayout) -> None:
-    must_agree = ("model_fingerprint", "num_layers", "head_dim")
+    must_agree = ("model_fingerprint", "num_layers", "num_vectors", "head_dim")
     differences = [
         f"{name} is {_show(getattr(sender, name))} at the sender, "
         f"{_show(getattr(receiver, name))} at the receiver"
@@ -195,11 +195,11 @@ class Placement:
         if sent.has_scales:
             parts.append((sent.items_bytes, kept.items_bytes, SCALE_BYTES))
         for from_, to, size in parts:
-            for is_value in (0, 1):
+            for vector in range(sent.num_vectors):
                 yield Copy(
-                    start + from_ + (is_value * sent.block_size + span.start) * size,
+                    start + from_ + (vector * sent.block_size + span.start) * size,
                     span.block,
-                    target + to + (is_value * kept.block_size + span.target) * size,
+                    target + to + (vector * kept.block_size + span.target) * size,
                     span.num_tokens * size,
                 )
 

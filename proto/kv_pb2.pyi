@@ -70,6 +70,7 @@ class KvLayout(message.Message):
     HEAD_DIM_FIELD_NUMBER: builtins.int
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     FIRST_KV_HEAD_FIELD_NUMBER: builtins.int
+    NUM_VECTORS_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.bytes
     dtype: builtins.str
     """float32, bfloat16, float16, int8, float8_e4m3fn"""
@@ -80,6 +81,8 @@ class KvLayout(message.Message):
     """tokens per block"""
     first_kv_head: builtins.int
     """the model's number of the first head that this rank holds"""
+    num_vectors: builtins.int
+    """of a token and head: 1 if it is a latent; 0, of older peers, means 2"""
     def __init__(
         self,
         *,
@@ -90,10 +93,11 @@ class KvLayout(message.Message):
         head_dim: builtins.int = ...,
         block_size: builtins.int = ...,
         first_kv_head: builtins.int = ...,
+        num_vectors: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

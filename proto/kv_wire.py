@@ -5,6 +5,9 @@ from __future__ import annotations
 from baton.core.kv_layout import KvLayout
 from baton.proto import kv_pb2 as pb
 
+KEY_AND_VALUE = 2
+"""What peers mean that do not say: they are older than latents."""
+
 
 def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
     return pb.KvLayout(
@@ -15,6 +18,7 @@ def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
         head_dim=layout.head_dim,
         block_size=layout.block_size,
         first_kv_head=layout.first_kv_head,
+        num_vectors=layout.num_vectors,
     )
 
 
@@ -28,4 +32,5 @@ def layout_from_proto(message: pb.KvLayout) -> KvLayout:
         head_dim=message.head_dim,
         block_size=message.block_size,
         first_kv_head=message.first_kv_head,
+        num_vectors=message.num_vectors or KEY_AND_VALUE,
     )

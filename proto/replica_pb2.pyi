@@ -1367,6 +1367,58 @@ class Metric(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class EngineFacts(message.Message):
+    """What an engine is and how it computes; constant within one epoch."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    ARCHITECTURE_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    QUANTIZE_FIELD_NUMBER: builtins.int
+    KV_DTYPE_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    KERNELS_FIELD_NUMBER: builtins.int
+    PASSES_FIELD_NUMBER: builtins.int
+    NUM_THREADS_FIELD_NUMBER: builtins.int
+    NUM_RANKS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """as clients call it"""
+    architecture: builtins.str
+    dtype: builtins.str
+    quantize: builtins.str
+    """none, int8 or int4"""
+    kv_dtype: builtins.str
+    device: builtins.str
+    kernels: builtins.str
+    """compiled (C++), triton, or torch: the last resort, and slower"""
+    passes: builtins.str
+    """tape or graphs; model: as it is written, which is slower"""
+    num_threads: builtins.int
+    """of each rank, on a CPU"""
+    num_ranks: builtins.int
+    """that compute it together"""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        architecture: builtins.str = ...,
+        dtype: builtins.str = ...,
+        quantize: builtins.str = ...,
+        kv_dtype: builtins.str = ...,
+        device: builtins.str = ...,
+        kernels: builtins.str = ...,
+        passes: builtins.str = ...,
+        num_threads: builtins.int = ...,
+        num_ranks: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["architecture", b"architecture", "device", b"device", "dtype", b"dtype", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "model", b"model", "num_ranks", b"num_ranks", "num_threads", b"num_threads", "passes", b"passes", "quantize", b"quantize"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class InspectReply(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1376,6 +1428,7 @@ class InspectReply(message.Message):
     AUDIT_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     epoch: builtins.str
     role: builtins.str
@@ -1385,6 +1438,8 @@ class InspectReply(message.Message):
     def capacity(self) -> Capacity: ...
     @builtins.property
     def metrics(self) -> containers.RepeatedCompositeFieldContainer[Metric]: ...
+    @builtins.property
+    def engine(self) -> EngineFacts: ...
     def __init__(
         self,
         *,
@@ -1394,9 +1449,10 @@ class InspectReply(message.Message):
         audit: Audit | None = ...,
         capacity: Capacity | None = ...,
         metrics: abc.Iterable[Metric] | None = ...,
+        engine: EngineFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "epoch", b"epoch", "metrics", b"metrics", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "engine", b"engine", "epoch", b"epoch", "metrics", b"metrics", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

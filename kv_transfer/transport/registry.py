@@ -60,6 +60,8 @@ class TransportKind:
     fits: Fits = _always
     lacks: Callable[[], str] = str
     """What this machine would need for it; empty where it has everything."""
+    reads_arena: bool = False
+    """Rather than block by block: the sender's must not be in pieces, as those of ranks are."""
 
 
 TRANSPORTS: Mapping[str, TransportKind] = {
@@ -71,17 +73,20 @@ TRANSPORTS: Mapping[str, TransportKind] = {
         lambda parts: ShmTransport(ControlClient(parts.channels)),
         lambda parts, arena: ShmSending(arena),
         lambda parts, address, theirs: theirs.host == this_host() and theirs.device == "cpu",
+        reads_arena=True,
     ),
     "nccl": TransportKind(
         lambda parts: CollectiveTransport("nccl", ControlClient(parts.channels)),
         lambda parts, arena: CollectiveSending("nccl", arena),
         lambda parts, address, theirs: "cpu" not in (parts.device, theirs.device),
         lambda: "" if torch.cuda.is_available() else "a CUDA device",
+        reads_arena=True,
     ),
     "nixl": TransportKind(
         lambda parts: NixlTransport(ControlClient(parts.channels)),
         lambda parts, arena: NixlSending(arena),
         lacks=lambda: "" if find_spec("nixl") else "NIXL: pip install 'baton-llm[nixl]'",
+        reads_arena=True,
     ),
     "gloo": TransportKind(
         lambda parts: CollectiveTransport("gloo", ControlClient(parts.channels)),
@@ -166,11 +171,13 @@ def create_transport(name: str, parts: TransportParts) -> Transport:
 
 
 def create_sending_halves(parts: TransportParts, arena: KvArena) -> dict[str, SendingHalf]:
-    """P's half of every transport that has one."""
+    """P's half of every transport that has one, and can carry what is in this arena."""
     halves = {
         name: kind.sending(parts, arena)
         for name, kind in TRANSPORTS.items()
-        if kind.sending is not None and not kind.lacks()
+        if kind.sending is not None
+        and not kind.lacks()
+        and (arena.is_whole or not kind.reads_arena)
     }
     facts = Facts(names=tuple(halves), host=this_host(), device=arena.device)
     return {**halves, AUTO: AutoSending(facts)}

@@ -1,9 +1,12 @@
 """One side of a transfer in a process of its own, which may be killed.
 
-    python -m tests.kv_transfer.half_world TRANSPORT
+    test --"grpc"--> nursery, which has imported everything --forks--> a half of a world
+     |<------ its pid, its address --------------------------------------|
+     |------- commands ------------------------------------------------->|
 
-Commands come as JSON, one a line; each is answered by a line, but for a fetch that is to get stuck:
-it says so when it is, and is never heard of again.
+Importing takes seconds, so the nursery does it once. Commands come as JSON, one a line; each is
+answered by a line, but for a fetch that is to get stuck: it says so when it is, and is never heard
+of again.
 """
 
 from __future__ import annotations
@@ -12,61 +15,84 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
-from contextlib import suppress
-from typing import Any, Self
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tests.kv_transfer.replicas import TRANSFER
 from tests.kv_transfer.world import World, connected
 
 from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
+from baton.kernels.cpu.library import library
 from baton.kv_transfer.messages import KvPiece, Outcome, SettleTransfer
 
 
 class OtherProcess:
     """The test's end of it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, transport: str) -> Self:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.kv_transfer.half_world",
-            transport,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        other = cls(process)
-        told = await other.answer()
-        other.address, other.sender, other.receiver = told
-        return other
-
     address: str
     sender: Epoch
     receiver: Epoch
 
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._pid = 0
+
+    async def hear_who_it_is(self) -> None:
+        self._pid, self.address, self.sender, self.receiver = await self.answer()
+
     async def ask(self, command: str, **arguments: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
+        self._writer.write(json.dumps([command, arguments]).encode() + b"\n")
         return await self.answer()
 
     async def answer(self) -> Any:
-        assert self._process.stdout is not None
         async with asyncio.timeout(30):
-            return json.loads(await self._process.stdout.readline())
+            return json.loads(await self._reader.readline())
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        os.kill(self._pid, signal.SIGSTOP)
 
     async def kill(self) -> None:
+        """Return when it is no more."""
         with suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
+            os.kill(self._pid, signal.SIGKILL)
+            async with asyncio.timeout(30):
+                while True:  # the nursery reaps it
+                    os.kill(self._pid, 0)
+                    await asyncio.sleep(0.002)
+        self._writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Nursery:
+    door: Path
+
+    async def start(self, transport: str) -> OtherProcess:
+        reader, writer = await asyncio.open_unix_connection(self.door)
+        writer.write(transport.encode() + b"\n")
+        other = OtherProcess(reader, writer)
+        await other.hear_who_it_is()
+        return other
+
+
+@contextmanager
+def open_nursery(folder: Path) -> Iterator[Nursery]:
+    door = folder / "door"
+    command = [sys.executable, "-m", "tests.kv_transfer.half_world", str(door)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            yield Nursery(door)
+        finally:
+            process.kill()
 
 
 class _Half:
@@ -125,12 +151,33 @@ def _say(answer: Any) -> None:
 async def _main(transport: str) -> None:
     async with connected(transport) as world:
         half = _Half(world)
-        _say([world.address, world.prefill.sender.epoch, world.decode.receiver.epoch])
+        epochs = world.prefill.sender.epoch, world.decode.receiver.epoch
+        _say([os.getpid(), world.address, *epochs])
         while line := await asyncio.to_thread(sys.stdin.readline):
             command, arguments = json.loads(line)
             _say(await getattr(half, command)(**arguments))
         os._exit(0)
 
 
+def _keep_nursery(door: str) -> None:
+    """Each connection becomes the standard input and output of a child. No thread runs here yet."""
+    library()  # built here, if it must be: nobody then waits for it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(door)
+        listening.listen()
+        print("open", flush=True)
+        while True:
+            connection, _ = listening.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for standard in (0, 1):
+        os.dup2(connection.fileno(), standard)
+    connection.close()
+    asyncio.run(_main(sys.stdin.readline().strip()))
+
+
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1]))
+    _keep_nursery(sys.argv[1])

@@ -58,14 +58,14 @@ def _kv_of(tokens: tuple[int, ...], block: int, layer: int, layout: KvLayout) ->
             _cell(tokens[: position + 1], layer, head, size)
             for position in range(start, len(tokens))
         ]
-        for half in (slice(0, size), slice(size, 2 * size)):
-            found += [*(cell[half] for cell in cells), missing]
+        for start_of in range(0, layout.num_vectors * size, size):
+            found += [*(cell[start_of : start_of + size] for cell in cells), missing]
     return b"".join(found)
 
 
 @lru_cache(100_000)
 def _cell(seen: tuple[int, ...], layer: int, head: int, size: int) -> bytes:
-    """Of the last of the tokens: its K, then its V."""
+    """Of the last of the tokens: its K, then its V; or its latent."""
     return shake_128(array.array("I", (*seen, layer, head)).tobytes()).digest(2 * size)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.kv_transfer.half_world import OtherProcess
+from tests.kv_transfer.half_world import Nursery, OtherProcess, open_nursery
 from tests.kv_transfer.replicas import LAYOUT, TRANSFER
 from tests.kv_transfer.world import KV_BYTES, World, connected
 
@@ -25,9 +25,15 @@ each_transport = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with open_nursery(tmp_path_factory.mktemp("nursery")) as it:
+        yield it
+
+
 @asynccontextmanager
-async def beside_another(name: str) -> AsyncIterator[tuple[World, OtherProcess]]:
-    other = await OtherProcess.start(name)
+async def beside_another(nursery: Nursery, name: str) -> AsyncIterator[tuple[World, OtherProcess]]:
+    other = await nursery.start(name)
     try:
         async with connected(name) as it:
             yield it, other
@@ -74,9 +80,9 @@ async def some_pieces(it: World, other: OtherProcess) -> None:
 @each_transport
 @pytest.mark.parametrize("until", [nothing, some_pieces])
 async def test_a_sender_killed_in_mid_transfer_costs_its_receiver_that_transfer(
-    name: str, until: Callable[[World, OtherProcess], Awaitable[None]]
+    nursery: Nursery, name: str, until: Callable[[World, OtherProcess], Awaitable[None]]
 ) -> None:
-    async with beside_another(name) as (it, other):
+    async with beside_another(nursery, name) as (it, other):
         fetching = asyncio.create_task(it.fetch(await granted_by(other, it)))
         while not it.transport.opened:
             await asyncio.sleep(0.001)
@@ -91,8 +97,10 @@ async def test_a_sender_killed_in_mid_transfer_costs_its_receiver_that_transfer(
 
 
 @each_transport
-async def test_a_sender_killed_before_it_hears_of_the_seal_costs_nothing(name: str) -> None:
-    async with beside_another(name) as (it, other):
+async def test_a_sender_killed_before_it_hears_of_the_seal_costs_nothing(
+    nursery: Nursery, name: str
+) -> None:
+    async with beside_another(nursery, name) as (it, other):
         reservation = await granted_by(other, it)
         await other.ask("compute", num_tokens=None)
         is_killed, settle = asyncio.Event(), it.transport.settle
@@ -114,14 +122,14 @@ async def test_a_sender_killed_before_it_hears_of_the_seal_costs_nothing(name: s
 
 
 @each_transport
-async def test_a_receiver_goes_on_with_the_next_sender(name: str) -> None:
-    async with beside_another(name) as (it, other):
+async def test_a_receiver_goes_on_with_the_next_sender(nursery: Nursery, name: str) -> None:
+    async with beside_another(nursery, name) as (it, other):
         reservation = await granted_by(other, it)
         await other.kill()
         with pytest.raises(TransferError):
             await it.fetch(reservation)
 
-        successor = await OtherProcess.start(name)
+        successor = await nursery.start(name)
         try:
             again = await granted_by(successor, it, AGAIN)
             await successor.ask("compute", num_tokens=None, transfer_id=AGAIN)
@@ -155,9 +163,12 @@ async def stuck_when_sealed(other: OtherProcess) -> None:
     ],
 )
 async def test_a_killed_receiver_leaves_nothing_with_its_sender(
-    name: str, sticking: Callable[[OtherProcess], Awaitable[None]], is_stopped_first: bool
+    nursery: Nursery,
+    name: str,
+    sticking: Callable[[OtherProcess], Awaitable[None]],
+    is_stopped_first: bool,
 ) -> None:
-    async with beside_another(name) as (it, other):
+    async with beside_another(nursery, name) as (it, other):
         await it.on_p.call(lambda: it.prefill.grant(other.receiver))
         await it.compute()
         await sticking(other)
@@ -175,8 +186,8 @@ async def test_a_killed_receiver_leaves_nothing_with_its_sender(
 
 
 @each_transport
-async def test_a_sender_goes_on_with_the_next_receiver(name: str) -> None:
-    async with beside_another(name) as (it, other):
+async def test_a_sender_goes_on_with_the_next_receiver(nursery: Nursery, name: str) -> None:
+    async with beside_another(nursery, name) as (it, other):
         await it.on_p.call(lambda: it.prefill.grant(other.receiver))
         await it.compute()
         await other.ask("stick_at_piece", number=2)
@@ -184,7 +195,7 @@ async def test_a_sender_goes_on_with_the_next_receiver(name: str) -> None:
         assert await other.ask("fetch", address=it.address, sender=sender) == "stuck"
         await other.kill()
 
-        successor = await OtherProcess.start(name)
+        successor = await nursery.start(name)
         try:
             await it.on_p.call(lambda: it.prefill.grant(successor.receiver, AGAIN))
             await it.compute(transfer_id=AGAIN)

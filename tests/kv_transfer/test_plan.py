@@ -22,12 +22,16 @@ LAYOUT = KvLayout(
     head_dim=2,
     block_size=4,
 )
+LATENT = replace(LAYOUT, num_kv_heads=1, head_dim=6, num_vectors=1)
 SIZES = (1, 2, 4, 8)
 each_pair = pytest.mark.parametrize(("num_p", "num_d"), list(product(SIZES, SIZES)))
 
 
 def ranks(layout: KvLayout, num_ranks: int) -> list[KvLayout]:
-    """Of tensor-parallel ranks: heads are split, or replicated when they are too few."""
+    """Of tensor-parallel ranks: heads are split, or replicated when they are too few.
+
+    So are latents, which count as one head.
+    """
     num_heads = max(1, layout.num_kv_heads // num_ranks)
     return [
         replace(
@@ -47,15 +51,16 @@ def names(layout: KvLayout, block: int) -> list[Name | None]:
     """What each byte of one block holds, in the order DESIGN gives; None in the padding."""
     found: list[Name | None] = []
     tokens = range(block * layout.block_size, (block + 1) * layout.block_size)
+    vectors = range(layout.num_vectors)
     for head in range(layout.first_kv_head, layout.stop_kv_head):
         unit: list[Name | None] = [
-            ("item", head, token, is_value, byte)
-            for is_value, token, byte in product((0, 1), tokens, range(layout.token_bytes))
+            ("item", head, token, vector, byte)
+            for vector, token, byte in product(vectors, tokens, range(layout.token_bytes))
         ]
         if layout.has_scales:
             unit += [
-                ("scale", head, token, is_value, byte)
-                for is_value, token, byte in product((0, 1), tokens, range(SCALE_BYTES))
+                ("scale", head, token, vector, byte)
+                for vector, token, byte in product(vectors, tokens, range(SCALE_BYTES))
             ]
         found += unit + [None] * (layout.unit_bytes - len(unit))
     return found
@@ -114,11 +119,12 @@ def test_every_byte_that_is_missing_arrives_once_where_it_belongs_and_nothing_el
 ) -> None:
     num_p, num_d = data.draw(st.sampled_from(SIZES)), data.draw(st.sampled_from(SIZES))
     sent, kept = data.draw(st.tuples(st.sampled_from(SIZES), st.sampled_from(SIZES)))
-    layout = replace(
+    of_heads = replace(
         LAYOUT,
         num_kv_heads=data.draw(st.sampled_from(SIZES)),
         dtype=data.draw(st.sampled_from(["float16", "int8"])),
     )
+    layout = data.draw(st.sampled_from([of_heads, LATENT]))
     num_tokens = data.draw(st.integers(1, 20))
     num_cached = kept * data.draw(st.integers(0, (num_tokens - 1) // kept))
     tokens = range(num_cached, num_tokens)
@@ -145,6 +151,25 @@ def test_every_byte_that_is_missing_arrives_once_where_it_belongs_and_nothing_el
         assert all(name[2] >= num_tokens for name in extra)
 
 
+@each_pair
+def test_one_sender_serves_each_receiver_of_latents_and_they_take_turns(
+    num_p: int, num_d: int
+) -> None:
+    plan = plan_streams(ranks(LATENT, num_p), ranks(LATENT, num_d))
+
+    assert [len(streams) for streams in plan] == [1] * num_d
+    assert [streams[0].sender for streams in plan] == [rank % num_p for rank in range(num_d)]
+
+
+def test_a_latent_is_one_vector_a_token() -> None:
+    assert LATENT.is_latent and not LAYOUT.is_latent
+    assert LATENT.unit_bytes == LATENT.block_bytes == 4 * 6 * 2
+    with pytest.raises(ValueError, match="of one head"):
+        replace(LATENT, num_kv_heads=2)
+    with pytest.raises(ValueError, match="as wide as they are"):
+        replace(LATENT, dtype="int8")
+
+
 def test_equal_layouts_take_one_copy_a_block() -> None:
     [[stream]] = plan_streams([LAYOUT], [LAYOUT])
     place = placement(LAYOUT, stream, LAYOUT)
@@ -163,6 +188,10 @@ def test_equal_layouts_take_one_copy_a_block() -> None:
         ({"model_fingerprint": b"\xff"}, "model_fingerprint is 6d6f64656c .* ff at the receiver"),
         ({"num_layers": 3}, "num_layers is 1 at the sender, 3 at the receiver"),
         ({"head_dim": 4}, "head_dim is 2 at the sender, 4 at the receiver"),
+        (
+            {"num_kv_heads": 1, "num_vectors": 1},
+            "num_vectors is 2 at the sender, 1 at the receiver",
+        ),
         ({"block_size": 6}, "block_size is 4 .* 6 at the receiver, and neither divides"),
         ({"num_kv_heads": 9}, "no sender holds KV head 8"),
         ({"first_kv_head": 8}, "no sender holds KV head 8"),

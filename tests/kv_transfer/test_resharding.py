@@ -112,7 +112,6 @@ class Ranks:
 async def test_ranks_hand_over_to_however_many_there_are(
     num_p: int, num_d: int, num_heads: int
 ) -> None:
-    """One head stands for an MLA latent, too, which every rank holds."""
     layout = replace(LAYOUT, num_kv_heads=num_heads)
     it = Ranks(ranks(layout, num_p), ranks(layout, num_d))
     it.offer("kv")
@@ -123,6 +122,22 @@ async def test_ranks_hand_over_to_however_many_there_are(
     num_blocks = LAYOUT.num_blocks_for(len(PROMPT))
     expected = [num_blocks * decode.layout.block_bytes for decode in it.decodes]
     assert [report.num_bytes for report in reports] == expected
+    await it.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("num_p", "num_d"), [(1, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize("block_size", [2, 4])
+async def test_every_rank_gets_all_latents_from_one_other(
+    num_p: int, num_d: int, block_size: int
+) -> None:
+    layout = replace(LAYOUT, num_kv_heads=1, num_vectors=1, head_dim=6)
+    kept = replace(layout, block_size=block_size)
+    it = Ranks(ranks(layout, num_p), ranks(kept, num_d))
+    it.offer("kv")
+    it.compute("kv")
+
+    await it.hand_over("kv")
+
     await it.assert_nothing_is_left()
 
 
