@@ -4,49 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import torch
 
-from baton.core.errors import InvalidConfig
-from baton.core.kv_layout import KvLayout
-from baton.engine.checkpoint.info import ModelInfo
+from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar import GrammarCompiler
-from baton.engine.kv_cache import KvCache, num_blocks_in
+from baton.engine.kv_cache import KvCache
+from baton.engine.parallel.assemble import following_runner, lead_runner
+from baton.engine.parallel.lead import follow
+from baton.engine.parallel.ranks import ALONE, Ranks
 from baton.engine.runner import ModelRunner
-from baton.engine.static_batch import PassLimits
 from baton.engine.structured_output import LlGuidanceCompiler
 
-CPU_CACHE_BYTES = 1 << 30
-KV_DTYPES = {"auto": "auto", "int8": "int8", "fp8": "float8_e4m3fn"}
-"""By the name in the configuration."""
+
+class ModelOptions(TypedDict, total=False):
+    """What the configuration says of a model; see `load_model`."""
+
+    dtype: str
+    device: str
+    load_format: str
+    quantize: str
 
 
-def assemble_engine(  # noqa: PLR0913  # what the configuration says of a model
+def assemble_engine(
     folder: Path,
     config: EngineConfig,
     *,
-    dtype: str = "auto",
-    device: str = "auto",
-    load_format: str = "auto",
-    quantize: str = "none",
     progress: Callable[[int, int], None] | None = None,
+    ranks: Ranks = ALONE,
+    **options: Unpack[ModelOptions],
 ) -> Engine:
-    """Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache."""
-    device = find_device(device)
-    loaded = load_model(
-        folder,
-        dtype=dtype,
-        device=device,
-        load_format=load_format,
-        quantize=quantize,
-        max_model_len=config.scheduler.max_model_len,
-        progress=progress,
-    )
+    """Of several ranks the lead has the engine; the others call `follow_lead` with the same.
+
+    Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache, or if
+    the model cannot be split among so many ranks.
+    """
+    device = find_device(options.get("device", "auto"))
+    loaded = _load(folder, config, {**options, "device": device}, ranks, progress)
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
     return engine_around(loaded, config, device, grammars)
+
+
+def follow_lead(
+    folder: Path, config: EngineConfig, ranks: Ranks, **options: Unpack[ModelOptions]
+) -> None:
+    """Compute this rank's share of what the lead's engine runs, until it ends.
+
+    Raises what `assemble_engine` raises, and RuntimeError once another rank is gone.
+    """
+    device = find_device(options.get("device", "auto"))
+    loaded = _load(folder, config, {**options, "device": device}, ranks)
+    follow(following_runner(loaded, plan_cache(loaded, config, device)))
+
+
+def _load(
+    folder: Path,
+    config: EngineConfig,
+    options: ModelOptions,
+    ranks: Ranks,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    max_model_len = config.scheduler.max_model_len
+    return load_model(
+        folder, **options, max_model_len=max_model_len, progress=progress, ranks=ranks
+    )
 
 
 def find_device(device: str) -> str:
@@ -63,38 +88,8 @@ def engine_around(
     grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
-    layout = loaded.info.layout(config.cache.block_size, KV_DTYPES[config.cache.kv_dtype])
-    cache = KvCache(layout, cache_blocks(config.cache, layout, device), device)
-    limits = pass_limits(config.scheduler, loaded.info, cache)
-    return Engine(ModelRunner(loaded, cache, limits), config, grammars=grammars)
-
-
-def pass_limits(config: SchedulerConfig, info: ModelInfo, cache: KvCache) -> PassLimits:
-    """The largest pass that the scheduler may ask for, or a small one that is recorded."""
-    max_model_len = min(info.max_model_len, config.max_model_len or info.max_model_len)
-    num_blocks = min(cache.num_blocks, cache.layout.num_blocks_for(max_model_len))
-    return PassLimits(
-        max_tokens=max(config.max_batch_tokens, 8),
-        max_requests=max(config.max_running, 8),
-        max_blocks=max(num_blocks, cache.layout.num_blocks_for(8)),
-    )
-
-
-def cache_blocks(config: CacheConfig, layout: KvLayout, device: str) -> int:
-    """How many blocks the pool gets. Raises InvalidConfig if not one block fits."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    if config.memory_gib is not None:
-        memory_bytes = int(config.memory_gib * (1 << 30))
-    elif device == "cpu":
-        memory_bytes = CPU_CACHE_BYTES
-    else:
-        free_bytes, _ = torch.cuda.mem_get_info(torch.device(device))
-        memory_bytes = int(free_bytes * config.memory_fraction)
-    num_blocks = num_blocks_in(memory_bytes, layout)
-    if num_blocks < 1:
-        raise InvalidConfig(
-            f"{memory_bytes} bytes of cache do not hold one block of {layout.block_bytes} bytes; "
-            "raise cache.memory_gib"
-        )
-    return num_blocks
+    plan = plan_cache(loaded, config, device)
+    if loaded.ranks.size > 1:
+        return Engine(lead_runner(loaded, plan), config, grammars=grammars)
+    cache = KvCache(plan.layout, plan.num_blocks, device)
+    return Engine(ModelRunner(loaded, cache, plan.limits), config, grammars=grammars)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
+from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
 
 
@@ -32,6 +35,16 @@ class BlockBytes(Protocol):
     def writable(self, block: int, layer: int) -> memoryview: ...
 
     def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None: ...
+
+
+class EngineCache(BlockBytes, Protocol):
+    """What an engine, and whoever serves it, needs to know of its runner's cache."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def arena(self) -> KvArena: ...
 
 
 @dataclass(frozen=True, slots=True)

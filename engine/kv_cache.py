@@ -35,8 +35,13 @@ class KvCache:
     """
 
     def __init__(
-        self, layout: KvLayout, num_blocks: int, device: torch.device | str = "cpu"
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
+        memory: int | None = None,
     ) -> None:
+        """On a CPU the `memory` may be that of another process: a descriptor of its file."""
         if num_blocks < 1:
             raise ValueError(f"a KV cache of {num_blocks} blocks; at least 1 is needed")
         self.layout = layout
@@ -47,7 +52,7 @@ class KvCache:
         self.spare_block: int | None = None
         """Of the arenas, for rows of a pass that stand for nobody; no pool counts it. On a GPU."""
         if self.device.type == "cpu":
-            self.layers = whole = self._on_cpu()
+            self.layers = whole = self._on_cpu(memory)
         else:
             self.spare_block, whole = num_blocks, self._on_device()
             self.layers = [layer[:num_blocks] for layer in whole]
@@ -93,7 +98,7 @@ class KvCache:
         if isinstance(arena, QuantizedArena):
             arena.clear_tail(block, num_used)
         else:
-            arena[block, :, :, num_used:] = 0
+            arena[block, ..., num_used:, :] = 0
         if self.staging is not None:
             self.staging.mark(layer)  # whoever copies it waits for this, too
 
@@ -140,6 +145,8 @@ class KvCache:
         layout = self.layout
         if layout.has_scales:
             return self.num_blocks, layout.num_kv_heads, layout.unit_bytes
+        if layout.is_latent:
+            return self.num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim
         return self.num_blocks, layout.num_kv_heads, 2, layout.block_size, layout.head_dim
 
     @property
@@ -156,9 +163,10 @@ class KvCache:
             for _ in range(self.layout.num_layers)
         ]
 
-    def _on_cpu(self) -> list[Tensor]:
+    def _on_cpu(self, fd: int | None) -> list[Tensor]:
         layer_bytes = self.num_blocks * self.layout.layer_block_bytes
-        memory = self._map(layer_bytes * self.layout.num_layers)
+        num_bytes = layer_bytes * self.layout.num_layers
+        memory = self._map(num_bytes) if fd is None else memoryview(mmap.mmap(fd, num_bytes))
         starts = range(0, len(memory), layer_bytes)
         self._memory = [memory[start : start + layer_bytes] for start in starts]
         return [self._as_tensor(layer).view(self._shape) for layer in self._memory]

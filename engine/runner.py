@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import Chunk, OnLayer, ignore_layer, make_batch
+from baton.engine.block_bytes import EngineCache
 from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.cuda_graphs import DecodeGraphs, capture_decoding
@@ -23,7 +24,9 @@ class Runner(Protocol):
     """Runs forward passes; `engine/echo.py` has one without a model."""
 
     info: ModelInfo
-    cache: KvCache
+
+    @property
+    def cache(self) -> EngineCache: ...
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         """Compute all chunks, writing their KV into the cache.
@@ -50,13 +53,16 @@ class ModelRunner:
     ) -> None:
         """Nothing lies in the cache yet. Passes within the limits are prepared for."""
         layout = cache.layout
-        if layout != loaded.info.layout(layout.block_size, layout.dtype):
+        if layout != loaded.own(loaded.info.layout(layout.block_size, layout.dtype)):
             raise ValueError(f"the cache is laid out for another model: {layout}")
         self.info = loaded.info
+        self.ranks = loaded.ranks
+        """That compute with it."""
         self.cache = cache
         batch = StaticBatch(limits, layout.block_size, cache.device)
-        self.taped = record(loaded, cache, batch)
-        self.graphs = capture_decoding(loaded.model, cache, batch)
+        is_alone = self.ranks.size == 1  # what ranks say to each other is neither on the tape
+        self.taped = record(loaded, cache, batch) if is_alone else None
+        self.graphs = capture_decoding(loaded.model, cache, batch) if is_alone else None
         self._model = loaded.model
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
@@ -64,7 +70,7 @@ class ModelRunner:
         if cache.staging is not None:
             on_layer = cache.staging.marking(on_layer)
         with torch.inference_mode():
-            if self.taped is not None and self.taped.batch.fits(chunks):
+            if self.taped is not None and self.taped.fits(chunks):
                 return self.taped.forward(self.taped.batch.fill(chunks), on_layer)
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
                 return self._replay(self.graphs, chunks, size, on_layer)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,8 @@ from baton.platform.chaos.events import ChaoticWatch, heartbeat
 from baton.platform.config import DeploymentConfig, PoolConfig, override
 from baton.platform.gateway.assemble import GatewayNode
 from baton.platform.gateway.cache_salt import draw_secret
+from baton.platform.interpreter import spare_what_stays
+from baton.platform.ranks import call_followers, pool_of, together
 from baton.platform.registry import HEARTBEAT_S, Loading, Registry
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 Handle = DeploymentHandle[Any]
 
 APP_NAME = "baton"
-NO_CPU: dict[str, float] = {"num_cpus": 0}
+NO_CPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
 REGISTRY_TIMEOUT_S = 5.0
 LOADING_REPORT_S = 0.5
 HEALTH_CHECK_TIMEOUT_S = 5.0
@@ -100,21 +101,32 @@ class ReplicaActor:
     role: Role
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: DeploymentConfig, folder: Path, num_threads: int, registry: Handle
+        self, config: DeploymentConfig, folder: Path, registry: Handle
     ) -> None:
         import torch  # here, so that neither gateway nor registry pays for it
 
+        from baton.platform.core_share import fair_share, share_of_cores
         from baton.platform.replica import start_replica
 
         self._health = config.health
         self._registry = RemoteRegistry(registry)
         self._id = ReplicaId(f"{self.role}-{serve.get_replica_context().replica_id.unique_id}")
-        torch.set_num_threads(num_threads)
-        engine = await self._load(config, folder)
+        self._host = _own_address(config)
+        pool = pool_of(config, self.role)
+        num_threads = pool.resources.num_threads
+        torch.set_num_threads(num_threads or share_of_cores(config))
+        self._followers = call_followers(config, self.role, folder, self._host)
+        self._engine = engine = await together(self._followers, self._load(config, folder))
+        device, dtype = engine.runner.cache.device.type, engine.info.dtype
+        share = await asyncio.to_thread(fair_share, config, device, dtype)  # may have to compile
+        torch.set_num_threads(num_threads or share)
         self._replica: Replica = await start_replica(
-            config, self.role, engine, replica_id=self._id, host=_own_address(config)
+            config, self.role, engine, replica_id=self._id, host=self._host
         )
+        spare_what_stays()
         self._heart = asyncio.create_task(self._beat())
+        if self._followers is not None:
+            self._followers.share_fate()
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -132,9 +144,12 @@ class ReplicaActor:
         self._heart.cancel()
         await self._try(self._registry.leave(self._replica.info.epoch))
         await self._replica.stop()
+        if self._followers is not None:
+            await self._followers.let_go(self._engine.runner)
 
     async def _load(self, config: DeploymentConfig, folder: Path) -> Engine:
         """Load the weights, telling the registry how far it is."""
+        from baton.engine.parallel.ranks import ALONE, Ranks
         from baton.platform.replica import load_engine
 
         done = [0, 1]
@@ -142,7 +157,8 @@ class ReplicaActor:
         def progress(num_bytes: int, total: int) -> None:
             done[:] = [num_bytes, max(1, total)]
 
-        loading = asyncio.create_task(load_engine(config, self.role, folder, progress))
+        ranks: Ranks = ALONE if self._followers is None else await self._followers.join()
+        loading = asyncio.create_task(load_engine(config, self.role, folder, progress, ranks))
         while not loading.done():
             fraction = done[0] / done[1]
             state = Loading(self._id, self.role, "loading weights", fraction)
@@ -186,6 +202,7 @@ class GatewayActor:
         remote = RemoteRegistry(registry)
         chaos = config.chaos.start("gateway")
         await self._gateway.start(remote if chaos is None else ChaoticWatch(remote, chaos))
+        spare_what_stays()
 
     async def ports(self) -> tuple[int, int]:
         return self._gateway.server.http_port, self._gateway.server.grpc_port
@@ -203,12 +220,16 @@ class GatewayActor:
 
 def build_app(config: DeploymentConfig, folder: Path) -> serve.Application:
     """The application as a graph of deployments. `folder` must exist on every node."""
-    threads = share_of_cores(config)
     registry = _deployment(config, RegistryActor, "Registry", 1, NO_CPU, drain_s=0.1).bind()
     pools = [
         _deployment(
-            config, actor, name, pool.replicas, _resources(pool), drain_s=config.health.drain_s
-        ).bind(config, folder, pool.resources.num_threads or threads, registry)
+            config,
+            actor,
+            name,
+            pool.replicas,
+            _resources(pool),
+            drain_s=config.health.drain_s,
+        ).bind(config, folder, registry)
         for actor, name, pool in (
             (DecodeActor, "Decode", config.decode),
             (PrefillActor, "Prefill", config.prefill),
@@ -233,15 +254,6 @@ def with_cache_secret(config: DeploymentConfig) -> DeploymentConfig:
     return override(config, {"gateway.cache_secret": draw_secret()})
 
 
-def share_of_cores(config: DeploymentConfig) -> int:
-    """Threads of one replica when all run on this machine.
-
-    The gateway has no core of its own: threads of our kernels give way to it (source/team.h).
-    """
-    num_replicas = config.prefill.replicas + config.decode.replicas
-    return max(1, (os.cpu_count() or 1) // num_replicas)
-
-
 def _own_address(config: DeploymentConfig) -> str:
     """Where this replica listens. Replicas trust each other: on one machine, to nobody else."""
     if not config.ray.address:
@@ -252,8 +264,14 @@ def _own_address(config: DeploymentConfig) -> str:
     return str(address)
 
 
-def _resources(pool: PoolConfig) -> dict[str, float]:
-    return {"num_cpus": pool.resources.num_cpus, "num_gpus": pool.resources.num_gpus}
+def _resources(pool: PoolConfig) -> dict[str, Any]:
+    """What Serve asks Ray for, for each replica."""
+    cpus, gpus = pool.resources.num_cpus, pool.resources.num_gpus
+    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus}}
+    if pool.parallel.size > 1:
+        options["placement_group_bundles"] = [{"CPU": cpus, "GPU": gpus}] * pool.parallel.size
+        options["placement_group_strategy"] = "STRICT_PACK"  # ranks share memory
+    return options
 
 
 def _deployment(
@@ -261,14 +279,14 @@ def _deployment(
     actor: type,
     name: str,
     replicas: int,
-    resources: dict[str, float],
+    resources: dict[str, Any],
     drain_s: float,
 ) -> serve.Deployment:
     decorate = serve.deployment(
         name=name,
         num_replicas=replicas,
         max_ongoing_requests=1000,
-        ray_actor_options=resources,
+        **resources,
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,

@@ -37,5 +37,5 @@ def ray_environment() -> dict[str, str]:
 
 def num_logical_cpus(config: DeploymentConfig) -> int:
     pools = (config.prefill, config.decode)
-    wanted = sum(pool.replicas * pool.resources.num_cpus for pool in pools)
+    wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)
     return max(os.cpu_count() or 1, math.ceil(wanted))

@@ -78,11 +78,13 @@ async def test_a_replica_is_emptied_under_load_and_nobody_notices(server: Server
             texts = {one["choices"][0]["text"] for one in said}
             assert texts == {expected["choices"][0]["text"]}
         receipts = [one["baton"] for said in answers for one in said]
-        moved = [receipt for receipt in receipts if receipt["attempts"] > 1]
+        again = [receipt for receipt in receipts if receipt["attempts"] > 1]
+        assert all(receipt["decode_replica"] != row["replica"] for receipt in again)
+        # Whoever had not begun there begins elsewhere; of the others at least some had.
+        origin = f"moved from {row['replica']}"
+        moved = [one for one in again if any(note.startswith(origin) for note in one["notes"])]
         assert moved
         for receipt in moved:
-            assert receipt["decode_replica"] != row["replica"]
-            assert any(note.startswith(f"moved from {row['replica']}") for note in receipt["notes"])
             # The prompt ran once; of the output, only what was on its way when it moved ran twice.
             assert receipt["computed_tokens"] <= receipt["prompt_tokens"] + MAX_TOKENS - 1
 

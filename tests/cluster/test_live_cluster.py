@@ -19,6 +19,8 @@ import pytest
 from tests.live_server import Server, start_server, stop_server
 
 from baton.client.client import BatonClient
+from baton.platform.config import DeploymentConfig
+from baton.platform.core_share import share_of_cores
 from baton.platform.model_folder import find_model
 
 pytestmark = pytest.mark.cluster
@@ -184,7 +186,10 @@ def test_a_model_that_cannot_be_served_is_refused_by_name(tmp_path: Path) -> Non
         start_server(str(tmp_path))
 
 
-def test_a_config_alone_is_enough_to_serve_dummy_weights(tmp_path: Path) -> None:
+def test_a_config_alone_is_enough_to_serve_dummy_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CPU_KERNELS", "torch")  # of two ways to compute, the other one
     config = find_model("draft") / "config.json"
     (tmp_path / "config.json").symlink_to(config)
     body = {"prompt": "no tokenizer " * 9, "max_tokens": 5, "ignore_eos": True, "receipt": True}
@@ -192,9 +197,15 @@ def test_a_config_alone_is_enough_to_serve_dummy_weights(tmp_path: Path) -> None
     server = start_server(str(tmp_path), "--load-format", "dummy")
     try:
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        engines = [row["engine"] for rows in server.status()["pools"].values() for row in rows]
     finally:
         status = stop_server(server)
 
+    share = share_of_cores(DeploymentConfig(), num_left=1)  # for the gateway, beside OpenMP
+    assert [(engine["kernels"], engine["num_threads"]) for engine in engines] == [
+        ("torch", share),
+        ("torch", share),
+    ]
     assert answer["usage"]["prompt_tokens"] == len("no tokenizer " * 9)
     assert answer["baton"]["kv_bytes"] > 0  # both replicas made up the same weights
     assert status == 0

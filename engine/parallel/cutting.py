@@ -1,0 +1,144 @@
+"""What of a model a tensor-parallel rank has: its sizes, and its part of each tensor.
+
+    whole model (its sizes alone)  --|
+    own model   (its sizes alone)  --+-->  cut(a tensor of the checkpoint)  -->  the rank's part
+    share       rank, ranks        --|
+
+kernels know nothing of ranks: a rank's model is a model with fewer heads, and a narrower
+feed-forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
+from baton.engine.checkpoint.config import LayerConfig, ModelConfig
+from baton.engine.checkpoint.moe_config import MoeConfig
+from baton.engine.checkpoint.placement import Placement
+from baton.engine.layers.attention import Attention, HeadShape
+from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.mla import LatentHeads
+from baton.engine.layers.moe import DOWN, DOWN_BIAS, Experts
+from baton.engine.models.decoder import Decoder
+from baton.engine.parallel.ranks import Ranks
+from baton.engine.parallel.split import Share, Split
+
+
+def share_of(config: ModelConfig, size: int) -> ModelConfig:
+    """The model that each of `size` ranks has. Raises InvalidConfig if it cannot be split so."""
+    return replace(
+        config,
+        heads=_heads(config.heads, size),
+        latent=None if config.latent is None else config.latent.shared_by(size),
+        intermediate_size=_part(config.intermediate_size, size, "intermediate_size"),
+        vocab_size=config.vocab_size // (size if splits_vocabulary(config, size) else 1),
+        layers=tuple(_layer(layer, size) for layer in config.layers),
+    )
+
+
+def splits_vocabulary(config: ModelConfig, size: int) -> bool:
+    """Else every rank has all of the embedding and of the head."""
+    return config.vocab_size % size == 0
+
+
+def _heads(heads: HeadShape, size: int) -> HeadShape:
+    num_kv_heads = heads.num_kv_heads
+    if num_kv_heads % size and size % num_kv_heads:
+        raise InvalidConfig(
+            f"tensor parallel {size}: {num_kv_heads} KV heads are neither spread evenly over as "
+            "many ranks nor kept evenly by them"
+        )
+    return replace(
+        heads,
+        num_heads=_part(heads.num_heads, size, "num_attention_heads"),
+        num_kv_heads=max(1, num_kv_heads // size),
+    )
+
+
+def _layer(layer: LayerConfig, size: int) -> LayerConfig:
+    return layer if layer.moe is None else replace(layer, moe=_moe(layer.moe, size))
+
+
+def _moe(moe: MoeConfig, size: int) -> MoeConfig:
+    return replace(
+        moe,
+        expert_width=_part(moe.expert_width, size, "moe_intermediate_size"),
+        shared_width=_part(moe.shared_width, size, "shared_expert_intermediate_size"),
+    )
+
+
+def _part(whole: int, size: int, key: str) -> int:
+    if whole % size:
+        raise InvalidConfig(f"tensor parallel {size}: `{key}` {whole} is no multiple of it")
+    return whole // size
+
+
+def share_of_kv(layout: KvLayout, rank: int, size: int) -> KvLayout:
+    """What a rank keeps of a model's KV: some heads; of latents, which are one, all."""
+    own = max(1, layout.num_kv_heads // size)
+    span = Share(rank, size).span(layout.num_kv_heads, own)
+    return replace(layout, num_kv_heads=own, first_kv_head=span.start)
+
+
+def join_ranks(model: Decoder, ranks: Ranks, *, splits_vocabulary: bool) -> None:
+    """Let the parts of a rank's model know whom they add up with."""
+    for module in model.modules():
+        if isinstance(module, Experts) or (
+            isinstance(module, Linear) and module.split is Split.INPUTS
+        ):
+            module.ranks = ranks
+    if splits_vocabulary:
+        model.embed.ranks = ranks
+        if model.head is not None:
+            model.head.ranks = ranks
+
+
+class Cutter:
+    """The parts of one rank."""
+
+    def __init__(self, whole: nn.Module, own: nn.Module, ranks: Ranks) -> None:
+        """Of both models only the shapes are looked at."""
+        self._whole = whole
+        self._own = own
+        self._share = Share(ranks.rank, ranks.size)
+
+    def cut(self, source: Placement, tensor: Tensor) -> Tensor:
+        """The rank's part of what lies at `source`; a view where it is in one piece."""
+        prefix, _, name = source.target.rpartition(".")
+        whole, own = self._whole.get_submodule(prefix), self._own.get_submodule(prefix)
+        match own:
+            case Experts():
+                assert isinstance(whole, Experts)
+                return self._cut_expert(name, tensor, whole.hidden_width, own.hidden_width)
+            case Linear() if own.split is Split.INPUTS:
+                return self._share.columns(tensor) if tensor.dim() == 2 else tensor
+            case Linear() if own.split is Split.OUTPUTS:
+                assert isinstance(whole, Linear)
+                return self._cut_rows(source, tensor, whole.rows, own.rows)
+            case Embedding() | LatentHeads() | Attention():  # of the last, sinks: one a head
+                return tensor[self._share.span(len(tensor), len(getattr(own, name)))]
+        return tensor
+
+    def _cut_rows(
+        self, source: Placement, tensor: Tensor, whole: tuple[int, ...], own: tuple[int, ...]
+    ) -> Tensor:
+        if len(tensor) == sum(whole):
+            return self._share.rows(tensor, whole, own)
+        part = list(accumulate(whole, initial=0)).index(source.rows.start)
+        return tensor[self._share.span(whole[part], own[part])]
+
+    def _cut_expert(self, name: str, tensor: Tensor, whole: int, own: int) -> Tensor:
+        """Of one expert: its gate, its up, both; its down; or their biases."""
+        if name == DOWN:
+            return self._share.columns(tensor)
+        if name == DOWN_BIAS:  # of the sum: one rank adds it
+            return tensor if self._share.rank == 0 else torch.zeros_like(tensor)
+        matrices = len(tensor) // whole
+        return self._share.rows(tensor, (whole,) * matrices, (own,) * matrices)

@@ -1,0 +1,182 @@
+"""The ranks that compute one model together, and what they say to each other.
+
+    rank      one process, one device, one share of the model
+    lead      rank 0: it schedules, samples and serves; the others follow its passes
+
+    all_reduce_   x becomes the sum of all ranks' x      after attention, after the feed-forward
+    all_gather    the x of each, in the order of ranks   of logits
+    broadcast_    x becomes that of one rank             of what the lead tells
+
+A group of ranks is a value that is handed down; nothing of it is global, so two of them live in one
+process. Sums are added in the same order on every rank: all have the same bits afterwards.
+"""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+c10d: Any = torch.distributed  # whose stubs know little of what is used here
+
+JOIN_S = 120.0
+"""For all ranks to come: each starts a process, and finds its device."""
+UNLIMITED = timedelta(days=365)
+"""Who waits for the next pass may wait long; a rank that died is noticed by its connection."""
+
+
+class Ranks(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        """In place; `x` is contiguous, and returned."""
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """`x` has the same shape on all ranks."""
+
+    def broadcast_(self, x: Tensor, root: int = 0) -> Tensor: ...
+
+
+class Alone:
+    """One rank that has nobody to talk to."""
+
+    rank: ClassVar[int] = 0
+    size: ClassVar[int] = 1
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+    def broadcast_(self, x: Tensor, root: int = 0) -> Tensor:
+        return x
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one replica meet."""
+
+    host: str
+    """The lead's, as the others reach it."""
+    port: int
+    size: int
+    backend: str
+    """gloo, of CPUs, or nccl."""
+
+
+class RankGroup:
+    """Ranks of torch.distributed. Every call raises RuntimeError once a rank of it is gone."""
+
+    def __init__(self, group: Any, control: Any, store: Any) -> None:
+        """`group` moves what is on the device, `control` what is on the host."""
+        self._group = group
+        self._control = control
+        self._store = store  # NCCL looks into it as long as there is a group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        self._group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(x) for _ in range(self.size)]
+        self._group.allgather([found], [x.contiguous()]).wait()
+        return found
+
+    def broadcast_(self, x: Tensor, root: int = 0) -> Tensor:
+        options = c10d.BroadcastOptions()
+        options.rootRank = root
+        (self._group if x.is_cuda else self._control).broadcast([x], options).wait()
+        return x
+
+    def leave_word(self, name: str, word: bytes) -> None:
+        """For any rank that asks for it."""
+        self._store.set(f"{name} {self.rank}", word)
+
+    def word_of(self, name: str, rank: int) -> bytes:
+        """Blocks until that rank has left it. Raises RuntimeError if it does not."""
+        word: bytes = self._store.get(f"{name} {rank}")
+        return word
+
+    def gather(self, words: array[int]) -> list[list[int]]:
+        """Those of all ranks, which tell as many each."""
+        own = torch.frombuffer(words, dtype=torch.int64)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._control.allgather([found], [own]).wait()
+        return [each.tolist() for each in found]
+
+    def tell(self, words: array[int]) -> None:
+        """What all others `hear`, in order. Only of the lead."""
+        self.broadcast_(torch.tensor([len(words)]))
+        self.broadcast_(torch.frombuffer(words, dtype=torch.int64))
+
+    def hear(self) -> Sequence[int]:
+        """Blocks until the lead tells something."""
+        (count,) = self.broadcast_(torch.zeros(1, dtype=torch.int64)).tolist()
+        words: list[int] = self.broadcast_(torch.empty(count, dtype=torch.int64)).tolist()
+        return words
+
+
+def listen(host: str) -> socket.socket:
+    """For the lead. Raises OSError if `host` is not an address of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)
+
+
+def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) -> RankGroup:
+    """Blocks until all have come. Raises RuntimeError if they do not.
+
+    The lead brings the socket that it listens on, at the meeting's port.
+    """
+    patience = timedelta(seconds=JOIN_S)
+    handle = {} if listener is None else {"master_listen_fd": listener.detach()}
+    store = c10d.TCPStore(
+        meeting.host, meeting.port, None, listener is not None, patience, False, **handle
+    )
+    control = _gloo(c10d.PrefixStore("control", store.clone()), meeting, rank)
+    group = control
+    if meeting.backend == "nccl":
+        group = c10d.ProcessGroupNCCL(
+            c10d.PrefixStore("nccl", store.clone()),
+            rank,
+            meeting.size,
+            c10d.ProcessGroupNCCL.Options(),
+        )
+        group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return RankGroup(group, control, store)
+
+
+def _gloo(store: Any, meeting: Rendezvous, rank: int) -> Any:
+    options = c10d.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=JOIN_S)
+    options._threads = 1
+    own_host = meeting.host if rank == 0 else _own_host(meeting)
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_host)]
+    group = c10d.ProcessGroupGloo(store, rank, meeting.size, options)
+    group.set_timeout(UNLIMITED)
+    return group
+
+
+def _own_host(meeting: Rendezvous) -> str:
+    """This machine's address on the way to the lead's."""
+    with socket.socket(
+        socket.AF_INET6 if ":" in meeting.host else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
+        probe.connect((meeting.host, meeting.port))  # of datagrams: nothing is sent
+        return str(probe.getsockname()[0])

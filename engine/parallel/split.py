@@ -1,0 +1,54 @@
+"""How the matrices of a model are spread over tensor-parallel ranks (Shoeybi et al. 2019).
+
+    y = W x     OUTPUTS   each rank has some rows of W, and gets some of y
+                INPUTS    each has some columns, and gets a summand of y: all ranks' are added
+                NONE      each has all of W
+
+    attention   qkv OUTPUTS (whole heads)  ->  scores, values  ->  out INPUTS      one all-reduce
+    feed-forward      gate, up OUTPUTS  ->  activation  ->  down INPUTS            another
+
+Where there are more ranks than KV heads, several have the same head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+
+class Split(Enum):
+    OUTPUTS = auto()
+    INPUTS = auto()
+    NONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of `size` equal shares a rank has."""
+
+    rank: int
+    size: int
+
+    def span(self, whole: int, own: int) -> slice:
+        """Of `whole` rows, the `own` ones; where they are too few, neighbours have the same."""
+        start = self.rank * whole // self.size // own * own
+        return slice(start, start + own)
+
+    def rows(self, stacked: Tensor, whole: Sequence[int], own: Sequence[int]) -> Tensor:
+        """Those of each of the matrices that are stacked, `whole` rows of each; a view of one."""
+        starts = accumulate(whole, initial=0)
+        parts = [
+            stacked[start : start + count][self.span(count, part)]
+            for start, count, part in zip(starts, whole, own, strict=False)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def columns(self, matrix: Tensor) -> Tensor:
+        """A view."""
+        width = matrix.shape[1] // self.size
+        return matrix[:, self.rank * width : (self.rank + 1) * width]

@@ -1,0 +1,102 @@
+"""A prefill replica on two ranks beside a decode replica on one, as `baton serve` starts them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import openai
+import psutil
+import pytest
+from tests.cluster.test_live_cluster import CODE, complete, prompts, wait_for
+from tests.live_server import Server, start_server, stop_server
+
+from baton.core.messages import SamplingParams
+from baton.engine.assemble import assemble_engine
+from baton.engine.config import EngineConfig
+from baton.engine.request import Request
+from baton.platform.gateway.served_model import ServedModel
+from baton.platform.model_folder import find_model
+
+pytestmark = pytest.mark.cluster
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = tmp_path_factory.mktemp("config") / "baton.yaml"
+    config.write_text("prefill: {parallel: {tensor: 2}}\n")
+    server = start_server("-f", str(config))
+    yield server
+    assert stop_server(server) == 0, "".join(server.output)
+    assert server.processes() == []
+
+
+@pytest.fixture
+def client(server: Server) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def follower(server: Server) -> psutil.Process | None:
+    """The rank of the prefill replica that follows."""
+    found = [p for p in server.processes() if p.name().startswith("ray::RankActor")]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def greedy_on_one_rank(text: str) -> list[int]:
+    folder = find_model("demo")
+    tokens = ServedModel.load(folder, "demo").tokenizer.encode(text, add_special_tokens=True)
+    engine = assemble_engine(folder, EngineConfig(), dtype="float32", device="cpu")
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    request = Request("one", tokens, sampling=sampling)
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return request.output
+
+
+def test_what_two_ranks_prefilled_one_rank_continues(server: Server) -> None:
+    body = {
+        "prompt": CODE[:1500], "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True,
+        "receipt": True, "return_token_ids": True,
+    }  # fmt: skip
+
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+
+    assert answer["baton"]["kv_bytes"] > 0
+    assert answer["choices"][0]["token_ids"] == greedy_on_one_rank(CODE[:1500])
+    assert server.leaks()["violations"] == []
+
+
+async def test_a_rank_that_is_killed_takes_its_replica_along_and_costs_no_client_a_token(
+    server: Server, client: openai.AsyncOpenAI
+) -> None:
+    wanted = prompts(4, chars=2500)
+    epoch, rank = server.epoch("prefill"), follower(server)
+    assert epoch is not None and rank is not None
+    lead = server.replica_process("Prefill")
+
+    answering = [asyncio.create_task(complete(client, prompt)) for prompt in wanted]
+    await asyncio.sleep(0.3)
+    rank.kill()
+    answers = await asyncio.gather(*answering)
+
+    assert answers == [await complete(client, prompt) for prompt in wanted]
+    await asyncio.to_thread(wait_for, lambda: server.epoch("prefill") not in (None, epoch))
+    assert not lead.is_running()
+    new = follower(server)
+    assert new is not None and new.pid != rank.pid
+    assert server.leaks()["violations"] == []
+
+
+async def test_a_rank_that_falls_silent_is_taken_for_gone(server: Server) -> None:
+    epoch, rank = server.epoch("prefill"), follower(server)
+    assert epoch is not None and rank is not None
+
+    rank.suspend()
+
+    await asyncio.to_thread(wait_for, lambda: server.epoch("prefill") not in (None, epoch))
+    await asyncio.to_thread(wait_for, lambda: not rank.is_running())
