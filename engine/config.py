@@ -22,7 +22,7 @@ class CacheConfig:
     num_blocks: int | None = None
     """Blocks in the pool. None: as many as fit into the memory below."""
     memory_gib: float | None = None
-    """Memory of the pool. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
+    """Memory of the pool, on each rank. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
     memory_fraction: float = 0.85
     """Share of the GPU memory left after the weights that becomes blocks."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
@@ -57,6 +57,9 @@ class SchedulerConfig:
     """Tokens of prompt and output together. None: what the model and the pool allow."""
     prefill_chunk: int | None = None
     """Tokens of one request in one forward pass, at most. None: up to `max_batch_tokens`."""
+    step_ahead: Literal["auto", "on", "off"] = "auto"
+    """Begin a decode pass before the tokens of the one before are read, so that the device computes
+    while they are given out. `auto`: where decode passes are CUDA graphs."""
 
     def __post_init__(self) -> None:
         _check_positive(

@@ -7,12 +7,16 @@ goes.
 
 It is a sequence of chunks like any other. Who keeps what it made of the turn before sees by `turn`
 that all positions moved on by one, and by `grown` whose block tables became longer.
+
+A turn may begin before the host knows its tokens: they are then where they were drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import overload
+
+from torch import Tensor
 
 from baton.engine.batch import Chunk
 
@@ -25,16 +29,33 @@ class Decoding(Sequence[Chunk]):
     ) -> None:
         """`tables` are the requests' own, and grow."""
         self.turn = 0
-        self.tokens = tokens
-        """The next of each row."""
         self.tables = tables
         self.grown: Sequence[int] = ()
         """Rows whose tables have become longer since the turn before."""
+        self.drawn: Tensor | None = None
+        """[R] int64 The tokens on their device, if the host has not read them."""
+        self._tokens: Sequence[int] | None = tokens
         self._first_positions = positions
 
-    def next_turn(self, tokens: Sequence[int], grown: Sequence[int]) -> None:
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The next of each row. Waits for the device if they are only there."""
+        if self._tokens is None:
+            assert self.drawn is not None
+            self._tokens = self.drawn.tolist()
+        return self._tokens
+
+    def next_turn(self, tokens: Sequence[int] | Tensor, grown: Sequence[int]) -> None:
         self.turn += 1
-        self.tokens, self.grown = tokens, grown
+        self.grown = grown
+        if isinstance(tokens, Tensor):
+            self._tokens, self.drawn = None, tokens
+        else:
+            self._tokens, self.drawn = tokens, None
+
+    def position(self, row: int) -> int:
+        """Of its next token."""
+        return self._first_positions[row] + self.turn
 
     def __len__(self) -> int:
         return len(self.tables)
@@ -50,7 +71,7 @@ class Decoding(Sequence[Chunk]):
             return [self[each] for each in range(*row.indices(len(self)))]
         return Chunk(
             tokens=(self.tokens[row],),
-            start=self._first_positions[row] + self.turn,
+            start=self.position(row),
             blocks=self.tables[row],
             num_outputs=1,
         )

@@ -3,20 +3,21 @@
     schedule -> forward -> read prompts, or sample -> finish
                  layer, on_layer, between_layers, layer, ...
 
-The hooks are where the services join in; they run on the engine's thread, inside a step.
+The hooks are where the services join in; they run on the engine's thread, inside a step. A decode
+pass may have been launched by the step before: see `baton.engine.step_ahead`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isfinite
 
 from torch import Tensor
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import BatonError, InvalidRequest, Unavailable
+from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
-from baton.core.messages import FinishReason, TokenLogprob
+from baton.core.messages import FinishReason
+from baton.engine.answers import Answers
 from baton.engine.batch import Chunk
 from baton.engine.block_pool import BlockPool
 from baton.engine.cache_points import pin_computed
@@ -30,6 +31,7 @@ from baton.engine.runner import Runner
 from baton.engine.sampler import sample
 from baton.engine.sampling_plan import SamplingPlan
 from baton.engine.scheduler import ScheduledChunk, Scheduler
+from baton.engine.step_ahead import StepAhead, goes_ahead
 from baton.engine.step_report import EngineStats, RequestOutput, StepReport
 
 
@@ -57,8 +59,8 @@ class Engine:
 
     reclaim         called before a request is preempted: release blocks and return True, or False
     on_scheduled    called with a request that is about to run for the first time
-    on_layer        called in the middle of a pass, with the number of a layer and all the chunks:
-                    their KV of this layer is in the cache, that of later layers is not
+    on_layer        called in the middle of a pass, or behind it, with the number of a layer and all
+                    the chunks: their KV of this layer is in the cache
     between_layers  called after it: the engine's thread lets others have a word
     """
 
@@ -96,6 +98,18 @@ class Engine:
             config.scheduler.max_model_len or self.info.max_model_len,
         )
         self._scheduler = Scheduler(self.pool, config.scheduler, reclaim=lambda: self.reclaim())
+        self._ahead = StepAhead(
+            self._scheduler,
+            self.info.eos_token_ids,
+            is_on=goes_ahead(config.scheduler.step_ahead, runner),
+        )
+        self._answers = Answers(
+            clock=clock,
+            dtype=self.info.dtype,
+            finish_reason=self.finish_reason,
+            leave=self._leave,
+            discard=self._discard,
+        )
         self._request_by_id: dict[str, Request] = {}
 
     @property
@@ -153,21 +167,30 @@ class Engine:
 
     def abort(self, request_id: str) -> Request | None:
         """Drop a request and free its blocks at once; None if there is no such request."""
-        request = self._request_by_id.pop(request_id, None)
+        request = self._request_by_id.get(request_id)
         if request is not None:
-            self._scheduler.finish(request)
+            self._leave(request)
             self.stats.num_aborted += 1
         return request
+
+    def land(self) -> None:
+        """Wait until nothing is computed: until the next step no block of a request is written."""
+        self._ahead.land()
 
     def step(self) -> StepReport:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
         chunks, first_scheduled = self._schedule(started_at)
         scheduled_at = self.clock()
-        lineup = self._scheduler.lineup
-        logits = self._forward(chunks, lineup) if chunks else None
-        forwarded_at = self.clock()
-        outputs = self._sample(chunks, logits, lineup)
+        lineup = self._ahead.lineup or self._scheduler.lineup
+        if lineup is not None and self._ahead.takes(lineup, self.runner):
+            self._ahead.launch(lineup, self.runner)
+            forwarded_at = self.clock()
+            outputs = self._read(lineup, chunks)
+        else:
+            logits = self._forward(chunks, lineup) if chunks else None
+            forwarded_at = self.clock()
+            outputs = self._sample(chunks, logits, lineup)
         if lineup is None:
             outputs = self._embed(chunks) + outputs
         report = StepReport(
@@ -188,6 +211,9 @@ class Engine:
 
     def _schedule(self, now: float) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
+        self._ahead.forget_who_left()
+        if self._ahead.lineup is not None:  # planned with the step before, and running
+            return self._still_running(self._ahead.lineup), ()
         chunks = self._scheduler.step()
         if self._scheduler.lineup is not None:  # all of them have run before
             return chunks, ()
@@ -197,12 +223,32 @@ class Engine:
             self.on_scheduled(request)
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING], first
 
+    def _still_running(self, lineup: Lineup) -> list[ScheduledChunk]:
+        if lineup is self._scheduler.lineup:
+            return self._scheduler.lineup_chunks
+        return [ScheduledChunk(r, 1) for r in lineup.requests if r.phase is Phase.RUNNING]
+
+    def _read(self, lineup: Lineup, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
+        """Wait for the oldest pass in flight, count its tokens as computed, give out the next."""
+        found = self._ahead.read()
+        for layer in range(self.info.num_layers):
+            self._after_layer(layer, chunks)
+        lineup.computed()
+        now = self.clock()
+        return tuple(
+            [
+                self._answers.extend(request, token, None, now)
+                if is_finite
+                else self._answers.fail_not_finite(request)
+                for request, token, is_finite in found
+            ]
+        )
+
     def _forward(self, chunks: Sequence[ScheduledChunk], lineup: Lineup | None) -> Tensor | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
 
         def on_layer(layer: int) -> None:
-            self.on_layer(layer, chunks)
-            self.between_layers()
+            self._after_layer(layer, chunks)
 
         if lineup is not None:
             hidden = self.runner.forward(lineup.decoding, on_layer)
@@ -219,6 +265,10 @@ class Engine:
         hidden = read_prompts([chunk.request for chunk in chunks], inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
 
+    def _after_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        self.on_layer(layer, chunks)
+        self.between_layers()
+
     def _input(self, chunk: ScheduledChunk) -> Chunk:
         request, start = chunk.request, chunk.request.num_computed
         end = start + chunk.num_tokens
@@ -233,22 +283,9 @@ class Engine:
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
         """Finish the requests that only wanted an embedding and have it now."""
         return tuple(
-            self._give_embedding(chunk.request, chunk.request.embedding.vector())
+            self._answers.embed(chunk.request, chunk.request.embedding.vector())
             for chunk in chunks
             if chunk.request.embedding is not None and not chunk.request.num_pending
-        )
-
-    def _give_embedding(self, request: Request, vector: tuple[float, ...]) -> RequestOutput:
-        if not all(map(isfinite, vector)):
-            return self._fail_not_finite(request)
-        request.first_token_at = self.clock()
-        self._leave(request)
-        return RequestOutput(
-            request=request,
-            is_finished=True,
-            num_run=request.num_run,
-            embedding=vector,
-            finish_reason=FinishReason.STOP,
         )
 
     def _sample(
@@ -258,72 +295,32 @@ class Engine:
         if logits is None:
             return ()
         if lineup is not None:
-            requests = lineup.requests
-            plan = lineup.sampling = lineup.sampling or self._plan(requests, logits)
+            requests, plan = lineup.requests, lineup.plan(logits.device)
         else:
             requests = tuple(c.request for c in chunks if c.request.awaits_token)
-            plan = self._plan(requests, logits)
+            plan = SamplingPlan([request.row for request in requests], logits.device)
         tokens, are_finite, logprob_by_row = sample(logits, plan, self.info.eos_token_ids)
         now = self.clock()
         return tuple(
             [
-                self._extend(request, token, logprob_by_row.get(row), now)
+                self._answers.extend(request, token, logprob_by_row.get(row), now)
                 if is_finite and request.is_prompt_finite
-                else self._fail_not_finite(request)
+                else self._answers.fail_not_finite(request)
                 for row, (request, token, is_finite) in enumerate(
                     zip(requests, tokens, are_finite, strict=True)
                 )
             ]
         )
 
-    def _plan(self, requests: Sequence[Request], logits: Tensor) -> SamplingPlan:
-        return SamplingPlan([request.row for request in requests], logits.device)
-
-    def _extend(
-        self, request: Request, token: int, logprob: TokenLogprob | None, now: float
-    ) -> RequestOutput:
-        request.append(token)
-        if request.first_token_at is None:
-            request.first_token_at = now
-        reason, is_finished = None, False
-        if token in request.ending.tokens or len(request.tokens) >= request.ending.num_tokens:
-            reason = self.finish_reason(request)
-            is_finished = reason is not None or request.has_reached_own_limit
-        if is_finished:
-            self._leave(request)
-        elif request.matcher is not None:
-            try:
-                request.matcher.accept((token,))
-            except InvalidRequest as error:
-                return self._fail(request, error)
-        return RequestOutput(
-            request,
-            is_finished,
-            request.num_run,
-            (token,),
-            () if logprob is None else (logprob,),
-            () if request.prompt_logprobs is None else request.take_prompt_logprobs(),
-            (),
-            reason,
-        )
-
-    def _fail_not_finite(self, request: Request) -> RequestOutput:
-        """What comes of NaN or infinity would be silently wrong, as is the KV behind it."""
+    def _discard(self, request: Request) -> None:
+        """Nobody may find what it computed, nor come upon it in a block that is used again."""
+        self._ahead.land()
         self.pool.forget(request.holder)
         self.pool.wipe(request.holder)  # KV from a peer may not be finite: ours always is
-        error = Unavailable(
-            f"the model's outputs are not finite after {len(request.tokens)} tokens; "
-            f"{self.info.dtype} may be too narrow for this model"
-        )
-        return self._fail(request, error)
-
-    def _fail(self, request: Request, error: BatonError) -> RequestOutput:
-        self._leave(request)
-        return RequestOutput(
-            request=request, is_finished=True, num_run=request.num_run, error=error
-        )
 
     def _leave(self, request: Request) -> None:
+        if request.phase is Phase.RUNNING:
+            self._ahead.land()
         del self._request_by_id[request.request_id]
         self._scheduler.finish(request)
 

@@ -39,6 +39,10 @@ class _Command:
     """Called instead of `run` if the thread has ended."""
 
 
+def _nothing_to_do() -> None:
+    """The hook of a thread whose steps keep nothing back."""
+
+
 class EngineThread:
     """A `baton.core.owner_thread.OwnerThread`. `on_step` and `on_failure` run on the thread."""
 
@@ -55,6 +59,8 @@ class EngineThread:
         """When, on the engine's clock, a step last ran anything, or idleness ended."""
         self._on_step = on_step
         self._on_failure = on_failure
+        self.before_commands: Callable[[], None] = _nothing_to_do
+        """Called on the thread when something else than another step comes next."""
         self._mailbox: deque[_Command] = deque()
         self._express: deque[_Command] = deque()
         self._changed = threading.Condition()
@@ -165,6 +171,8 @@ class EngineThread:
                 if needs_command:
                     self._sleep()
                 num_commands, is_stopping = len(self._mailbox), self._is_stopping
+            if num_commands or is_stopping:
+                self.before_commands()
             self._run_express()
             for _ in range(num_commands):  # later ones wait, or they could keep steps from running
                 self._mailbox.popleft().run()

@@ -5,15 +5,21 @@
 All of them move on by one token a turn, so who needs a block next, and whose last block is full, is
 known in advance: with S tokens a block, a request of c computed tokens is due in each turn t with
 (c + t) % S == 0. Whoever is not due costs nothing but its token.
+
+For the same reason room for the next turn can be made while this one is still computed: see
+`baton.engine.step_ahead`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from baton.engine.block_pool import BlockPool
 from baton.engine.decoding import Decoding
-from baton.engine.request import Request
+from baton.engine.request import Phase, Request
 from baton.engine.sampling_plan import SamplingPlan
 
 
@@ -28,10 +34,12 @@ class Lineup:
             tables=[pool.table(request.holder) for request in self.requests],
         )
         """What the runner sees of them."""
-        self.sampling: SamplingPlan | None = None
-        """Of all rows, once there was something to sample from."""
-        self.has_computed = False
-        """This turn's tokens: it may go on to the next."""
+        self._plan: SamplingPlan | None = None
+        self.num_computed = 0
+        """Turns that are over."""
+        left = [request.ending.num_tokens - len(request.tokens) for request in self.requests]
+        self._num_sure = min(left, default=0)
+        """Turns after which one of them has all the tokens it may have."""
         self._pool = pool
         self._block_size = pool.layout.block_size
         self._due: list[list[int]] = [[] for _ in range(self._block_size)]
@@ -49,26 +57,49 @@ class Lineup:
             and not request.cache_points
         )
 
-    def make_room(self) -> bool:
-        """Begin the next turn. False if there are not blocks for all; some may have grown."""
-        due = self._rows_due(self.decoding.turn + 1)
+    def plan(self, device: torch.device) -> SamplingPlan:
+        """Of all rows; it moves on with every draw."""
+        if self._plan is None:
+            self._plan = SamplingPlan([request.row for request in self.requests], device)
+        return self._plan
+
+    @property
+    def has_computed(self) -> bool:
+        """All turns that began: it may go on to the next."""
+        return self.num_computed == self.decoding.turn + 1
+
+    @property
+    def ends_with_this_turn(self) -> bool:
+        """For one of them it is the last, whatever is drawn."""
+        return self.decoding.turn + 1 >= self._num_sure
+
+    def make_room(self, drawn: Tensor | None = None) -> bool:
+        """Begin the next turn. False if there are not blocks for all; some may have grown.
+
+        Its tokens are `drawn` [R], on their device, where their requests do not have them yet.
+        """
+        turn = self.decoding.turn + 1
+        due = self._rows_due(turn)
         for row in due:
-            request = self.requests[row]
-            if not self._pool.grow(request.holder, request.num_computed + 1):
+            num_tokens = self.decoding.position(row) + 2  # the token of this turn, and of the next
+            if not self._pool.grow(self.requests[row].holder, num_tokens):
                 return False
-        self.decoding.next_turn(self._next_tokens(), due)
-        self.has_computed = False
+        self.decoding.next_turn(self._next_tokens() if drawn is None else drawn, due)
         return True
 
     def computed(self) -> None:
-        """The pass is over."""
+        """The pass of the first turn that was not is over. Who left has nothing of it."""
+        self.num_computed += 1
+        running = Phase.RUNNING
         for request in self.requests:
-            request.num_computed += 1
-            request.num_run += 1
-        for row in self._rows_due(self.decoding.turn + 1):
+            if request.phase is running:
+                request.num_computed += 1
+                request.num_run += 1
+        for row in self._rows_due(self.num_computed):
             request = self.requests[row]
-            self._pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
-        self.has_computed = True
+            if request.phase is Phase.RUNNING:
+                tokens, num_computed = request.tokens, request.num_computed
+                self._pool.commit(request.holder, tokens, num_computed, request.salt)
 
     def _rows_due(self, turn: int) -> Sequence[int]:
         """Rows whose computed tokens, when `turn` begins, fill their blocks to the last slot."""

@@ -14,7 +14,6 @@ S rows, V vocabulary.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -27,8 +26,15 @@ from baton.engine.sampling_plan import SamplingPlan
 from baton.kernels.best_token import best_finite_token
 from baton.kernels.draw_token import Draws, draw_related, draw_token, relate
 from baton.kernels.token_filter import Filters, shortlist
-from baton.kernels.token_penalties import Occurrences, penalise
+from baton.kernels.token_penalties import penalise
 from baton.kernels.typical import keep_typical
+
+
+class Drawn(NamedTuple):
+    """Of each row, in order, where the logits are."""
+
+    tokens: Tensor  # [S] int64
+    are_finite: Tensor  # [S] bool; where it is not, the token means nothing, but is one
 
 
 class Sampled(NamedTuple):
@@ -42,21 +48,35 @@ class Sampled(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
+def draw(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
     """Draw one token a row from float32 logits [S, V], which are left as they are.
 
-    A row of logits that are not numbers gives an arbitrary token and disturbs no other row.
+    A row of logits that are not numbers gives an arbitrary token and disturbs no other row. The
+    next draw from the same plan is of the tokens behind these. Only if the plan `needs_host` must
+    their requests have them by then; else nothing here waits for the device.
     """
+    return _drawn(logits, plan, eos_token_ids)
+
+
+def _drawn(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
+    plan.next_draw()
     scores = _transform(logits, plan, eos_token_ids)
-    best, are_finite = best_finite_token(scores)
+    tokens, are_finite = best_finite_token(scores)
     if scores is not logits:
         _, are_finite = best_finite_token(logits)
-    tokens: list[int] = best.tolist()
     draws = plan.draws()
     if draws is not None:
-        for row, token in zip(plan.drawn, _draw(scores, best, draws, plan), strict=True):
-            tokens[row] = token
-    return Sampled(tokens, are_finite.tolist(), _asked_logprobs(logits, plan, tokens))
+        tokens = tokens.index_copy(0, draws.rows, _draw(scores, tokens, draws, plan))
+    plan.drew(tokens)
+    return Drawn(tokens, are_finite)
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Sampled:
+    """As `draw`, read by the host."""
+    drawn = _drawn(logits, plan, eos_token_ids)
+    tokens = drawn.tokens.tolist()
+    return Sampled(tokens, drawn.are_finite.tolist(), _asked_logprobs(logits, plan, tokens))
 
 
 @torch.inference_mode()
@@ -68,59 +88,27 @@ def prompt_logprobs(logits: Tensor, next_tokens: Sequence[int], num_top: int) ->
 def _transform(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Tensor:
     """All that comes before temperature; the logits themselves if nothing does."""
     scores = logits
-    if plan.penalties is not None:
-        counts = {i: plan.rows[i].counts() for i in plan.penalised}
-        lens = torch.tensor([len(each.tokens) for each in counts.values()])
-        occurrences = Occurrences(
-            rows=torch.tensor(plan.penalised).repeat_interleave(lens).to(logits.device),
-            tokens=_joined([each.tokens for each in counts.values()]).to(logits.device),
-            counts=_joined([each.counts for each in counts.values()]).to(logits.device),
-        )
+    occurrences = plan.occurrences()
+    if plan.penalties is not None and occurrences is not None:
         scores = penalise(scores, plan.penalties, occurrences)
-    if plan.biased:
-        scores = _add_bias(scores, plan)
+    bias = plan.bias(logits.shape[-1])
+    if bias is not None:  # it only shifts: -100 makes a token next to impossible, no more
+        scores = scores.index_put((bias.rows, bias.tokens), bias.shifts, accumulate=True)
     if plan.ruled:
         scores = forbid_tokens(scores, plan.rows, eos_token_ids)
     return scores
 
 
-def _joined(parts: Sequence[array[int]]) -> Tensor:
-    words = bytearray().join(parts)
-    if not words:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.frombuffer(words, dtype=torch.int64)
-
-
-def _add_bias(scores: Tensor, plan: SamplingPlan) -> Tensor:
-    """A bias only shifts: -100 makes a token next to impossible, no more."""
-    biased = [
-        (i, token, bias)
-        for i in plan.biased
-        for token, bias in plan.rows[i].params.logit_bias
-        if 0 <= token < scores.shape[-1]
-    ]
-    if not biased:
-        return scores
-    row_ids, token_ids, biases = zip(*biased, strict=True)
-    places = (
-        torch.tensor(row_ids, device=scores.device),
-        torch.tensor(token_ids, device=scores.device),
-    )
-    shifts = torch.tensor(biases, dtype=scores.dtype, device=scores.device)
-    return scores.index_put(places, shifts, accumulate=True)
-
-
-def _draw(scores: Tensor, best: Tensor, draws: Draws, plan: SamplingPlan) -> list[int]:
+def _draw(scores: Tensor, best: Tensor, draws: Draws, plan: SamplingPlan) -> Tensor:
     """A token for each row that is drawn."""
-    tokens: list[int] = draw_token(scores, best, draws).tolist()
+    tokens = draw_token(scores, best, draws)
     if plan.typical:
         at = [plan.drawn.index(row) for row in plan.typical]
-        for place, token in zip(at, _draw_typical(scores, draws, at, plan), strict=True):
-            tokens[place] = token
+        tokens[at] = _draw_typical(scores, draws, at, plan)
     return tokens
 
 
-def _draw_typical(scores: Tensor, draws: Draws, at: Sequence[int], plan: SamplingPlan) -> list[int]:
+def _draw_typical(scores: Tensor, draws: Draws, at: Sequence[int], plan: SamplingPlan) -> Tensor:
     """The same for some of them. Typical is what is so among the tokens that top-k leaves."""
     filters = Filters(*(values[at] for values in draws.filters))
     relative = relate(scores[plan.typical], draws.temperature[at])
@@ -130,8 +118,7 @@ def _draw_typical(scores: Tensor, draws: Draws, at: Sequence[int], plan: Samplin
         relative = relative.masked_fill(relative < floor, -torch.inf)
     typical_p = torch.tensor([float(plan.rows[i].params.typical_p) for i in plan.typical])
     relative = keep_typical(relative, typical_p.to(scores.device))
-    tokens: list[int] = draw_related(relative, filters, draws.streams[at]).tolist()
-    return tokens
+    return draw_related(relative, filters, draws.streams[at])
 
 
 def _asked_logprobs(

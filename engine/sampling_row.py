@@ -53,7 +53,7 @@ class SamplingRow:
             self.matcher is not None
             or params.allowed_token_ids
             or params.bad_words
-            or params.min_tokens
+            or len(self.output) < params.min_tokens
         )
 
     def counts(self) -> TokenCounts:

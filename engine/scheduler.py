@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from torch import Tensor
+
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
 from baton.engine.lineup import Lineup
@@ -95,6 +97,11 @@ class Scheduler:
         return self._lineup
 
     @property
+    def lineup_chunks(self) -> list[ScheduledChunk]:
+        """Of each turn of the lineup."""
+        return self._lineup_chunks
+
+    @property
     def running(self) -> Sequence[Request]:
         """The most urgent, and the oldest of those, first. Live."""
         return self._running
@@ -125,6 +132,18 @@ class Scheduler:
             self._line_up(chunks)
         return chunks + admitted if admitted else chunks
 
+    def go_ahead(self, drawn: Tensor) -> bool:
+        """Begin the turn after the one that is computed now, whose tokens are `drawn`.
+
+        False if the next step may be of something else: another may come in, one of them has its
+        last token, or there are not blocks for all.
+        """
+        self.pool.supply.expire()
+        lineup = self._lineup
+        if lineup is None or lineup.ends_with_this_turn or self._may_admit:
+            return False
+        return lineup.make_room(drawn)
+
     def _repeat(self) -> list[ScheduledChunk] | None:
         """The next turn of the lineup, if there is one."""
         lineup = self._lineup
@@ -151,7 +170,7 @@ class Scheduler:
 
     def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
-        if not self.num_waiting or self._is_stuck or self._is_full:
+        if not self._may_admit:
             return chunks
         budget = self.config.max_batch_tokens - sum(chunk.num_tokens for chunk in running)
         while budget and not self._is_full:
@@ -166,6 +185,11 @@ class Scheduler:
             self._lineup = None
             insort(self._running, request, key=_rank)
         return chunks
+
+    @property
+    def _may_admit(self) -> bool:
+        """Somebody waits, and may come in."""
+        return bool(self.num_waiting) and not self._is_stuck and not self._is_full
 
     @property
     def _is_full(self) -> bool:

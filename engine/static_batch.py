@@ -7,7 +7,8 @@ What was recorded once (a tape on a CPU, a graph on a GPU) then runs any pass th
 of R' requests, each of at most M' blocks. The `Batch` of a pass is views of their beginnings.
 
 Of a `Decoding` only what changes from turn to turn is written: every row keeps its place, positions
-and lengths move on by one, and a table is touched when it grew.
+and lengths move on by one, and a table is touched when it grew. Tokens that were drawn on the
+device never leave it.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class StaticBatch:
     def fits(self, chunks: Sequence[Chunk]) -> bool:
         limits = self.limits
         if self._filled is not None and self._filled.is_before(chunks):
-            grown = self._filled.decoding.grown
-            return all(self._num_blocks(chunks[row]) <= limits.max_blocks for row in grown)
+            decoding = self._filled.decoding
+            return all(self._place(decoding, row) < limits.max_blocks for row in decoding.grown)
         return (
             len(chunks) <= limits.max_requests
             and sum(len(chunk.tokens) for chunk in chunks) <= limits.max_tokens
@@ -115,16 +116,18 @@ class StaticBatch:
     def _fill_next(self, filled: _Turn) -> Batch:
         decoding, batch = filled.decoding, filled.batch
         count, sequences = len(decoding), filled.batch.sequences
-        self._tokens.write(0, array("q", decoding.tokens))
-        self._positions.add_one(count)
-        self._context_lens.add_one(count)
-        for words in (self._tokens, self._positions, self._context_lens):
+        if decoding.drawn is not None:
+            self._tokens.tensor[:count].copy_(decoding.drawn)
+        else:
+            self._tokens.write(0, array("q", decoding.tokens))
+            self._tokens.upload(count)
+        for words in (self._positions, self._context_lens):
+            words.add_one(count)
             words.upload(count)
         tables, width = sequences.block_tables, sequences.block_tables.shape[1]
         for row in decoding.grown:
-            chunk = decoding[row]
-            place = chunk.start // self._block_size
-            self._tables.words[row * self.limits.max_blocks + place] = chunk.blocks[place]
+            place = self._place(decoding, row)
+            self._tables.words[row * self.limits.max_blocks + place] = decoding.tables[row][place]
             width = max(width, place + 1)
         if decoding.grown:
             tables = self._uploaded_tables(count, width)
@@ -172,6 +175,10 @@ class StaticBatch:
                 max_context_len=max(context_lens),
             ),
         )
+
+    def _place(self, decoding: Decoding, row: int) -> int:
+        """In the row's table, of the block that its next token belongs to."""
+        return decoding.position(row) // self._block_size
 
     def _num_blocks(self, chunk: Chunk) -> int:
         return -(-(chunk.start + len(chunk.tokens)) // self._block_size)

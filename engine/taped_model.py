@@ -19,12 +19,15 @@ from torch import Tensor
 
 from baton.engine.batch import Batch, Chunk, OnLayer, ignore_layer, make_batch
 from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.decoding import Decoding
 from baton.engine.kv_cache import KvCache
 from baton.engine.models.decoder import Decoder
 from baton.engine.static_batch import StaticBatch
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.operators import Pass
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, NotRecordable, Recorder, Tape
+from baton.kernels.latent_attention import MIN_EXPANDED, is_expanded_cheaper
+from baton.kernels.latent_heads import LatentShape
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,22 @@ class TapedModel:
     logits_tape: Tape
     max_logits: int
     """Rows of hidden states that the second tape takes."""
+    latent: LatentShape | None = None
+    """Of a model whose long chunks are computed in another form, which no tape has."""
+
+    def fits(self, chunks: Sequence[Chunk]) -> bool:
+        return self.batch.fits(chunks) and not self._is_expanded(chunks)
+
+    def _is_expanded(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the latents of any request are."""
+        latent, item_bytes = self.latent, self.forward_tape.result.itemsize
+        if latent is None or isinstance(chunks, Decoding):
+            return False
+        return any(
+            is_expanded_cheaper(latent, query_len, chunk.start + query_len, item_bytes)
+            for chunk in chunks
+            if (query_len := len(chunk.tokens)) >= MIN_EXPANDED
+        )
 
     def forward(self, batch: Batch, on_layer: OnLayer = ignore_layer) -> Tensor:
         """As the model's, of a pass that lies in `batch`.
@@ -114,6 +133,7 @@ def _record(
             logits, max_tokens=0, max_outputs=limits.max_requests, given=given
         ),
         max_logits=limits.max_requests,
+        latent=model.latent,
     )
 
 
@@ -170,7 +190,7 @@ def _trials(cache: KvCache, batch: StaticBatch) -> _Trials | None:
         return None
     one, other = range(first), range(first, num_blocks)
     num_many = min(limits.max_tokens, limits.max_blocks * layout.block_size)
-    num_many = min(num_many, num_blocks * layout.block_size)
+    num_many = min(num_many, num_blocks * layout.block_size, MIN_EXPANDED - 1)
     many = [token % NUM_TOKENS for token in range(num_many)]
     return _Trials(
         cache=cache,

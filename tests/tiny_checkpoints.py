@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
@@ -21,16 +25,26 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB_SIZE = 96
@@ -148,6 +162,125 @@ def make_new_falcon(folder: Path, **overrides: Any) -> Path:
     return make_falcon(folder, new_decoder_architecture=True, num_kv_heads=2, **overrides)
 
 
+def make_mixtral(folder: Path, **overrides: Any) -> Path:
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2}
+    options = {**TINY, **experts, "sliding_window": WINDOW, **overrides}
+    return _make(MixtralForCausalLM, MixtralConfig, folder, options)
+
+
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+}
+
+
+def make_qwen2_moe(folder: Path, **overrides: Any) -> Path:
+    options = {**_without(TINY, "head_dim"), **EXPERTS, **overrides}
+    options.setdefault("shared_expert_intermediate_size", 28)
+    return _make(Qwen2MoeForCausalLM, Qwen2MoeConfig, folder, options)
+
+
+def make_qwen3_moe(folder: Path, **overrides: Any) -> Path:
+    """The first of three layers is dense."""
+    layers = {"num_hidden_layers": 3, "mlp_only_layers": [0]}
+    options = {**TINY, **EXPERTS, **layers, "norm_topk_prob": True, **overrides}
+    return _make(Qwen3MoeForCausalLM, Qwen3MoeConfig, folder, options)
+
+
+def make_gpt_oss(folder: Path, **overrides: Any) -> Path:
+    """A window, then a layer that sees all; gates that reach their limit."""
+    options = {
+        **TINY,
+        "intermediate_size": 64,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": WINDOW,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+        **overrides,
+    }
+    return _make(GptOssForCausalLM, GptOssConfig, folder, options)
+
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}
+DEEPSEEK_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.1,
+}
+
+
+def make_deepseek_v2(folder: Path, **overrides: Any) -> Path:
+    """As the large one is: queries of a latent of their own, experts by group."""
+    options = {
+        **_without(TINY, "head_dim"),
+        **LATENT,
+        "topk_method": "group_limited_greedy",
+        "rope_parameters": DEEPSEEK_YARN,
+        **overrides,
+    }
+    return _make(DeepseekV2ForCausalLM, DeepseekV2Config, folder, options)
+
+
+def make_deepseek_v2_lite(folder: Path, **overrides: Any) -> Path:
+    return make_deepseek_v2(folder, q_lora_rank=None, topk_method="greedy", **overrides)
+
+
+def make_deepseek_v3(folder: Path, **overrides: Any) -> Path:
+    options = {
+        **_without(TINY, "head_dim"),
+        **LATENT,
+        "rope_parameters": DEEPSEEK_YARN,
+        **overrides,
+    }
+    return _make(DeepseekV3ForCausalLM, DeepseekV3Config, folder, options)
+
+
+def make_llama4(folder: Path, **overrides: Any) -> Path:
+    """Three layers that see chunks, the second of them dense; the last has no positions."""
+    options = {
+        **TINY,
+        "num_hidden_layers": 4,
+        "num_local_experts": 5,
+        "moe_layers": [0, 2, 3],
+        "intermediate_size_mlp": 56,
+        "attention_chunk_size": WINDOW,
+        "floor_scale": 7,
+        "attn_scale": 0.4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        **overrides,
+    }
+    return _make(Llama4ForCausalLM, Llama4TextConfig, folder, options)
+
+
 FAMILIES: Mapping[str, Callable[..., Path]] = {
     "llama": make_llama,
     "mistral": make_mistral,
@@ -159,6 +292,14 @@ FAMILIES: Mapping[str, Callable[..., Path]] = {
     "gpt2": make_gpt2,
     "falcon": make_falcon,
     "new falcon": make_new_falcon,
+    "mixtral": make_mixtral,
+    "qwen2 moe": make_qwen2_moe,
+    "qwen3 moe": make_qwen3_moe,
+    "llama4": make_llama4,
+    "gpt-oss": make_gpt_oss,
+    "deepseek v2": make_deepseek_v2,
+    "deepseek v2 lite": make_deepseek_v2_lite,
+    "deepseek v3": make_deepseek_v3,
 }
 
 
@@ -175,10 +316,15 @@ def _make(model_type: Any, config_type: Any, folder: Path, options: dict[str, An
         torch.manual_seed(seed)
         model = model_type(config_type(**options))
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias"):
+            if name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.3)
+            elif name.endswith("sinks"):
+                torch.nn.init.normal_(parameter, mean=3, std=3)  # as large as scores are
             elif parameter.dim() == 1:
                 _spread_norm(parameter)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(buffer, std=0.3)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

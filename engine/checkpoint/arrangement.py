@@ -2,6 +2,9 @@
 
 TRANSPOSED     [inputs, outputs]                      GPT-2's Conv1D
 BY_KV_HEAD     rows [K][G queries, key, value][H]     Falcon: a KV head behind its queries
+PAIRS_APART    rows of a head 0, 1, 2, 3 ...          Llama 4: neighbours turn together; ours are
+                                                      half a head apart, all first ones first
+ALTERNATING    rows gate, up, gate, up ...            GPT-OSS: ours are all gates, then all ups
 """
 
 from __future__ import annotations
@@ -53,4 +56,28 @@ class ByKvHead:
         return torch.cat([part.reshape(-1, *stored.shape[1:]) for part in parts])
 
 
+@dataclass(frozen=True, slots=True)
+class PairsApart:
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def ours(self, stored: Tensor, heads: HeadShape) -> Tensor:
+        pairs = stored.reshape(-1, heads.head_dim // 2, 2, *stored.shape[1:])
+        return pairs.transpose(1, 2).reshape(stored.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternating:
+    is_transposed: bool
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1] if self.is_transposed else shape
+
+    def ours(self, stored: Tensor, heads: HeadShape) -> Tensor:
+        rows = stored.T if self.is_transposed else stored
+        return torch.cat([rows[::2], rows[1::2]])
+
+
 AS_IS, TRANSPOSED, BY_KV_HEAD = AsIs(), Transposed(), ByKvHead()
+ALTERNATING, TRANSPOSED_ALTERNATING = Alternating(False), Alternating(True)
+PAIRS_APART = PairsApart()

@@ -23,8 +23,14 @@ STORED_NAMES: Mapping[torch.dtype, str] = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
 }
 """As safetensors calls them: the same weights have the same fingerprint in either form."""
+_AS_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +54,19 @@ class BinEntry:
     def piece(self, start: int, num_bytes: int) -> bytes:
         size = self.tensor.element_size()
         first, end = start // size, -(-(start + num_bytes) // size)
-        elements = self.tensor.take(torch.arange(first, end))  # copies no more, strides or not
+        bits = self.tensor.view(_AS_BITS[size])  # there is no `take` of eight-bit floats
+        elements = bits.take(torch.arange(first, end))  # copies no more, strides or not
         data = bytes(elements.view(torch.uint8).tolist())
         return data[start - first * size :][:num_bytes]
 
+    def stored(self) -> Tensor:
+        return self.tensor
+
     def load(self, dtype: torch.dtype) -> Tensor:
         return self.tensor.to(dtype)
+
+    def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
+        return self.tensor[matrix].to(dtype)
 
     def release(self) -> None:
         if self.is_mapped:

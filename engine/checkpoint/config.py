@@ -15,12 +15,13 @@ from pathlib import Path
 from baton.core.errors import CheckpointError
 from baton.core.kv_layout import WIDE
 from baton.engine.checkpoint.config_keys import ConfigKeys
+from baton.engine.checkpoint.moe_config import MoeConfig
 from baton.engine.layers.attention import AttentionKind, HeadShape
+from baton.engine.layers.mla import LatentConfig
 from baton.engine.layers.rope import Rope
 from baton.engine.layers.rope_scaling import DynamicScaling, YarnScaling
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
-    "quantization_config": (None,),
     "is_encoder_decoder": (False,),
 }
 """Keys of any family that change the mathematics, and the values implemented. Absent is fine."""
@@ -36,6 +37,8 @@ class LayerConfig:
     rope: Rope | None
     """None: positions are learned and join the embedding."""
     attention: AttentionKind = field(default_factory=AttentionKind)
+    moe: MoeConfig | None = None
+    """None: one feed-forward, of the model's `intermediate_size`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +62,18 @@ class ModelConfig:
     has_out_bias: bool = False
     """Of attention's output."""
     has_ffn_bias: bool = False
+    has_head_norm: bool = False
+    """Where a family's checkpoints differ in it."""
     has_ffn_norm: bool = True
     """Else the feed-forward reads what attention reads."""
     logit_softcap: float | None = None
+    latent: LatentConfig | None = None
+    """Heads share a latent, which alone is cached; `heads` are then what attends to it."""
+
+    @property
+    def num_vectors(self) -> int:
+        """Of a token and KV head, as `KvLayout` counts them."""
+        return 2 if self.latent is None else 1
 
     @property
     def num_layers(self) -> int:

@@ -19,22 +19,31 @@ class ConfigKeys:
         *,
         names: Mapping[str, str] | None = None,
         defaults: Mapping[str, object] | None = None,
+        path: str = "",
     ) -> None:
-        """`names` maps customary names to the family's; `defaults` are by the family's names."""
+        """`names` maps customary names to the family's; `defaults` are by the family's names.
+
+        `path` is where in `config.json` the keys are, for complaints: "quantization_config.".
+        """
         self._values = {**(defaults or {}), **raw}
         self._names = names or {}
+        self._path = path
 
     def with_default(self, key: str, value: object) -> ConfigKeys:
         """The same keys, where `key`, if absent or null, is `value`."""
         if self.value(key) is not None:
             return self
-        return ConfigKeys({**self._values, self.name(key): value}, names=self._names)
+        values = {**self._values, self._own(key): value}
+        return ConfigKeys(values, names=self._names, path=self._path)
 
     def name(self, key: str) -> str:
+        return self._path + self._own(key)
+
+    def _own(self, key: str) -> str:
         return self._names.get(key, key)
 
     def value(self, key: str, default: object = None) -> object:
-        found = self._values.get(self.name(key))
+        found = self._values.get(self._own(key))
         return default if found is None else found
 
     def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:

@@ -69,10 +69,16 @@ class DummyEntry:
         """Products of unit size for inputs of unit size; norms scale by one, biases are small."""
         if len(self.shape) == 1 and not self.name.endswith("bias"):
             return torch.ones(self.shape, dtype=dtype)
-        digest = blake2b(self.name.encode(), digest_size=8).digest()
+        return self._made_up(self.name, self.shape, dtype)
+
+    def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
+        return self._made_up(f"{self.name}.{matrix}", self.shape[1:], dtype)
+
+    def _made_up(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        digest = blake2b(name.encode(), digest_size=8).digest()
         place = int.from_bytes(digest, "little") % POOL_SIZE
-        scale = math.sqrt(3 / self.shape[-1])
-        return self.pool.cut(place, math.prod(self.shape), scale, dtype).view(self.shape)
+        scale = math.sqrt(3 / shape[-1])
+        return self.pool.cut(place, math.prod(shape), scale, dtype).view(shape)
 
     def release(self) -> None:
         """Nothing is kept."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.core.kv_layout import KvLayout
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import QUANTIZED, KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +26,15 @@ class ModelInfo:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    num_vectors: int = 2
+    """Of a token and KV head: a key and a value, or a latent that is both."""
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
-        """`auto`: KV of the dtype that the model computes in."""
+        """`auto`: KV of the dtype that the model computes in.
+
+        Raises InvalidConfig for a dtype that such KV is not kept in.
+        """
+        check_kv_dtype(kv_dtype, self.num_vectors)
         return KvLayout(
             model_fingerprint=self.fingerprint,
             dtype=self.dtype if kv_dtype == "auto" else kv_dtype,
@@ -35,4 +42,14 @@ class ModelInfo:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             block_size=block_size,
+            num_vectors=self.num_vectors,
+        )
+
+
+def check_kv_dtype(kv_dtype: str, num_vectors: int) -> None:
+    """Raise InvalidConfig for latents in 8 bits: an error in one is an error in all heads."""
+    if num_vectors == 1 and kv_dtype in QUANTIZED:
+        raise InvalidConfig(
+            f"cache.kv_dtype {kv_dtype}: latents of DeepSeek's attention are kept as wide as the "
+            "model computes, which is little already; set it to auto"
         )

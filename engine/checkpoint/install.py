@@ -15,15 +15,28 @@ from torch import Tensor, nn
 from baton.core.errors import InvalidConfig
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
-from baton.kernels import int4_weight, int8_weight
+from baton.engine.layers.mla import LatentHeads
+from baton.engine.layers.moe import DOWN, GATE_UP
+from baton.engine.layers.router import Router
+from baton.kernels import (
+    int4_weight,
+    int8_weight,
+    narrow_experts,
+    packed_experts,
+    quantized_experts,
+)
 from baton.kernels.cpu import operators
-from baton.kernels.narrow_weight import to_int4, to_int8
+from baton.kernels.latent_heads import LatentWeights
+from baton.kernels.moe import ExpertWeight
+from baton.kernels.narrow_weight import NarrowWeight, to_int4, to_int8
 from baton.kernels.packed_weight import can_pack, pack
 from baton.kernels.weight import Weight
 
 QUANTIZERS = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
 """By the name in the configuration."""
-ON_GPUS: Mapping[str, Callable[[Tensor], Weight]] = {"int8": to_int8, "int4": to_int4}
+AS_STORED = ("none", "wide")
+"""What rounds nothing: `wide` widens what comes quantised, too."""
+ON_GPUS: Mapping[str, Callable[[Tensor], NarrowWeight]] = {"int8": to_int8, "int4": to_int4}
 HEADS = ("embed.weight", "head.weight")
 """These keep eight bits where others have four, which would cost as much as in all the others."""
 
@@ -34,7 +47,10 @@ def install(
     """Make a copy of `tensor` the weight, or the bias, that is called `target`."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
-    if quantize != "none" and name == "weight" and _is_multiplied(module):
+    kept: Weight | LatentWeights
+    if isinstance(module, LatentHeads):
+        kept = module.kept(tensor.to(device, copy=True))
+    elif quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
         kept = _rounded(module, target, tensor, device, quantize)
     else:
         kept = _keep(module, name, tensor, device)
@@ -42,10 +58,64 @@ def install(
     setattr(module, name, nn.Parameter(kept, False) if isinstance(kept, Tensor) else kept)
 
 
+def install_expert(
+    model: nn.Module,
+    target: str,
+    expert: int,
+    tensor: Tensor,
+    device: str,
+    quantize: str = "none",
+) -> None:
+    """Copy `tensor` to where one expert's weight, or bias, is kept beside the others'."""
+    prefix, _, name = target.rpartition(".")
+    module = model.get_submodule(prefix)
+    kept = getattr(module, name)
+    given: Tensor | NarrowWeight = tensor
+    if device != "cpu" and tensor.dim() == 2 and quantize not in AS_STORED:
+        given = _narrowed(target, tensor, device, quantize)
+    if isinstance(kept, Tensor) and kept.is_meta:
+        if isinstance(given, NarrowWeight):
+            kept = narrow_experts.empty_like(len(kept), given, device)
+        else:
+            kept = _room_for_experts(module, name, tensor.dtype, device, quantize)
+        delattr(module, name)
+        setattr(module, name, kept)
+    if isinstance(kept, Tensor):
+        kept[expert].copy_(tensor)
+    else:
+        kept.put(expert, given)
+
+
+def _room_for_experts(
+    module: nn.Module, name: str, dtype: torch.dtype, device: str, quantize: str
+) -> ExpertWeight:
+    shape, is_gated = getattr(module, name).shape, name == GATE_UP
+    if len(shape) == 3 and quantize not in AS_STORED:
+        return quantized_experts.empty(quantize, shape, dtype, is_gated=is_gated)
+    if len(shape) == 3 and device == "cpu" and _can_pack_experts(module, dtype):
+        return packed_experts.empty(shape, dtype, is_gated=is_gated)
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), False)
+
+
+def _can_pack_experts(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Both of their matrices, or neither."""
+    shapes = (getattr(module, name).shape for name in (GATE_UP, DOWN))
+    return all(packed_experts.can_pack(shape, dtype) for shape in shapes)
+
+
+def dtype_of(model: nn.Module, target: str, wanted: str) -> torch.dtype:
+    """Of a weight, or a bias, in a model that computes in `wanted`."""
+    prefix, _, name = target.rpartition(".")
+    module = model.get_submodule(prefix)
+    is_wide = isinstance(module, Router) and name in module.float32_names
+    wide: torch.dtype = getattr(torch, wanted)
+    return torch.float32 if is_wide else wide
+
+
 def rounding_of(quantize: str, device: str, dtype: torch.dtype) -> str:
     """What products round: devices differ in scales, and operators round activations, torch not."""
-    if quantize == "none":
-        return quantize
+    if quantize in AS_STORED:
+        return "none"
     kind = torch.device(device).type
     if kind == "cpu" and not operators.runs(torch.empty(0, dtype=dtype)):
         kind = "torch"
@@ -58,16 +128,26 @@ def _rounded(module: nn.Module, target: str, tensor: Tensor, device: str, quanti
     if device == "cpu":
         is_gated = isinstance(module, Linear) and module.is_gated
         return QUANTIZERS[way](tensor, is_gated=is_gated)
+    return _narrowed(target, tensor, device, way)
+
+
+def _narrowed(target: str, tensor: Tensor, device: str, way: str) -> NarrowWeight:
+    """Raises InvalidConfig if it has not the shape for it."""
     try:
         return ON_GPUS[way](tensor.to(device))
     except ValueError as error:
-        raise InvalidConfig(f"quantize {quantize!r}: {target}: {error}; int8 takes it") from error
+        raise InvalidConfig(f"quantize {way!r}: {target}: {error}; int8 takes it") from error
 
 
 def _keep(module: nn.Module, name: str, tensor: Tensor, device: str) -> Weight:
     if device == "cpu" and name == "weight" and can_pack(tensor) and _is_multiplied(module):
         return pack(tensor, is_gated=isinstance(module, Linear) and module.is_gated)
     return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+
+
+def may_be_rounded(module: nn.Module) -> bool:
+    """Whether its weight is one that `quantize` is about."""
+    return _is_multiplied(module) and not (isinstance(module, Linear) and module.is_exact)
 
 
 def _is_multiplied(module: nn.Module) -> bool:

@@ -8,17 +8,15 @@ from are given back: a model is never in memory twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from baton.core.errors import CheckpointError, InvalidConfig
-from baton.core.kv_layout import WIDE
+from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.checkpoint.config import (
     ModelConfig,
     architecture_of,
@@ -28,16 +26,31 @@ from baton.engine.checkpoint.config import (
 from baton.engine.checkpoint.dummy import dummy_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
 from baton.engine.checkpoint.info import ModelInfo
-from baton.engine.checkpoint.install import QUANTIZERS, install, rounding_of
+from baton.engine.checkpoint.install import (
+    AS_STORED,
+    QUANTIZERS,
+    dtype_of,
+    install,
+    install_expert,
+    rounding_of,
+)
 from baton.engine.checkpoint.placement import Placement, find_sources, place
-from baton.engine.checkpoint.tensor_files import TensorEntry, read_entries
+from baton.engine.checkpoint.quantized_checkpoint import as_whole, parse_layout
+from baton.engine.checkpoint.quantized_keep import NarrowKeeper
+from baton.engine.checkpoint.reading import Progress, Reading
+from baton.engine.checkpoint.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
 from baton.engine.models.registry import family_of
-from baton.kernels.cpu import huge_pages, operators
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all)."""
+from baton.engine.parallel.cutting import (
+    Cutter,
+    join_ranks,
+    share_of,
+    share_of_kv,
+    splits_vocabulary,
+)
+from baton.engine.parallel.ranks import ALONE, Ranks
+from baton.kernels.cpu import operators
 
 logger = logging.getLogger(__name__)
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -46,7 +59,15 @@ STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: Decoder
+    """What this rank has of it."""
     info: ModelInfo
+    """Of the whole."""
+    ranks: Ranks = ALONE
+    """That have a part each."""
+
+    def own(self, layout: KvLayout) -> KvLayout:
+        """What this rank keeps of the whole model's KV."""
+        return share_of_kv(layout, self.ranks.rank, self.ranks.size)
 
 
 def load_model(  # noqa: PLR0913  # what the configuration says of a model
@@ -58,23 +79,40 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     quantize: str = "none",
     max_model_len: int | None = None,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> LoadedModel:
     """Read a model. `auto` is the dtype that config.json declares, else that of the tensors.
 
     `max_model_len` is the longest request that will be served; None is the model's own context.
     The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
-    way, to `int8` or `int4`.
-    Raises CheckpointError, with what was found and what is supported, if it cannot be served, and
-    InvalidConfig if it cannot be quantised for the device.
+    way, to `int8` or `int4`; those that come quantised are kept so where the device multiplies
+    them, unless quantize is `wide`.
+    Of `ranks` each reads its part. Raises CheckpointError, with what was found and what is
+    supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device or
+    split among so many.
     """
     config, model, entries, placements = _plan(folder, load_format, max_model_len)
+    cutter = None
+    if ranks.size > 1:
+        whole, model = model, family_of(config.architecture).build(share_of(config, ranks.size))
+        cutter = Cutter(whole, model, ranks)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
     _check_quantize(quantize, device, wanted)
-    reading = _Reading(config, {p.source: entries[p.source] for p in placements}, progress)
-    for target, sources in groupby(placements, lambda placement: placement.target):
-        with reading.assembled(list(sources), getattr(torch, wanted)) as tensor:
-            install(model, target, tensor, device, quantize)
-    rounding = rounding_of(quantize, device, getattr(torch, wanted))
+    reading = Reading(config, {p.source: entries[p.source] for p in placements}, progress, cutter)
+    keeper = NarrowKeeper(placements, entries, getattr(torch, wanted), device, quantize)
+    for (target, expert), found in groupby(placements, lambda each: (each.target, each.expert)):
+        sources = list(found)
+        if cutter is None and keeper.install(model, target, sources):
+            reading.skip(sources)
+            continue
+        with reading.assembled(sources, dtype_of(model, target, wanted)) as tensor:
+            if expert is None:
+                install(model, target, tensor, device, quantize)
+            else:
+                install_expert(model, target, expert, tensor, device, quantize)
+    keeper.report()
+    join_ranks(model, ranks, splits_vocabulary=splits_vocabulary(config, ranks.size))
+    rounding = keeper.rounding(rounding_of(quantize, device, getattr(torch, wanted)))
     return LoadedModel(
         model=model.to(device).eval(),
         info=ModelInfo(
@@ -88,24 +126,46 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             num_layers=config.num_layers,
             num_kv_heads=config.heads.num_kv_heads,
             head_dim=config.heads.head_dim,
+            num_vectors=config.num_vectors,
         ),
+        ranks=ranks,
     )
 
 
 def _check_quantize(quantize: str, device: str, dtype: str) -> None:
-    if quantize == "none":
+    if quantize in AS_STORED:
         return
     if quantize not in QUANTIZERS:
-        raise InvalidConfig(f"quantize {quantize!r}; there are none, {', '.join(QUANTIZERS)}")
+        known = ", ".join((*AS_STORED, *QUANTIZERS))
+        raise InvalidConfig(f"quantize {quantize!r}; there are {known}")
     if torch.device(device).type not in ("cpu", "cuda"):
         raise InvalidConfig(f"quantize {quantize!r} is for CPUs and CUDA, not for {device}")
+    if device == "cpu" and getattr(torch, dtype) not in operators.SUFFIXES:
+        compiled = " or ".join(str(kind).removeprefix("torch.") for kind in operators.SUFFIXES)
+        raise InvalidConfig(
+            f"quantize {quantize!r} with dtype {dtype!r} on a CPU: nothing multiplies such weights "
+            f"there; set dtype to {compiled}, or quantize to none"
+        )
     if device == "cpu" and not operators.runs(torch.empty(0, dtype=getattr(torch, dtype))):
         logger.warning("nothing is compiled for %s weights in %s: they are slow", quantize, dtype)
 
 
-def check_model(folder: Path, *, load_format: str = "auto") -> None:
-    """Raise the CheckpointError that `load_model` would raise, without reading any weights."""
-    _plan(folder, load_format)
+def check_model(
+    folder: Path,
+    *,
+    load_format: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "none",
+    device: str | None = None,
+) -> None:
+    """Raise the error that `load_model` would raise, without reading any weights.
+
+    Whether a device multiplies what is quantised is asked only if one is named.
+    """
+    config, _, entries, placements = _plan(folder, load_format)
+    wanted = _serving_dtype(dtype, config, entries[placements[0].source])
+    if device is not None:
+        _check_quantize(quantize, device, wanted)
 
 
 def _plan(
@@ -116,24 +176,30 @@ def _plan(
         config = config.serving(max_model_len)
     family = family_of(config.architecture)
     model = family.build(config)
-    placements = list(place(model, family, config.num_layers))
-    entries = _entries(folder, placements, load_format)
+    stored = {} if load_format == "dummy" else read_entries(folder)
+    placements = list(place(model, family, config.num_layers, stored.keys()))
+    entries = _entries(folder, stored, placements, load_format)
     placements = find_sources(placements, entries.keys(), family.base_prefix)
     _check(placements, entries, config, family)
     return config, model, entries, placements
 
 
 def _entries(
-    folder: Path, placements: list[Placement], load_format: str
+    folder: Path,
+    stored: Mapping[str, StoredEntry],
+    placements: list[Placement],
+    load_format: str,
 ) -> Mapping[str, TensorEntry]:
     if load_format == "dummy":
         return dummy_entries({placement.source: placement.shape for placement in placements})
-    return read_entries(folder)
+    layout = parse_layout(read_json(folder / "config.json"))
+    return as_whole(stored, layout, {placement.source for placement in placements})
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a model folder, with the end tokens of `generation_config.json`."""
     raw = read_json(folder / "config.json")
+    parse_layout(raw)
     config = family_of(architecture_of(raw)).parse_config(raw)
     generation = folder / "generation_config.json"
     if generation.exists():
@@ -175,12 +241,18 @@ def _check(
             f"the checkpoint is no {config.architecture} of its config.json: "
             + "; ".join(f"{what}: {_first(names)}" for what, names in problems.items() if names)
         )
+    if any(family.is_of_further_layer(name, config.num_layers) for name in entries):
+        logger.info("layers behind the last, which predict further tokens, are not loaded")
 
 
 def _is_redundant(name: str, config: ModelConfig, family: Family) -> bool:
-    """Old checkpoints store buffers, and some with a tied head store the head as well."""
-    return name.endswith(family.buffers) or (
-        config.tie_word_embeddings and name == "lm_head.weight"
+    """Old checkpoints store buffers, and some with a tied head store the head as well; others have
+    layers that plain decoding does without, or see as well as read."""
+    return (
+        name.endswith(family.buffers)
+        or name.startswith(family.foreign)
+        or (config.tie_word_embeddings and name.endswith("lm_head.weight"))
+        or family.is_of_further_layer(name, config.num_layers)
     )
 
 
@@ -195,47 +267,3 @@ def _serving_dtype(dtype: str, config: ModelConfig, first: TensorEntry) -> str:
     if dtype not in WIDE:
         raise CheckpointError(f"dtype {dtype!r}; supported are auto, {', '.join(WIDE)}")
     return dtype
-
-
-class _Reading:
-    """Of the entries of a checkpoint, with a word after each."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        entries: Mapping[str, TensorEntry],
-        progress: Progress | None,
-    ) -> None:
-        self._config = config
-        self._entries = entries
-        self._progress = progress
-        self._num_bytes = 0
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._total_bytes = sum(entry.num_bytes for entry in entries.values())
-
-    @contextmanager
-    def assembled(self, sources: Sequence[Placement], dtype: torch.dtype) -> Iterator[Tensor]:
-        """A weight of ours, to be read only: a view of its file if it is stored as it is wanted."""
-        parts = [self._load(source, dtype) for source in sources]
-        if len(parts) == 1:
-            yield parts[0]
-        else:
-            rows = sum(len(part) for part in parts)
-            yield torch.cat(parts, out=self._room((rows, *parts[0].shape[1:]), dtype))
-        for source in sources:
-            self._entries[source.source].release()
-
-    def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory that the next weight gets too: new pages cost more than copying does."""
-        num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        if self._memory.nbytes < num_bytes:
-            self._memory = huge_pages.empty((num_bytes,), torch.uint8)
-        return self._memory[:num_bytes].view(dtype).view(shape)
-
-    def _load(self, source: Placement, dtype: torch.dtype) -> Tensor:
-        entry = self._entries[source.source]
-        loaded = source.arrangement.ours(entry.load(dtype), self._config.heads)
-        self._num_bytes += entry.num_bytes
-        if self._progress is not None:
-            self._progress(self._num_bytes, self._total_bytes)
-        return loaded

@@ -207,6 +207,18 @@ def _yarn_attention_factor(parameters: _Parameters, factor: float) -> float:
     return mscale(1.0)
 
 
+def parse_score_factor(keys: ConfigKeys, at: RopeKeys = CUSTOMARY) -> float:
+    """What scores are multiplied by for `mscale_all_dim`, which sharpens dimensions that do not
+    turn as well: cos and sin cannot (DeepSeek)."""
+    name, values = _find(keys, at)
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind == "default" or not values.get("mscale_all_dim"):
+        return 1.0
+    parameters = _Parameters(name, values, keys, rotary_dim=0)
+    weight, factor = parameters.number("mscale_all_dim"), parameters.number("factor")
+    return 1.0 if factor <= 1 else (0.1 * weight * math.log(factor) + 1.0) ** 2
+
+
 def _parse_llama3(parameters: _Parameters) -> Scaling:
     scaling = Llama3Scaling(
         factor=parameters.number("factor"),
@@ -214,10 +226,10 @@ def _parse_llama3(parameters: _Parameters) -> Scaling:
         high_freq_factor=parameters.number("high_freq_factor"),
         original_len=parameters.original_len(),
     )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
+    if scaling.high_freq_factor < scaling.low_freq_factor:
         raise CheckpointError(
             f"config.json: `{parameters.name}.high_freq_factor` {scaling.high_freq_factor} must "
-            f"exceed `low_freq_factor` {scaling.low_freq_factor}"
+            f"not be below `low_freq_factor` {scaling.low_freq_factor}"
         )
     return scaling
 

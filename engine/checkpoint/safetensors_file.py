@@ -66,8 +66,14 @@ class SafetensorsEntry:
     def piece(self, start: int, num_bytes: int) -> bytes:
         return self.file.read(self.start + start, num_bytes)
 
+    def stored(self) -> Tensor:
+        return self.file.load(self.name)
+
     def load(self, dtype: torch.dtype) -> Tensor:
-        return self.file.load(self.name).to(dtype)
+        return self.stored().to(dtype)
+
+    def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
+        return self.stored()[matrix].to(dtype)
 
     def release(self) -> None:
         give_back(self.file.load(self.name))

@@ -40,17 +40,27 @@ class TensorEntry(Protocol):
     def load(self, dtype: torch.dtype) -> Tensor:
         """On the CPU; not to be written to."""
 
+    def load_matrix(self, matrix: int, dtype: torch.dtype) -> Tensor:
+        """One of a stack, so that never all of them are wide at once."""
+
     def release(self) -> None:
         """Nobody uses what was loaded any more: its memory may go."""
 
 
-READERS: Mapping[str, Callable[[Path], Mapping[str, TensorEntry]]] = {
+class StoredEntry(TensorEntry, Protocol):
+    """One that lies in a file as it is."""
+
+    def stored(self) -> Tensor:
+        """In the dtype of the file; memory-mapped where that can be. Not to be written to."""
+
+
+READERS: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {
     "model.safetensors": read_safetensors,
     "pytorch_model.bin": read_bin,
 }
 
 
-def read_entries(folder: Path) -> Mapping[str, TensorEntry]:
+def read_entries(folder: Path) -> Mapping[str, StoredEntry]:
     """All tensors of a folder, by name. Raises CheckpointError on missing or broken files."""
     for name, read in READERS.items():
         if (folder / name).exists():
@@ -63,8 +73,8 @@ def read_entries(folder: Path) -> Mapping[str, TensorEntry]:
 
 
 def _read_shards(
-    index: Path, read: Callable[[Path], Mapping[str, TensorEntry]]
-) -> Mapping[str, TensorEntry]:
+    index: Path, read: Callable[[Path], Mapping[str, StoredEntry]]
+) -> Mapping[str, StoredEntry]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, Mapping):
         raise CheckpointError(f"{index} has no `weight_map`")

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
+from baton.engine.parallel.split import Split
+from baton.kernels.explicit_attention import attention_weights
 from baton.kernels.paged_attention import paged_attention
 from baton.kernels.quantized_kv import Arena
+from baton.kernels.query_temperature import Temperature, query_temperature
 from baton.kernels.rope_kv_write import HeadNorm, Rotation, rope_kv_write
 from baton.kernels.scoring import PLAIN, Scoring
 from baton.kernels.sequences import Sequences
+from baton.kernels.window import Window, first_seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +33,12 @@ class HeadShape:
 class AttentionKind:
     """What may differ between the attentions of two layers, beside their weights and angles."""
 
-    window: int | None = None
-    """Tokens that a token sees, itself included. None: all before it."""
+    window: Window = None
     scoring: Scoring = PLAIN
+    temperature: Temperature | None = None
+    """How queries grow with their position; None: they do not."""
+    has_sinks: bool = False
+    """Each head has a score beside those of tokens, whose share of the weights goes nowhere."""
 
 
 class Attention(nn.Module):
@@ -52,7 +60,10 @@ class Attention(nn.Module):
         query_width = heads.num_heads * heads.head_dim
         kv_width = heads.num_kv_heads * heads.head_dim
         self.qkv = Linear(width, query_width, kv_width, kv_width, has_bias=biases[0])
-        self.out = Linear(query_width, width, has_bias=biases[1])
+        self.out = Linear(query_width, width, has_bias=biases[1], split=Split.INPUTS)
+        self.sinks: nn.Parameter | None = None  # [N]
+        if kind.has_sinks:
+            self.sinks = nn.Parameter(torch.empty(heads.num_heads, device="meta"), False)
         self.has_head_norm = head_norm is not None
         if head_norm is not None:
             self.q_norm = head_norm()
@@ -65,9 +76,35 @@ class Attention(nn.Module):
         kind = self.kind
         qkv = self.qkv(x).view(len(x), -1, self.heads.head_dim)  # [T, N + 2K, H]
         q = rope_kv_write(qkv, arena, sequences, head_norm=self._head_norm(), rotation=rotation)
-        attended = paged_attention(q, arena, sequences, kind.window, kind.scoring)
+        if kind.temperature is not None:
+            q = query_temperature(q, sequences.positions, kind.temperature)
+        attended = paged_attention(q, arena, sequences, kind.window, kind.scoring, self.sinks)
         out: Tensor = self.out(attended.flatten(1))  # [T, N, H] -> [T, D]
         return out
+
+    def last_weights(
+        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+    ) -> Tensor:
+        """What the last token of a pass of one request gives to each of its tokens, [N, context].
+
+        After `forward` with the same arguments; float32. Only of KV that is not quantised.
+        """
+        assert isinstance(arena, Tensor), "scores of quantised KV are not shown"
+        kv_heads, context = self.heads.num_kv_heads, sequences.max_context_len
+        qkv = self.qkv(x[-1:]).view(1, -1, self.heads.head_dim)
+        angles = None if rotation is None else (rotation[0][-1:], rotation[1][-1:])
+        q = rope_kv_write(  # writes what is there already
+            qkv, arena, sequences.last_token(), head_norm=self._head_norm(), rotation=angles
+        )
+        if self.kind.temperature is not None:
+            q = query_temperature(q, sequences.positions[-1:], self.kind.temperature)
+        blocks = arena[sequences.block_tables[0]]  # [M, K, 2, S, H]
+        k = blocks[:, :, 0].transpose(0, 1).flatten(1, 2)[:, :context]  # [K, context, H]
+        bias = torch.zeros(1, context, device=x.device)
+        bias[:, : first_seen(self.kind.window, context - 1)] = -torch.inf
+        queries = q.view(1, kv_heads, -1, 1, self.heads.head_dim)
+        weights = attention_weights(queries, k.unsqueeze(0), bias, self.kind.scoring, self.sinks)
+        return weights.view(self.heads.num_heads, context)
 
     def _head_norm(self) -> HeadNorm | None:
         if not self.has_head_norm:

@@ -24,8 +24,9 @@ class Block(nn.Module):
     """`attn_norm` and `ffn_norm` add and normalise; see `baton.engine.layers.norm`."""
 
     def __init__(
-        self, *, attn_norm: nn.Module, attn: Attention, ffn_norm: nn.Module, ffn: nn.Module
+        self, *, attn_norm: nn.Module, attn: nn.Module, ffn_norm: nn.Module, ffn: nn.Module
     ) -> None:
+        """`attn` is an `Attention` or a `LatentAttention`."""
         super().__init__()
         self.attn_norm = attn_norm
         self.attn = attn

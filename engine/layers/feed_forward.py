@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from baton.engine.layers.linear import GatedLinear, Linear
+from baton.engine.parallel.split import Split
 from baton.kernels.gelu import gelu, gelu_tanh
 from baton.kernels.relu import relu
 
@@ -29,7 +30,7 @@ class GatedFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.gate_up = GatedLinear(width, hidden_width, activation, has_bias=has_bias)
-        self.down = Linear(hidden_width, width, has_bias=has_bias)
+        self.down = Linear(hidden_width, width, has_bias=has_bias, split=Split.INPUTS)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]"""
@@ -43,7 +44,7 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.up = Linear(width, hidden_width, has_bias=has_bias)
-        self.down = Linear(hidden_width, width, has_bias=has_bias)
+        self.down = Linear(hidden_width, width, has_bias=has_bias, split=Split.INPUTS)
         self.activation = PLAIN[activation]
 
     def forward(self, x: Tensor) -> Tensor:

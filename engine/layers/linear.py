@@ -1,4 +1,4 @@
-"""Matrix products, with a bias or without."""
+"""Matrix products, with a bias or without, of one rank's share of a matrix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from baton.engine.parallel.ranks import ALONE, Ranks
+from baton.engine.parallel.split import Split
 from baton.kernels.linear import gated_linear, linear
 from baton.kernels.weight import Weight
 
@@ -19,19 +21,35 @@ class Linear(nn.Module):
     """
 
     is_gated: ClassVar[bool] = False
+    is_exact: ClassVar[bool] = False
+    """Never kept in fewer bits than the checkpoint has."""
     weight: Weight
     bias: nn.Parameter | None
 
-    def __init__(self, width: int, *rows: int, has_bias: bool = False) -> None:
+    def __init__(
+        self, width: int, *rows: int, has_bias: bool = False, split: Split = Split.OUTPUTS
+    ) -> None:
         super().__init__()
         self.rows = rows
         """Outputs of each stacked matrix."""
+        self.split = split
+        self.ranks: Ranks = ALONE
+        """Among which it is split."""
         self.weight = nn.Parameter(torch.empty(sum(rows), width, device="meta"), False)
         self.bias = nn.Parameter(torch.empty(sum(rows), device="meta"), False) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, sum(rows)]"""
-        return linear(x, self.weight, self.bias)
+        if self.split is not Split.INPUTS or self.ranks.size == 1:
+            return linear(x, self.weight, self.bias)
+        summand = linear(x, self.weight, self.bias if self.ranks.rank == 0 else None)
+        return self.ranks.all_reduce_(summand)
+
+
+class ExactLinear(Linear):
+    """A small one whose errors would be large."""
+
+    is_exact = True
 
 
 class GatedLinear(Linear):

@@ -1,6 +1,7 @@
 """Norms over the last dimension, as parts of a model.
 
     RMS norm (Zhang and Sennrich 2019)    RmsNorm      GemmaRmsNorm, whose weight is stored less 1
+                                                       UnitNorm, which has none
     layer norm (Ba et al. 2016)           LayerNorm
 
 Those named Add.. begin a block: forward(x, residual) -> (normalised sum, sum). They add what the
@@ -29,6 +30,20 @@ class RmsNorm(nn.Module):
     def scale(self) -> Tensor:
         """What the normalised is multiplied by."""
         return self.weight
+
+
+class UnitNorm(RmsNorm):
+    """Without a weight."""
+
+    ones: Tensor
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        del self.weight
+        self.register_buffer("ones", torch.ones(width), persistent=False)
+
+    def scale(self) -> Tensor:
+        return self.ones
 
 
 class AddRmsNorm(RmsNorm):

@@ -97,13 +97,17 @@ class YarnScaling:
         return plain / self.factor * divided + plain * (1 - divided)
 
 
+TINY_SPAN = 1e-9
+"""Of turns."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
     factor: float
     low_freq_factor: float
     """A pair with fewer turns over the original context is slow."""
     high_freq_factor: float
-    """One with more is fast."""
+    """One with more is fast; those between are scaled in part. Equal (Llama 4): there are none."""
     original_len: int
 
     @property
@@ -113,7 +117,7 @@ class Llama3Scaling:
     def frequencies(self, rotary_dim: int, theta: float, served_len: int) -> Tensor:
         plain = plain_frequencies(rotary_dim, theta)
         turns = self.original_len * plain / (2 * math.pi)
-        span = self.high_freq_factor - self.low_freq_factor
+        span = max(self.high_freq_factor - self.low_freq_factor, TINY_SPAN)
         kept = ((turns - self.low_freq_factor) / span).clamp(0, 1)
         return (1 - kept) * plain / self.factor + kept * plain
 

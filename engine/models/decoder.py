@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from baton.engine.batch import Batch, OnLayer
@@ -47,6 +48,7 @@ class Decoder(nn.Module):
         self.norm = norm
         self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
         self.logit_softcap = config.logit_softcap
+        self.latent = None if config.latent is None else config.latent.shape
         self.angles = nn.ModuleList(
             RotaryAngles(rope, config.max_model_len) for rope in config.ropes
         )
@@ -75,5 +77,8 @@ class Decoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """[S, D] -> float32 [S, V]"""
-        wide: Tensor = logits(x, self.embed.weight if self.head is None else self.head.weight)
+        last = self.embed if self.head is None else self.head
+        wide: Tensor = logits(x, last.weight)
+        if last.ranks.size > 1:
+            wide = torch.cat(last.ranks.all_gather(wide), dim=1)
         return wide if self.logit_softcap is None else soft_cap_(wide, self.logit_softcap)

@@ -19,13 +19,22 @@ class Family:
     build: Callable[[ModelConfig], Decoder]
     """Makes the model, without memory for its weights."""
     checkpoint: Mapping[str, tuple[str, ...]]
-    """Our names <- the tensors of a checkpoint that each is stacked from; {i} counts blocks."""
+    """Our names <- the tensors of a checkpoint that each is stacked from;
+    {i} counts blocks, {e} the experts of one."""
+    other_names: tuple[Mapping[str, tuple[str, ...]], ...] = ()
+    """What some of ours are called, and stacked from, in checkpoints of another making."""
     arrangements: Mapping[str, Arrangement] = field(default_factory=dict)
-    """Those of our names whose tensors lie in another way."""
+    """Those of our names, or of single sources, whose tensors lie in another way."""
     base_prefix: str = ""
     """Checkpoints of the model without its head may leave it out of their names."""
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     """Ends of names that checkpoints have but that are no weights."""
+    further_layers: str = ""
+    """How the names of layers begin; there may be some behind the last, which are left alone."""
+    foreign: tuple[str, ...] = ()
+    """Beginnings of the names of what is no part of the text model."""
+    text_key: str | None = None
+    """Where `config.json` keeps the text model's keys, if it tells of more than that."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The family's own names for customary keys of `config.json`."""
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -33,8 +42,20 @@ class Family:
     must_be: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Keys that change the mathematics, and the values that are implemented. Absent is fine."""
 
+    def is_of_further_layer(self, name: str, num_layers: int) -> bool:
+        """Whether a tensor belongs to a layer behind the last of them."""
+        if not self.further_layers:
+            return False
+        prefix, _, dot = self.further_layers.partition("{i}")
+        number, is_named, _ = name.removeprefix(prefix).partition(dot)
+        is_layer = bool(prefix and is_named) and name.startswith(prefix) and number.isdigit()
+        return is_layer and int(number) >= num_layers
+
     def parse_config(self, raw: Mapping[str, object]) -> ModelConfig:
         """Raises CheckpointError, naming the key, on values missing, odd or unsupported."""
+        nested = None if self.text_key is None else raw.get(self.text_key)
+        if isinstance(nested, Mapping):
+            raw = {**nested, "architectures": raw.get("architectures")}
         keys = ConfigKeys(raw, names=self.names, defaults=self.defaults)
         keys.refuse_unsupported({**MUST_BE, **self.must_be})
         return self.parse(keys)

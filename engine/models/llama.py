@@ -21,10 +21,10 @@ from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.rope_config import CUSTOMARY, RopeKeys, parse_rope
 from baton.engine.layers.attention import Attention, AttentionKind
 from baton.engine.layers.block import Block
-from baton.engine.layers.feed_forward import GatedFeedForward
 from baton.engine.layers.norm import AddRmsNorm, RmsNorm
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
+from baton.engine.models.feed_forwards import feed_forward_of
 from baton.kernels.linear import GATES
 
 
@@ -63,12 +63,7 @@ def build(config: ModelConfig, *, has_head_norm: bool = False) -> Decoder:
                 head_norm=(lambda: RmsNorm(config.heads.head_dim, eps)) if has_head_norm else None,
             ),
             ffn_norm=AddRmsNorm(width, eps),
-            ffn=GatedFeedForward(
-                width,
-                config.intermediate_size,
-                config.activation,
-                has_bias=config.has_ffn_bias,
-            ),
+            ffn=feed_forward_of(config, layer),
         )
 
     return Decoder(config, new_block, AddRmsNorm(width, eps))

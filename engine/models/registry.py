@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.core.errors import CheckpointError
+from baton.engine.models.deepseek_v2 import DEEPSEEK_V2
+from baton.engine.models.deepseek_v3 import DEEPSEEK_V3
 from baton.engine.models.falcon import FALCON
 from baton.engine.models.family import Family
 from baton.engine.models.gemma2 import GEMMA2
 from baton.engine.models.gemma3 import GEMMA3
 from baton.engine.models.gpt2 import GPT2
+from baton.engine.models.gpt_oss import GPT_OSS
 from baton.engine.models.llama import LLAMA
+from baton.engine.models.llama4 import LLAMA4, LLAMA4_OF_SEEING
 from baton.engine.models.mistral import MISTRAL
+from baton.engine.models.mixtral import MIXTRAL
 from baton.engine.models.phi3 import PHI3
 from baton.engine.models.qwen2 import QWEN2
+from baton.engine.models.qwen2_moe import QWEN2_MOE
 from baton.engine.models.qwen3 import QWEN3
+from baton.engine.models.qwen3_moe import QWEN3_MOE
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
@@ -26,6 +33,14 @@ FAMILIES: Mapping[str, Family] = {
     "Phi3ForCausalLM": PHI3,
     "GPT2LMHeadModel": GPT2,
     "FalconForCausalLM": FALCON,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "GptOssForCausalLM": GPT_OSS,
+    "MixtralForCausalLM": MIXTRAL,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4_OF_SEEING,
 }
 
 

@@ -16,6 +16,8 @@ from baton.engine.engine import Engine
 from baton.engine.request import Phase, Request
 from baton.engine.scheduler import ScheduledChunk
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_an_aborted_request_frees_its_blocks_at_once(num_steps: int) -> None:

@@ -16,6 +16,8 @@ from baton.engine.engine import Engine
 from baton.engine.request import Phase, Request
 from baton.engine.scheduler import ScheduledChunk
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def make_prompts(count: int) -> list[list[int]]:
     """Of different lengths; some begin alike."""

@@ -364,3 +364,13 @@ async def test_blocks_freed_and_taken_in_the_middle_of_a_step_do_not_disturb_it(
 
         assert request.output == echo_output(range(11), 16, 256)
         assert num_taken > 16
+
+
+async def test_whoever_keeps_reports_back_is_told_before_a_command_runs() -> None:
+    async with Harness() as harness:
+        order: list[str] = []
+        harness.thread.before_commands = lambda: order.append("flush")
+
+        await harness.thread.call(lambda: order.append("command"))
+
+        assert order == ["flush", "command"]

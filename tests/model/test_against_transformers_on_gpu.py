@@ -40,6 +40,10 @@ FAMILIES = (
     "gpt2",
     "falcon",
     "new_falcon",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "llama4",
 )
 
 
@@ -48,7 +52,7 @@ def checkpoint(family: str, folder: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "llama4"])
 def test_a_prompt_in_chunks_beside_a_request_that_decodes(family: str, tmp_path: Path) -> None:
     folder = checkpoint(family, tmp_path)
     prompt, other = make_prompt(12), make_prompt(7, seed=1)

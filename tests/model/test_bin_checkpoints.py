@@ -172,7 +172,7 @@ def test_shapes_and_dtypes_are_checked_before_anything_is_read(folder: Path) -> 
     text = complaint(folder)
 
     assert "model.layers.0.self_attn.k_proj.weight is [24, 32], not [16, 32]" in text
-    assert "model.norm.weight is int32" in text
+    assert "model.norm.weight is I32" in text
     assert "missing tensors: lm_head.weight" in text
 
 

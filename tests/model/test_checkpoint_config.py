@@ -14,6 +14,7 @@ from baton.engine.checkpoint.config import ModelConfig, parse_eos, read_json
 from baton.engine.layers.attention import HeadShape
 from baton.engine.layers.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling
 from baton.engine.models.registry import FAMILIES, family_of
+from baton.kernels.window import Window
 
 RAW: dict[str, Any] = {
     "vocab_size": 128,
@@ -36,7 +37,7 @@ def parse(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelConfig
     return family_of(architecture).parse_config(kept)
 
 
-def windows(config: ModelConfig) -> list[int | None]:
+def windows(config: ModelConfig) -> list[Window]:
     return [layer.attention.window for layer in config.layers]
 
 
@@ -210,7 +211,6 @@ def test_both_names_of_the_dtype_are_known(key: str, value: str) -> None:
         ({"use_sliding_window": True}, "`use_sliding_window`"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "'full_attention' alone"),
         ({"layer_types": ["full_attention"]}, "must be 2 times 'full_attention' or"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "`quantization_config`"),
         ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is 0.5; supported is 1"),
         ({"rms_norm_eps": 0}, "`rms_norm_eps` must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` must be true or false"),
@@ -219,7 +219,7 @@ def test_both_names_of_the_dtype_are_known(key: str, value: str) -> None:
         ({"rope_scaling": "linear"}, "`rope_scaling` must be an object, not 'linear'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "`rope_parameters.factor`"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 1.0}}, "must exceed"),
+        ({"rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 0.5}}, "must not be below"),
         ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}}, "500000.0 on its own"),
         (
             {"rope_parameters": LLAMA3_ROPE, "rope_scaling": {"rope_type": "linear", "factor": 2}},

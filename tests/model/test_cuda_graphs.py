@@ -1,57 +1,29 @@
 """Decode passes as graphs: which are, and that rows for nobody change nothing.
 
-CUDA's part is played by a capture that computes again what was captured, into the same memory.
+CUDA's part is played by `ComputingCapture`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from tests.model.computing_capture import ComputingCapture, graphs_of
 from tests.model.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt, make_runner
 from tests.tiny_checkpoints import make_llama
 
 from baton.engine import cuda_graphs
 from baton.engine.batch import Chunk
-from baton.engine.cuda_graphs import DecodeGraphs, Outputs, disagreement, graph_sizes
+from baton.engine.cuda_graphs import DecodeGraphs, disagreement, graph_sizes
 from baton.engine.decoding import Decoding
 from baton.engine.runner import ModelRunner
-from baton.engine.static_batch import PassLimits, StaticBatch
+from baton.engine.static_batch import PassLimits
 
 SPARE_BLOCK = NUM_BLOCKS - 1
 LIMITS = PassLimits(max_tokens=16, max_requests=6, max_blocks=8)
-
-
-class Replay:
-    def __init__(self, run: Callable[[], Outputs], outputs: Outputs) -> None:
-        self._run, self._outputs = run, outputs
-
-    def replay(self) -> None:
-        for kept, computed in zip(self._outputs, self._run(), strict=True):
-            kept.copy_(computed)
-
-
-class ComputingCapture:
-    def __init__(self, bytes_each: int = 0) -> None:
-        self.sizes: list[int] = []
-        self._bytes_each = bytes_each
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.sizes) * self._bytes_each
-
-    def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
-        hidden, logits = run()
-        outputs = hidden.clone(), logits.clone()
-        self.sizes.append(len(hidden))
-        return Replay(run, outputs), outputs
-
-    def await_upload(self) -> None: ...
-
-    def uploading(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("model"))
 
 
-@torch.inference_mode()
 def make_graphs(runner: ModelRunner, capture: ComputingCapture | None = None) -> DecodeGraphs:
-    batch = StaticBatch(LIMITS, BLOCK_SIZE)
-    capture = ComputingCapture() if capture is None else capture
-    return DecodeGraphs(runner._model, runner.cache, batch, SPARE_BLOCK, capture)
+    return graphs_of(runner, LIMITS, SPARE_BLOCK, capture)
 
 
 def prefilled(runner: ModelRunner, num_requests: int) -> list[Chunk]:
@@ -88,7 +57,7 @@ def test_a_replayed_pass_is_what_the_model_computes(folder: Path, num_requests: 
     expected = without_graphs(runner, chunks)
     kv = [layer[:SPARE_BLOCK].clone() for layer in runner.cache.layers]
 
-    runner.graphs = make_graphs(runner)
+    runner.graphs, runner.taped = make_graphs(runner), None
     told: list[int] = []
     hidden = runner.forward(chunks, told.append)
 
@@ -102,7 +71,7 @@ def test_a_replayed_pass_is_what_the_model_computes(folder: Path, num_requests: 
 @torch.inference_mode()
 def test_turns_of_a_decoding_are_what_the_model_computes(folder: Path, num_requests: int) -> None:
     replaying, computing = make_runner(folder), make_runner(folder)
-    replaying.graphs = make_graphs(replaying)
+    replaying.graphs, replaying.taped = make_graphs(replaying), None
     found = []
     for runner in (replaying, computing):
         first = prefilled(runner, num_requests)

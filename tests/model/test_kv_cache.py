@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,6 +34,17 @@ def test_arenas_are_zero_and_shaped_as_the_layout_says(dtype: str) -> None:
     assert [arena.shape for arena in cache.layers] == [(3, 3, 2, 4, 8)] * 2
     assert all(arena.dtype is getattr(torch, dtype) for arena in cache.layers)
     assert not any(arena.any() for arena in cache.layers)
+
+
+def test_latents_are_one_vector_a_token() -> None:
+    layout = replace(make_cache().layout, num_kv_heads=1, num_vectors=1)
+    cache = KvCache(layout, 3)
+    cache.write(1, 0, memoryview(b"\x11" * layout.layer_block_bytes))
+
+    cache.clear_tail(1, 0, 3)
+
+    assert cache.layers[0].shape == (3, 1, 4, 8)
+    assert bytes(cache.view(1, 0)) == b"\x11" * (3 * 8 * 4) + bytes(8 * 4)
 
 
 def test_a_view_is_the_bytes_of_one_block_in_one_layer() -> None:

@@ -101,5 +101,6 @@ def test_every_tensor_of_every_family_is_read_once(family: str, tmp_path: Path) 
 
     tensors = load_file(folder / "model.safetensors").values()
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert len(reports) == len(tensors)
+    assert len(reports) >= len(tensors)  # of a stack, each expert is told
+    assert [done for done, _ in reports] == sorted({done for done, _ in reports})
     assert reports[-1] == (total, total)

@@ -12,9 +12,10 @@ from tests.tiny_checkpoints import FAMILIES, make_llama, make_qwen3
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.install import install, rounding_of
-from baton.engine.checkpoint.load import load_model
+from baton.engine.checkpoint.load import check_model, load_model
 from baton.kernels.cpu import operators
 from baton.kernels.narrow_weight import NarrowWeight
+from baton.kernels.quantized_experts import QuantizedExperts
 from baton.kernels.quantized_weight import QuantizedWeight
 
 
@@ -53,7 +54,8 @@ def test_weights_of_every_family_are_near_those_of_the_checkpoint(
     exact = dict(weights_of(load_model(folder).model))
     for name, weight in weights_of(load_model(folder, quantize="int8").model):
         wanted, found = as_tensor(exact[name]).float(), as_tensor(weight).float()
-        step = wanted.abs().max() / 127 if isinstance(weight, QuantizedWeight) else 0
+        is_rounded = isinstance(weight, QuantizedWeight | QuantizedExperts)
+        step = wanted.abs().max() / 127 if is_rounded else 0
         assert (found - wanted).abs().max() <= step * 0.51
 
 
@@ -106,6 +108,23 @@ def test_other_devices_and_other_bits_are_refused(tmp_path: Path) -> None:
         load_model(folder, quantize="int8", device="meta")
     with pytest.raises(InvalidConfig, match="int8, int4"):
         load_model(folder, quantize="int3")
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_dtype_whose_products_are_never_compiled_is_refused_with_the_remedy(
+    quantize: str, tmp_path: Path
+) -> None:
+    folder = make_llama(tmp_path)
+    refusal = f"quantize '{quantize}' with dtype 'float16' on a CPU.* float32 or bfloat16"
+
+    with pytest.raises(InvalidConfig, match=refusal):
+        load_model(folder, dtype="float16", quantize=quantize)
+    with pytest.raises(InvalidConfig, match=refusal):
+        check_model(folder, dtype="float16", quantize=quantize, device="cpu")
+
+
+def test_what_a_device_elsewhere_multiplies_is_for_it_to_say(tmp_path: Path) -> None:
+    check_model(make_llama(tmp_path), dtype="float16", quantize="int8")
 
 
 def test_without_compiled_products_it_is_said_that_they_are_slow(

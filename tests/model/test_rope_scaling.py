@@ -57,6 +57,7 @@ def all_keys(parameters: dict[str, Any]) -> ConfigKeys:
         ({**YARN, "mscale": 1.0, "mscale_all_dim": 0}, MAX_LEN),
         ({**YARN, "factor": 0.5}, MAX_LEN),
         ({**LLAMA3_ROPE, "rope_theta": 5e5, "original_max_position_embeddings": 512}, MAX_LEN),
+        ({**LLAMA3_ROPE, "high_freq_factor": 1.0, "factor": 16.0}, MAX_LEN),
         (LONG, 1024),
         (LONG, 1025),
         (LONG, MAX_LEN),

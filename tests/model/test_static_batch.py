@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from baton.engine.batch import Batch, Chunk, make_batch
 from baton.engine.decoding import Decoding
@@ -98,6 +99,30 @@ def test_the_turns_of_a_decoding_are_what_batches_made_for_them_would_be() -> No
         if turn != 9:
             assert static.fits(decoding)
             assert_is_as_made_for(static.fill(decoding), decoding)
+
+
+def test_tokens_that_only_the_device_knows_are_never_asked_for() -> None:
+    class Drawn(Decoding):
+        @property
+        def tokens(self) -> Sequence[int]:
+            assert self.drawn is None, "asked for"
+            return super().tokens
+
+    static = make_static_batch()
+    tables = [[7], [3, 8]]
+    decoding = Drawn(tokens=[1, 2], positions=[2, 6], tables=tables)
+    static.fill(decoding)
+
+    for turn in range(1, 8):
+        grown = [row for row, first in enumerate((2, 6)) if (first + turn) % 4 == 0]
+        for row in grown:
+            tables[row].append(10 * turn + row)
+        decoding.next_turn(torch.tensor([turn, 5 * turn]), grown)
+        assert static.fits(decoding)
+        batch = static.fill(decoding)
+
+        known = Decoding([turn, 5 * turn], [2 + turn, 6 + turn], tables)
+        assert_is_as_made_for(batch, known)
 
 
 def test_a_decoding_that_outgrows_its_place_does_not_fit_any_more() -> None:

@@ -1,0 +1,21 @@
+"""How many parameters of a model a token has to do with: all but those of experts not chosen."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from baton.engine.layers.moe import MoeFeedForward
+
+
+def active_parameters(model: nn.Module) -> int:
+    """`model` is as its family builds it, without memory. Tables count in full, as is usual."""
+    total = _count(model)
+    for module in model.modules():
+        if isinstance(module, MoeFeedForward):
+            routing, experts = module.router.routing, _count(module.experts)
+            total -= experts - experts * routing.num_choices // routing.num_experts
+    return total
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

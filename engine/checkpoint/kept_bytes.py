@@ -1,0 +1,38 @@
+"""What the weights of a model will take on a CPU, told from its shapes alone.
+
+Padding to whole panels aside, packed weights are as large as others; rounded ones are counted with
+their scales.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from baton.engine.checkpoint.install import AS_STORED, HEADS, dtype_of, may_be_rounded
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.mla import LatentHeads
+from baton.engine.layers.moe import GATE_UP, Experts
+from baton.kernels import int4_weight, int8_weight
+
+SIZES = {"int8": int8_weight.num_bytes, "int4": int4_weight.num_bytes}
+
+
+def kept_bytes(model: nn.Module, dtype: str, quantize: str = "none") -> int:
+    """`model` is as its family builds it, without memory."""
+    total = 0
+    for target, parameter in model.named_parameters():
+        prefix, _, name = target.rpartition(".")
+        module = model.get_submodule(prefix)
+        if quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
+            is_gated = isinstance(module, Linear) and module.is_gated
+            num_rows, width = parameter.shape
+            way = "int8" if target in HEADS else quantize
+            total += SIZES[way](num_rows, width, is_gated=is_gated)
+        elif quantize not in AS_STORED and isinstance(module, Experts) and parameter.dim() == 3:
+            num_experts, num_rows, width = parameter.shape
+            total += num_experts * SIZES[quantize](num_rows, width, is_gated=name == GATE_UP)
+        elif isinstance(module, LatentHeads):
+            total += module.num_kept * dtype_of(model, target, dtype).itemsize
+        else:
+            total += parameter.numel() * dtype_of(model, target, dtype).itemsize
+    return total

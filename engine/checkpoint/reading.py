@@ -1,0 +1,87 @@
+"""Weights put together from the tensors of a checkpoint, one after the other.
+
+    entries  -->  loaded, cast  -->  laid out as ours  -->  a rank's part of it  -->  stacked
+
+What was read from is let go as soon as a weight has been made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from baton.engine.checkpoint.config import ModelConfig
+from baton.engine.checkpoint.placement import Placement
+from baton.engine.checkpoint.tensor_files import TensorEntry
+from baton.engine.parallel.cutting import Cutter
+from baton.kernels.cpu import huge_pages
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes read, bytes in all)."""
+
+
+class Reading:
+    """Of the entries of a checkpoint, with a word after each."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        entries: Mapping[str, TensorEntry],
+        progress: Progress | None,
+        cutter: Cutter | None,
+    ) -> None:
+        self._config = config
+        self._cutter = cutter
+        self._entries = entries
+        self._progress = progress
+        self._num_bytes = 0
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._total_bytes = sum(entry.num_bytes for entry in entries.values())
+
+    @contextmanager
+    def assembled(self, sources: Sequence[Placement], dtype: torch.dtype) -> Iterator[Tensor]:
+        """A weight of ours, to be read only: a view of its file if it is stored as it is wanted."""
+        parts = [self._load(source, dtype) for source in sources]
+        if len(parts) == 1 and parts[0].is_contiguous():
+            yield parts[0]
+        else:
+            rows = sum(len(part) for part in parts)
+            yield torch.cat(parts, out=self._room((rows, *parts[0].shape[1:]), dtype))
+        for source in sources:
+            self._entries[source.source].release()
+
+    def skip(self, sources: Sequence[Placement]) -> None:
+        """They have been read otherwise."""
+        for source in sources:
+            self._count(source)
+            self._entries[source.source].release()
+
+    def _room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory that the next weight gets too: new pages cost more than copying does."""
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        if self._memory.nbytes < num_bytes:
+            self._memory = huge_pages.empty((num_bytes,), torch.uint8)
+        return self._memory[:num_bytes].view(dtype).view(shape)
+
+    def _load(self, source: Placement, dtype: torch.dtype) -> Tensor:
+        entry = self._entries[source.source]
+        if source.is_of_stack and source.expert is not None:
+            stored = entry.load_matrix(source.expert, dtype)
+        else:
+            stored = entry.load(dtype)
+        loaded = source.arrangement.ours(stored, self._config.heads)
+        self._count(source)
+        return loaded if self._cutter is None else self._cutter.cut(source, loaded)
+
+    def _count(self, source: Placement) -> None:
+        """Of a stack, each of its matrices is counted as it is read."""
+        num_bytes = self._entries[source.source].num_bytes
+        if source.is_of_stack and source.expert is not None:
+            num_experts, expert = source.shape[0], source.expert
+            num_bytes = num_bytes * (expert + 1) // num_experts - num_bytes * expert // num_experts
+        self._num_bytes += num_bytes
+        if self._progress is not None:
+            self._progress(self._num_bytes, self._total_bytes)

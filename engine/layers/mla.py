@@ -1,0 +1,171 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024): all heads share one latent a token.
+
+    q = W_q x, or W_qb norm(W_qa x)              [T, N, P + R], what turns behind what does not
+    latent, turned = norm(W_kv x [:L]), rope(W_kv x [L:])       all that is kept of a token
+    out = W_o attention(q, latents)
+
+kernels/latent_attention.py says how heads attend to latents, and has the letters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.errors import InvalidConfig
+from baton.engine.layers.attention import AttentionKind, HeadShape
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.norm import RmsNorm
+from baton.engine.parallel.split import Split
+from baton.kernels.head_linear import head_linear
+from baton.kernels.latent_attention import latent_attention
+from baton.kernels.latent_heads import LatentShape, LatentWeights
+from baton.kernels.latent_write import LatentNorm, latent_write
+from baton.kernels.quantized_kv import Arena
+from baton.kernels.rope_kv_write import Rotation
+from baton.kernels.sequences import Sequences
+
+NORM_EPS = 1e-6
+"""Of the norms in here, whatever the model's other norms have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """What a model with latent attention has beside what others have."""
+
+    shape: LatentShape
+    query_rank: int | None
+    """Width of the queries' own latent; None: they are made of x at once."""
+    is_interleaved: bool
+    """Neighbours turn together; see kernels/latent_write.py."""
+    has_bias: bool
+    """Into both latents, and out."""
+
+    @property
+    def heads(self) -> HeadShape:
+        """As attention to latents sees them: many queries, one key."""
+        return HeadShape(
+            num_heads=self.shape.num_heads, num_kv_heads=1, head_dim=self.shape.cached_dim
+        )
+
+    def shared_by(self, size: int) -> LatentConfig:
+        """What each of `size` ranks has: some heads, and all of the latent."""
+        if self.shape.num_heads % size:
+            raise InvalidConfig(
+                f"tensor parallel {size}: `num_attention_heads` {self.shape.num_heads} is no "
+                "multiple of it"
+            )
+        num_heads = self.shape.num_heads // size
+        return replace(self, shape=replace(self.shape, num_heads=num_heads))
+
+
+class LatentHeads(nn.Module):
+    """A checkpoint's `kv_b_proj`: what makes keys and values of a latent."""
+
+    weight: nn.Parameter | LatentWeights
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.shape = shape
+        rows = shape.num_heads * (shape.nope_dim + shape.value_dim)
+        self.weight = nn.Parameter(torch.empty(rows, shape.latent_dim, device="meta"), False)
+
+    @property
+    def nbytes(self) -> int:
+        """That a pass reads."""
+        return self.weight.nbytes
+
+    @property
+    def num_kept(self) -> int:
+        """Numbers that become of the weight's on a CPU, where U_k is packed in either direction."""
+        shape = self.shape
+        rows = 2 * shape.nope_dim + shape.value_dim
+        return shape.num_heads * rows * shape.latent_dim
+
+    def kept(self, weight: Tensor) -> LatentWeights:
+        """What becomes of the weight when it is loaded; it may be held on to."""
+        return LatentWeights.of(weight, self.shape)
+
+
+class LatentAttention(nn.Module):
+    def __init__(self, width: int, config: LatentConfig, kind: AttentionKind) -> None:
+        """`kind` has the scale of scores, and no window."""
+        super().__init__()
+        shape = config.shape
+        self.heads = config.heads
+        self.kind = kind
+        self.shape = shape
+        self.is_interleaved = config.is_interleaved
+        query_width = shape.num_heads * shape.query_dim
+        self.is_query_compressed = config.query_rank is not None
+        if config.query_rank is None:
+            self.q = Linear(width, query_width)
+        else:
+            self.q_a = Linear(width, config.query_rank, has_bias=config.has_bias, split=Split.NONE)
+            self.q_a_norm = RmsNorm(config.query_rank, NORM_EPS)
+            self.q_b = Linear(config.query_rank, query_width)
+        self.kv_a = Linear(width, shape.cached_dim, has_bias=config.has_bias, split=Split.NONE)
+        self.kv_a_norm = RmsNorm(shape.latent_dim, NORM_EPS)
+        self.kv_b = LatentHeads(shape)
+        self.out = Linear(
+            shape.num_heads * shape.value_dim,
+            width,
+            has_bias=config.has_bias,
+            split=Split.INPUTS,
+        )
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+    ) -> Tensor:
+        """x is [T, D]."""
+        assert rotation is not None and isinstance(arena, Tensor), "latents turn, and are wide"
+        q = self._queries(x).view(len(x), -1, self.shape.query_dim)  # [T, N, P + R]
+        q_rope = self._write(q, x, arena, sequences, rotation)
+        scale = self.kind.scoring.scale_of(self.shape.query_dim)
+        attended = latent_attention(q, q_rope, self._weights(), arena, sequences, scale)
+        out: Tensor = self.out(attended.flatten(1))  # [T, N, V] -> [T, D]
+        return out
+
+    def _write(
+        self, q: Tensor, x: Tensor, arena: Tensor, sequences: Sequences, rotation: Rotation
+    ) -> Tensor:
+        """Latents into the cache; returns what turns of the queries, turned, [T, N, R]."""
+        return latent_write(
+            q,
+            self.kv_a(x),
+            arena,
+            sequences,
+            norm=LatentNorm(self.kv_a_norm.scale(), self.kv_a_norm.eps),
+            rotation=rotation,
+            is_interleaved=self.is_interleaved,
+        )
+
+    def _weights(self) -> LatentWeights:
+        weights = self.kv_b.weight
+        assert isinstance(weights, LatentWeights), "the weight was not loaded"
+        return weights
+
+    def last_weights(
+        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+    ) -> Tensor:
+        """What the last token of a pass of one request gives to each of its tokens, [N, context].
+
+        After `forward` with the same arguments; float32.
+        """
+        assert rotation is not None and isinstance(arena, Tensor)
+        cos, sin = rotation
+        q = self._queries(x[-1:]).view(1, -1, self.shape.query_dim)
+        q_rope = self._write(q, x[-1:], arena, sequences.last_token(), (cos[-1:], sin[-1:]))
+        q_latent = head_linear(q[..., : self.shape.nope_dim], self._weights().absorb)
+        past = arena[sequences.block_tables[0], 0].flatten(0, 1)[: sequences.max_context_len]
+        scores = torch.cat((q_latent, q_rope), dim=-1)[0].float() @ past.float().T
+        return (scores * self.kind.scoring.scale_of(self.shape.query_dim)).softmax(-1)
+
+    def _queries(self, x: Tensor) -> Tensor:
+        if not self.is_query_compressed:
+            q: Tensor = self.q(x)
+        else:
+            q = self.q_b(self.q_a_norm(self.q_a(x)))
+        return q
