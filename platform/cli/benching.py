@@ -15,10 +15,10 @@ from rich.console import Console
 from baton.platform.cli.output_files import check_writable
 from baton.platform.config import DeploymentConfig
 from baton.platform.instruments.bench_report import as_json, show
-from baton.platform.instruments.ceilings import measure_ceilings
 from baton.platform.instruments.datasheet import datasheet
 from baton.platform.instruments.engine_bench import MAX_STEPS, EngineBench, Measured
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
+from baton.platform.instruments.product_rates import ceilings_of
 from baton.platform.instruments.roofline import check_plots, draw
 
 
@@ -48,8 +48,7 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
             max_running=max(job.batches, default=1),
         )
         status.update("measuring what this machine can do")
-        dtype = getattr(torch, loaded.loaded.info.dtype)
-        ceilings = measure_ceilings(dtype, loaded.device)
+        ceilings = ceilings_of(loaded)
         bench = EngineBench(
             measured=loaded,
             ceilings=ceilings,

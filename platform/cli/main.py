@@ -18,6 +18,7 @@ from baton.platform.cli.models import models
 from baton.platform.cli.profile import profile
 from baton.platform.cli.serve import serve
 from baton.platform.cli.status import status
+from baton.platform.cli.trace import trace
 from baton.platform.cli.verify import verify
 
 app = typer.Typer(
@@ -46,7 +47,9 @@ def baton(
     """Serve large language models with prefill and decode on separate replica pools."""
 
 
-for command in (serve, generate, chat, status, drain, models, verify, profile, certs, doctor):
+for command in (
+    serve, generate, chat, status, drain, models, trace, verify, profile, certs, doctor,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(config.app, name="config")
 app.add_typer(chaos.app, name="chaos")

@@ -72,12 +72,20 @@ def _cells(one: ListedModel) -> list[str | Text]:
     return [
         one.name,
         one.architecture,
-        _short(one.num_parameters, 1000),
+        _parameters(one),
         one.dtype,
         f"{_short(one.size_bytes, 1024)}B",
         str(one.max_model_len or ""),
         Text(one.problem, "red") if one.problem else Text("supported", "green"),
     ]
+
+
+def _parameters(one: ListedModel) -> str:
+    """46.7B, 12.9B active"""
+    number = _short(one.num_parameters, 1000)
+    if not 0 < one.num_active < one.num_parameters:
+        return number
+    return f"{number}, {_short(one.num_active, 1000)} active"
 
 
 def _short(number: float, base: int) -> str:

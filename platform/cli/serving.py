@@ -95,9 +95,18 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
 
 def _check_model(config: DeploymentConfig, folder: Path) -> None:
     """Refuse a model that no replica could load, while Ray is still coming up."""
+    from baton.engine.assemble import find_device
     from baton.engine.checkpoint.load import check_model
+    from baton.platform.rank_check import check_ranks
 
-    check_model(folder, load_format=config.load_format)
+    check_ranks(config, folder)
+    check_model(
+        folder,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        quantize=config.quantize,
+        device=None if config.ray.address else find_device(config.device),  # else theirs, unknown
+    )
 
 
 def _start_ray(config: DeploymentConfig, is_verbose: bool) -> None:

@@ -32,6 +32,8 @@ def status(
         typer.echo(msgspec.json.encode(report).decode())
         return
     Console().print(_table(report))
+    for line in _engines(report):
+        typer.echo(line)
 
 
 def _table(report: dict[str, Any]) -> Table:
@@ -61,6 +63,30 @@ def _cells(replica: dict[str, Any]) -> list[str]:
         f"{num_used} of {num_blocks}",
         f"{replica['metrics'].get('tokens_sampled_total', 0):.0f}",
     ]
+
+
+def _engines(report: dict[str, Any]) -> list[str]:
+    """How the replicas compute: a line for each way that a pool's have, most often one a pool."""
+    said = [
+        f"{pool}: {_engine(replica['engine'])}"
+        for pool, replicas in report["pools"].items()
+        for replica in replicas
+        if replica.get("engine")
+    ]
+    return list(dict.fromkeys(said))
+
+
+def _engine(facts: dict[str, Any]) -> str:
+    is_rounded = facts["quantize"] != "none"
+    weights = f"{facts['quantize']} weights" if is_rounded else "weights as they are"
+    threads = f" on {facts['num_threads']} threads" if facts["device"] == "cpu" else ""
+    num_ranks = facts.get("num_ranks", 1)
+    ranks = f"{num_ranks} ranks of " if num_ranks > 1 else ""
+    return (
+        f"{facts['model']} ({facts['architecture']}), {facts['dtype']}, {weights}, "
+        f"KV {facts['kv_dtype']}; {ranks}{facts['device']}, {facts['kernels']} kernels by "
+        f"{facts['passes']}{threads}"
+    )
 
 
 def _trouble(replica: dict[str, Any]) -> str:

@@ -37,7 +37,8 @@ def verify(
         float | None,
         typer.Option(
             help="Nats between two tokens that make a near tie. "
-            "[dim]\\[default: 0 for float32, else 0.1][/dim]"
+            "[dim]\\[default: 0 where a row is computed in one way only, else what roundings "
+            "of this model can make of it][/dim]"
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,

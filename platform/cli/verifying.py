@@ -25,11 +25,9 @@ from baton.kv_transfer.transport.registry import usable_transports
 from baton.platform.cli.progress import weights_bar
 from baton.platform.config import DeploymentConfig
 from baton.platform.verify.cases import CASES
+from baton.platform.verify.near_tie import gap_bound_of
 from baton.platform.verify.run import verify
 from baton.platform.verify.verdict import Verdict
-
-HALF_TOLERANCE = 0.1
-"""Nats. Logits of size 16 have steps of 1/8 in bfloat16, of 1/64 in float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
         )
     tolerance = trial.tolerance
     if tolerance is None:
-        tolerance = 0.0 if loaded.info.dtype == "float32" else HALF_TOLERANCE
+        tolerance = gap_bound_of(loaded, device)
     verifying = verify(
         partial(_make_engine, loaded, device),
         loaded.info,

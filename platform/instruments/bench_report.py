@@ -30,13 +30,16 @@ def show(
     console.print(title)
     console.print(
         f"ceilings measured here: {ceilings.read_bytes_s / 1e9:.0f} GB/s read, "
-        f"{ceilings.flops_s / 1e12:.2f} TFLOP/s (ridge at {ceilings.balance:.0f} FLOPs a byte); "
+        f"{ceilings.flops_s / 1e12:.2f} TFLOP/s (ridge at {ceilings.ridge:.0f} FLOPs a byte); "
         f"datasheet of {sheet}"
     )
+    if ceilings.flops_s_by_part:
+        rates = (f"{part} {rate / 1e12:.2f}" for part, rate in ceilings.flops_s_by_part.items())
+        console.print(f"TFLOP/s of products with narrow weights: {', '.join(rates)}")
     if measured.prefill:
         console.print(
             _table(
-                "prefill of one prompt: share of the matrix rate",
+                "prefill of one prompt: share of the limit of arithmetic",
                 PREFILL_COLUMNS,
                 _prefill_rows(measured),
             )
@@ -108,7 +111,7 @@ def _prefill_rows(measured: Measured) -> list[tuple[str, ...]]:
             f"{point.seconds * 1e3:,.1f}",
             f"{point.tokens_s:,.0f}",
             f"{point.flops_s / 1e12:.3f}",
-            f"{point.flops_s / point.ceilings.flops_s:.0%}",
+            f"{point.arithmetic_share:.0%}",
             str(point.diagnosis.regime).removesuffix(" bound"),
         )
         for point in measured.prefill
@@ -149,11 +152,14 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return table
 
 
-def _ceilings(ceilings: Ceilings) -> dict[str, float]:
+def _ceilings(ceilings: Ceilings) -> dict[str, Any]:
     return {
         "read_gb_s": ceilings.read_bytes_s / 1e9,
         "tflop_s": ceilings.flops_s / 1e12,
-        "ridge_flops_per_byte": ceilings.balance,
+        "tflop_s_by_part": {
+            str(part): rate / 1e12 for part, rate in ceilings.flops_s_by_part.items()
+        },
+        "ridge_flops_per_byte": ceilings.ridge,
     }
 
 
@@ -178,7 +184,7 @@ def _point(point: Point) -> dict[str, Any]:
             str(part): {
                 "flops": one.flops,
                 "bytes": one.num_bytes,
-                "floor_s": point.ceilings.floor_s(one.flops, one.num_bytes),
+                "floor_s": point.ceilings.floor_s(part, one.flops, one.num_bytes),
                 "seconds": point.part_s.get(part),
             }
             for part, one in point.work.items()

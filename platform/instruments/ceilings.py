@@ -10,8 +10,8 @@ minute. So they are taken again beside whatever they are compared with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from baton.kernels.packed_weight import can_pack, pack
 from baton.kernels.word_sum import word_sum
+from baton.platform.instruments.model_shape import Part
 
 PROBE_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 """Larger than the caches of any machine."""
@@ -39,14 +40,24 @@ class Ceilings:
 
     read_bytes_s: float
     flops_s: float
+    flops_s_by_part: Mapping[Part, float] = field(default_factory=dict)
+    """Where a part of the model multiplies other numbers: see product_rates.py."""
 
-    def floor_s(self, flops: float, num_bytes: float) -> float:
+    def rate(self, part: Part) -> float:
+        """FLOP/s"""
+        return self.flops_s_by_part.get(part, self.flops_s)
+
+    def floor_s(self, part: Part, flops: float, num_bytes: float) -> float:
         """The least that so much work can take, if reading and computing overlap perfectly."""
-        return max(flops / self.flops_s, num_bytes / self.read_bytes_s)
+        return max(flops / self.rate(part), num_bytes / self.read_bytes_s)
+
+    def balance(self, part: Part) -> float:
+        """FLOPs a byte from which on arithmetic is the bound: the ridge of the roofline."""
+        return self.rate(part) / self.read_bytes_s
 
     @property
-    def balance(self) -> float:
-        """FLOPs a byte from which on arithmetic is the bound: the ridge of the roofline."""
+    def ridge(self) -> float:
+        """The balance of the dtype."""
         return self.flops_s / self.read_bytes_s
 
 
@@ -61,9 +72,9 @@ def read_bandwidth(device: str = "cpu") -> float:
     kind = torch.device(device).type
     words = _probe(device)
     if kind == "cpu":
-        return words.nbytes / _best_s(lambda: word_sum(words), device) / 1e9
+        return words.nbytes / best_s(lambda: word_sum(words), device) / 1e9
     target = torch.empty_like(words)
-    copied = _best_s(lambda: target.copy_(words), device)
+    copied = best_s(lambda: target.copy_(words), device)
     return 2 * words.nbytes / copied / 1e9
 
 
@@ -75,7 +86,7 @@ def matrix_rate(dtype: torch.dtype, device: str = "cpu") -> float:
         weight = torch.randn(num_columns, width, device=device).to(dtype)
         flops = 2 * num_rows * width * num_columns
         for product in _products(x, weight):
-            rates.append(flops / _best_s(product, device) / 1e12)
+            rates.append(flops / best_s(product, device) / 1e12)
     return max(rates)
 
 
@@ -94,7 +105,7 @@ def _probe(device: str) -> Tensor:
     return torch.ones(num_words, dtype=torch.int64, device=device)
 
 
-def _best_s(work: Callable[[], object], device: str) -> float:
+def best_s(work: Callable[[], object], device: str) -> float:
     """The best of some, for whatever else runs only ever makes it longer."""
     taken: list[float] = []
     with torch.inference_mode():

@@ -18,7 +18,14 @@ from itertools import accumulate
 from baton.platform.instruments.ceilings import Ceilings, read_bandwidth
 from baton.platform.instruments.loaded_engine import LoadedEngine
 from baton.platform.instruments.model_shape import Part
-from baton.platform.instruments.pass_cost import Chunk, Work, WorkByPart, pass_work, total
+from baton.platform.instruments.pass_cost import (
+    Chunk,
+    Work,
+    WorkByPart,
+    arithmetic_s,
+    pass_work,
+    total,
+)
 from baton.platform.instruments.regime import Diagnosis, Timed, diagnose
 from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
 
@@ -61,6 +68,11 @@ class Point:
     @property
     def flops_s(self) -> float:
         return total(self.work).flops / self.seconds
+
+    @property
+    def arithmetic_share(self) -> float:
+        """Of the time, what its arithmetic takes at the ceilings."""
+        return arithmetic_s(self.work, self.ceilings) / self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

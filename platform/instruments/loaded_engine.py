@@ -16,10 +16,12 @@ import torch
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
-from baton.engine.assemble import CPU_CACHE_BYTES, KV_DTYPES, engine_around, find_device
+from baton.engine.assemble import engine_around, find_device
+from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.kv_cache import KvCache
 from baton.engine.request import Request
 from baton.platform.config import DeploymentConfig
 from baton.platform.instruments.model_shape import ModelShape, shape_of
@@ -95,7 +97,9 @@ def load_measured(
     engine_config = _sized(config.decode.engine, loaded, device, sizes, max_running)
     engine = engine_around(loaded, engine_config, device)
     ready_s = time.perf_counter() - started
-    for layer in engine.runner.cache.layers:
+    cache = engine.runner.cache
+    assert isinstance(cache, KvCache), "one rank is measured"
+    for layer in cache.layers:
         layer.view(torch.uint8).fill_(FILLING)
     return LoadedEngine(
         engine=engine,

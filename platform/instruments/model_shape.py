@@ -11,9 +11,13 @@ from torch import nn
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.engine.layers.attention import Attention
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.mla import LatentAttention
+from baton.engine.layers.moe import DOWN, GATE_UP, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.models.decoder import Decoder
+from baton.kernels.latent_heads import LatentShape
 from baton.kernels.weight import Weight
+from baton.kernels.window import Window
 
 
 class Part(StrEnum):
@@ -25,6 +29,8 @@ class Part(StrEnum):
     ROPE = "RoPE and KV write"
     ATTENTION = "attention"
     OUT = "attention out"
+    ROUTER = "router"
+    EXPERTS = "experts"
     GATE_UP = "gate and up"
     DOWN = "down"
     HEAD = "head"
@@ -42,11 +48,30 @@ class Product:
     """Of the weight, as it is kept."""
     is_gated: bool = False
     """Half as many numbers come out."""
+    experts: tuple[int, int] | None = None
+    """How many there are, each with such a weight, and how many of them a row is multiplied by."""
+
+    @property
+    def num_choices(self) -> int:
+        """Products a row of x."""
+        return 1 if self.experts is None else self.experts[1]
+
+    def bytes_read(self, num_tokens: int) -> float:
+        """Of experts, those that so many tokens choose, if they choose evenly."""
+        if self.experts is None:
+            return self.num_bytes
+        num_experts, num_choices = self.experts
+        return self.num_bytes * (1 - (1 - num_choices / num_experts) ** num_tokens)
 
     @property
     def num_written(self) -> int:
         """Numbers for each row of x."""
         return self.num_rows // 2 if self.is_gated else self.num_rows
+
+    def is_narrower_than(self, item_bytes: int) -> bool:
+        """Whether the weight is kept in fewer bits than its activations have."""
+        num_weights = 1 if self.experts is None else self.experts[0]
+        return self.num_bytes < num_weights * self.num_rows * self.width * item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +79,13 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    window: int | None
+    window: Window
     kv_token_bytes: int
-    """K and V of one token, all heads, with their scales."""
+    """K and V of one token, all heads, with their scales; or its latent."""
+    latent: LatentShape | None = None
+    """Of heads that make their keys and values of a latent."""
+    weight_bytes: int = 0
+    """Of the matrices that do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +102,8 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """That every pass reads."""
-        return sum(product.num_bytes for product in self.products)
+        """That a pass of one token reads: of experts, those that it chooses."""
+        return round(sum(product.bytes_read(1) for product in self.products))
 
 
 def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
@@ -83,7 +112,7 @@ def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
     kv_token_bytes = layout.layer_block_bytes // layout.block_size
     products = [
         *(product for block in model.blocks for product in _products_of(block)),
-        _product(Part.HEAD, head.weight),
+        product_of(Part.HEAD, head.weight),
     ]
     return ModelShape(
         width=head.weight.shape[1],
@@ -91,34 +120,59 @@ def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
         item_bytes=ITEM_BYTES[dtype],
         products=tuple(products),
         attentions=tuple(
-            AttentionShape(
-                num_heads=attention.heads.num_heads,
-                num_kv_heads=attention.heads.num_kv_heads,
-                head_dim=attention.heads.head_dim,
-                window=attention.kind.window,
-                kv_token_bytes=kv_token_bytes,
-            )
+            _attention_shape(attention, kv_token_bytes)
             for block in model.blocks
             for attention in block.modules()
-            if isinstance(attention, Attention)
+            if isinstance(attention, Attention | LatentAttention)
         ),
         num_norms=sum(1 for block in model.blocks for _ in _wide_norms(block)) + 1,
+    )
+
+
+def _attention_shape(attention: Attention | LatentAttention, kv_token_bytes: int) -> AttentionShape:
+    of_latents = attention if isinstance(attention, LatentAttention) else None
+    return AttentionShape(
+        num_heads=attention.heads.num_heads,
+        num_kv_heads=attention.heads.num_kv_heads,
+        head_dim=attention.heads.head_dim,
+        window=attention.kind.window,
+        kv_token_bytes=kv_token_bytes,
+        latent=None if of_latents is None else of_latents.shape,
+        weight_bytes=0 if of_latents is None else of_latents.kv_b.nbytes,
     )
 
 
 def _products_of(block: nn.Module) -> Iterator[Product]:
     for name, module in block.named_modules():
         if isinstance(module, Linear):
-            yield _product(part_of(name), module.weight, is_gated=module.is_gated)
+            yield product_of(part_of(name), module.weight, is_gated=module.is_gated)
+        if isinstance(module, MoeFeedForward):
+            yield from products_of_experts(module)
+
+
+def products_of_experts(module: MoeFeedForward) -> Iterator[Product]:
+    counts = module.experts.num_experts, module.router.routing.num_choices
+    for name in (GATE_UP, DOWN):
+        weight = getattr(module.experts, name)
+        yield Product(
+            part=Part.EXPERTS,
+            width=weight.shape[2],
+            num_rows=weight.shape[1],
+            num_bytes=weight.nbytes,
+            is_gated=name == GATE_UP,
+            experts=counts,
+        )
 
 
 def part_of(name: str) -> Part:
     """Of a weight, by the name of its module within a block or the model."""
     match name.rpartition(".")[2]:
-        case "qkv":
+        case "qkv" | "q" | "q_a" | "q_b" | "kv_a":
             return Part.QKV
         case "out":
             return Part.OUT
+        case "router" | "shared_gate":
+            return Part.ROUTER
         case "gate_up" | "up":
             return Part.GATE_UP
         case "down":
@@ -129,7 +183,7 @@ def part_of(name: str) -> Part:
             raise ValueError(f"a product that no part is known for: {other!r}")
 
 
-def _product(part: Part, weight: Weight, *, is_gated: bool = False) -> Product:
+def product_of(part: Part, weight: Weight, *, is_gated: bool = False) -> Product:
     num_rows, width = weight.shape
     return Product(
         part=part, width=width, num_rows=num_rows, num_bytes=weight.nbytes, is_gated=is_gated

@@ -21,6 +21,8 @@ from torch import nn
 from baton.engine.layers.attention import Attention
 from baton.engine.layers.feed_forward import FeedForward, GatedFeedForward
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.mla import LatentAttention
+from baton.engine.layers.moe import Experts, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.models.decoder import Decoder
@@ -90,7 +92,11 @@ def _timed_modules(model: Decoder) -> Iterator[tuple[Part, nn.Module]]:
         match module:
             case Linear() if name.startswith("blocks"):
                 yield part_of(name), module
-            case Attention():
+            case Experts():
+                yield Part.EXPERTS, module
+            case MoeFeedForward():
+                yield Part.ROUTER, module  # the choice, which is no product
+            case Attention() | LatentAttention():
                 yield Part.ATTENTION, module
             case FeedForward() | GatedFeedForward():
                 yield Part.GATE_UP, module  # the first product and what follows it

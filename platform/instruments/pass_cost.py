@@ -1,7 +1,9 @@
 """What a forward pass has to compute and to move at least, part by part, by its shape alone.
 
     product      2 T K N FLOPs;  the weight once, x and y once
+                 of experts: for every choice;  the weights of those chosen, if evenly
     attention    4 N H FLOPs for each pair of a token and one it sees;  their K and V once a request
+                 of latents: kernels/latent_attention.py;  they and what expands them once
     norms        each reads x and the residual, and writes both
 
 T = tokens of the pass, S = those whose outputs are wanted. What caches save is saved: everything is
@@ -14,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from baton.kernels.latent_attention import multiplications
+from baton.kernels.latent_heads import LatentShape
+from baton.kernels.window import Chunks, Window, first_seen
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.model_shape import AttentionShape, ModelShape, Part, Product
 
@@ -34,8 +39,10 @@ class Chunk:
     context: int
     """Tokens in the cache after the pass."""
 
-    def num_pairs(self, window: int | None) -> int:
+    def num_pairs(self, window: Window) -> int:
         """Of a new token and one that it sees, itself included."""
+        if isinstance(window, Chunks):
+            return self._pairs_within(window.size)
         first = self.context - self.num_tokens + 1  # what the first of them sees
         if window is None or self.context <= window:
             return (first + self.context) * self.num_tokens // 2
@@ -44,10 +51,19 @@ class Chunk:
         num_short = window - first  # see less than a window
         return (first + window - 1) * num_short // 2 + window * (self.num_tokens - num_short)
 
-    def num_seen(self, window: int | None) -> int:
+    def _pairs_within(self, size: int) -> int:
+        """Of tokens that see those of their chunk: all up to the context, less all before."""
+
+        def up_to(end: int) -> int:
+            whole, rest = divmod(end, size)
+            return (whole * size * (size + 1) + rest * (rest + 1)) // 2
+
+        return up_to(self.context) - up_to(self.context - self.num_tokens)
+
+    def num_seen(self, window: Window) -> int:
         """Tokens whose K and V are read."""
-        if window is None:
-            return self.context
+        if window is None or isinstance(window, Chunks):
+            return self.context - first_seen(window, self.context - self.num_tokens)
         return min(self.context, window + self.num_tokens - 1)
 
 
@@ -74,15 +90,13 @@ def pass_work(shape: ModelShape, chunks: Sequence[Chunk]) -> WorkByPart:
     work: dict[Part, Work] = {part: Work() for part in Part}
     for product in shape.products:
         rows = num_outputs if product.part is Part.HEAD else num_tokens
-        work[product.part] += _product_work(product, rows, shape.item_bytes)
+        work[product.part] += product_work(product, rows, shape.item_bytes)
     for attention in shape.attentions:
-        work[Part.ROPE] += _rope_work(attention, num_tokens, shape.item_bytes)
-        work[Part.ATTENTION] += _attention_work(attention, chunks, shape.item_bytes)
+        work[Part.ROPE] += rope_work(attention, num_tokens, shape.item_bytes)
+        work[Part.ATTENTION] += attention_work(attention, chunks, shape.item_bytes)
     items = num_tokens * shape.width
     work[Part.EMBEDDING] = Work(0.0, 2 * items * shape.item_bytes)
-    work[Part.NORMS] = Work(
-        NORM_FLOPS * items * shape.num_norms, 4 * items * shape.item_bytes * shape.num_norms
-    )
+    work[Part.NORMS] = norm_work(items * shape.num_norms, shape.item_bytes)
     num_logits = num_outputs * shape.vocab_size
     work[Part.SAMPLING] = Work(num_logits, num_logits * LOGIT_BYTES)
     return {part: one for part, one in work.items() if one.num_bytes}
@@ -94,30 +108,68 @@ def total(work: WorkByPart) -> Work:
 
 def floor_s(work: WorkByPart, ceilings: Ceilings) -> float:
     """The least time of a pass: parts follow each other, so each has its own bound."""
-    return sum(ceilings.floor_s(one.flops, one.num_bytes) for one in work.values())
+    return sum(ceilings.floor_s(part, one.flops, one.num_bytes) for part, one in work.items())
 
 
-def _product_work(product: Product, rows: int, item_bytes: int) -> Work:
-    flops = 2.0 * rows * product.width * product.num_rows
+def arithmetic_s(work: WorkByPart, ceilings: Ceilings) -> float:
+    """Of it, what computing takes, were nothing to be read."""
+    return sum(one.flops / ceilings.rate(part) for part, one in work.items())
+
+
+def norm_work(num_items: int, item_bytes: int) -> Work:
+    return Work(NORM_FLOPS * num_items, 4 * num_items * item_bytes)
+
+
+def product_work(product: Product, rows: int, item_bytes: int) -> Work:
+    num_products = rows * product.num_choices
+    flops = 2.0 * num_products * product.width * product.num_rows
     if product.is_gated:
-        flops += ACTIVATION_FLOPS * rows * product.num_written
-    out_bytes = LOGIT_BYTES if product.part is Part.HEAD else item_bytes
-    moved = rows * (product.width * item_bytes + product.num_written * out_bytes)
-    return Work(flops, product.num_bytes + moved)
+        flops += ACTIVATION_FLOPS * num_products * product.num_written
+    out_bytes = LOGIT_BYTES if product.part in (Part.HEAD, Part.ROUTER) else item_bytes
+    moved = num_products * (product.width * item_bytes + product.num_written * out_bytes)
+    return Work(flops, product.bytes_read(rows) + moved)
 
 
-def _rope_work(attention: AttentionShape, num_tokens: int, item_bytes: int) -> Work:
+def rope_work(attention: AttentionShape, num_tokens: int, item_bytes: int) -> Work:
     """Reads q, k and v, rotates two of them, writes q; k and v become KV."""
+    if attention.latent is not None:
+        return _latent_write_work(attention, attention.latent, num_tokens, item_bytes)
     num_query = attention.num_heads * attention.head_dim
     num_kv = attention.num_kv_heads * attention.head_dim
     moved = item_bytes * (2 * num_query + 2 * num_kv) + attention.kv_token_bytes
     return Work(num_tokens * ROTATION_FLOPS * float(num_query + num_kv), num_tokens * float(moved))
 
 
-def _attention_work(attention: AttentionShape, chunks: Sequence[Chunk], item_bytes: int) -> Work:
+def attention_work(attention: AttentionShape, chunks: Sequence[Chunk], item_bytes: int) -> Work:
+    if attention.latent is not None:
+        return _latent_work(attention, attention.latent, chunks, item_bytes)
     num_query = attention.num_heads * attention.head_dim
     pairs = sum(chunk.num_pairs(attention.window) for chunk in chunks)
     seen = sum(chunk.num_seen(attention.window) for chunk in chunks)
     num_tokens = sum(chunk.num_tokens for chunk in chunks)
     moved = seen * attention.kv_token_bytes + 2 * num_tokens * num_query * item_bytes
     return Work(4.0 * pairs * num_query, float(moved))
+
+
+def _latent_write_work(
+    attention: AttentionShape, latent: LatentShape, num_tokens: int, item_bytes: int
+) -> Work:
+    """Rotates a part of the queries, which is written anew, and of the latent; norms the rest."""
+    turned = latent.rope_dim * (latent.num_heads + 1)
+    flops = ROTATION_FLOPS * turned + NORM_FLOPS * latent.latent_dim
+    moved = item_bytes * (2 * latent.rope_dim * latent.num_heads + latent.cached_dim)
+    return Work(float(num_tokens * flops), float(num_tokens * (moved + attention.kv_token_bytes)))
+
+
+def _latent_work(
+    attention: AttentionShape, latent: LatentShape, chunks: Sequence[Chunk], item_bytes: int
+) -> Work:
+    """In the form that takes fewer multiplications, with what lies between heads and latents."""
+    flops = sum(
+        2 * latent.num_heads * min(multiplications(latent, chunk.num_tokens, chunk.context))
+        for chunk in chunks
+    )
+    read = sum(chunk.context for chunk in chunks) * attention.kv_token_bytes
+    numbers = latent.num_heads * (latent.query_dim + latent.value_dim)
+    moved = sum(chunk.num_tokens for chunk in chunks) * numbers * item_bytes
+    return Work(float(flops), float(read + moved + attention.weight_bytes))

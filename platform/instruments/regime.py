@@ -60,9 +60,9 @@ def diagnose(work: WorkByPart, ceilings: Ceilings, timed: Timed) -> Diagnosis:
     floor = floor_s(work, ceilings)
     share = floor / timed.step_s
     reading = sum(
-        ceilings.floor_s(one.flops, one.num_bytes)
-        for one in work.values()
-        if one.intensity < ceilings.balance
+        ceilings.floor_s(part, one.flops, one.num_bytes)
+        for part, one in work.items()
+        if one.intensity < ceilings.balance(part)
     )
     if timed.around_s > max(NEAR_THE_LIMIT * floor, 0.1 * timed.step_s) and share < 0.8:
         return _overhead_bound(timed, share)
@@ -94,7 +94,7 @@ def _overhead_bound(timed: Timed, share: float) -> Diagnosis:
 
 def _kernel_bound(work: WorkByPart, ceilings: Ceilings, timed: Timed, share: float) -> Diagnosis:
     excess = {
-        part: timed.part_s[part] - ceilings.floor_s(one.flops, one.num_bytes)
+        part: timed.part_s[part] - ceilings.floor_s(part, one.flops, one.num_bytes)
         for part, one in work.items()
         if part in timed.part_s
     }
@@ -102,7 +102,7 @@ def _kernel_bound(work: WorkByPart, ceilings: Ceilings, timed: Timed, share: flo
     if excess:
         worst = max(excess, key=excess.__getitem__)
         one = work[worst]
-        limit = ceilings.floor_s(one.flops, one.num_bytes)
+        limit = ceilings.floor_s(worst, one.flops, one.num_bytes)
         where = (
             f"; the most is lost in {worst}, which takes {timed.part_s[worst] * 1e3:.2f} ms where "
             f"{limit * 1e3:.2f} ms would do"
@@ -170,17 +170,19 @@ def flattening(points: Sequence[BatchPoint], ceilings: Ceilings) -> str:
 
 def _why_flat(point: BatchPoint, ceilings: Ceilings) -> str:
     work = point.work
-    times = {part: ceilings.floor_s(one.flops, one.num_bytes) for part, one in work.items()}
+    times = {part: ceilings.floor_s(part, one.flops, one.num_bytes) for part, one in work.items()}
     if point.diagnosis.regime in (Regime.OVERHEAD, Regime.KERNEL):
         return point.diagnosis.reason
     kv = sum(times[part] for part in KV_PARTS if part in times)
     if kv > sum(times.values()) / 2:
         return "each request brings its own KV to read, which is most of the floor by then"
-    computing = sum(times[part] for part, one in work.items() if one.intensity >= ceilings.balance)
+    beyond = [part for part, one in work.items() if one.intensity >= ceilings.balance(part)]
+    computing = sum(times[part] for part in beyond)
     if computing > sum(times.values()) / 2:
+        ridge = ceilings.balance(max(beyond, key=times.__getitem__))
         return (
-            f"products with {point.batch} rows have passed the ridge ({ceilings.balance:.0f} FLOPs "
-            "a byte): they are bound by arithmetic, no longer by reading the weights"
+            f"products with {point.batch} rows have passed the ridge ({ridge:.0f} FLOPs a byte): "
+            "they are bound by arithmetic, no longer by reading the weights"
         )
     whole = sum(times.values())
     return (

@@ -19,7 +19,7 @@ from baton.platform.instruments.engine_bench import Measured, Point
 from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.pass_cost import total
 
-MARKER_OF = dict(zip(Part, "osD^vPX*<>", strict=True))
+MARKER_OF = dict(zip(Part, "osD^vPX*<>hp", strict=True))
 MIN_INTENSITY = 0.05
 
 
@@ -48,10 +48,13 @@ def draw(measured: Measured, ceilings: Ceilings, title: str, file: Path) -> None
 def _draw_roof(axes: Any, measured: Measured, ceilings: Ceilings) -> None:
     points = _telling(measured)
     intensities = [one.intensity for _, point in points for one in point.work.values()]
-    top = 2 * max([ceilings.balance * 8, *intensities])
+    top = 2 * max([ceilings.ridge * 8, *intensities])
     xs = [MIN_INTENSITY * (top / MIN_INTENSITY) ** (step / 60) for step in range(61)]
     roof = [min(ceilings.flops_s, x * ceilings.read_bytes_s) / 1e12 for x in xs]
     axes.loglog(xs, roof, color="black", label="roof, as measured here")
+    for parts, rate in _higher_roofs(ceilings):
+        narrow = [min(rate, x * ceilings.read_bytes_s) / 1e12 for x in xs]
+        axes.loglog(xs, narrow, "--", color="black", alpha=0.6, label=f"roof of {parts}")
     for index, (name, point) in enumerate(points):
         color = f"C{index}"
         _draw_parts(axes, point, color)
@@ -65,6 +68,15 @@ def _draw_roof(axes: Any, measured: Measured, ceilings: Ceilings) -> None:
     axes.set(xlabel="FLOPs a byte", ylabel="TFLOP/s", title="roofline")
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(fontsize=8, loc="lower right")
+
+
+def _higher_roofs(ceilings: Ceilings) -> list[tuple[str, float]]:
+    """Rates that are not the dtype's, each with the parts that have it."""
+    names: dict[float, list[str]] = {}
+    for part, rate in ceilings.flops_s_by_part.items():
+        if rate > ceilings.flops_s:
+            names.setdefault(float(f"{rate:.2g}"), []).append(str(part))
+    return [(", ".join(parts), rate) for rate, parts in sorted(names.items())]
 
 
 def _draw_parts(axes: Any, point: Point, color: str) -> None:

@@ -106,7 +106,7 @@ class WatchedRunner:
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         started = time.perf_counter()
         tape = self._tape
-        if tape is not None and tape.taped.batch.fits(chunks):
+        if tape is not None and tape.taped.fits(chunks):
             hidden = tape.forward(tape.taped.batch.fill(chunks))
             for layer in range(self.info.num_layers):
                 on_layer(layer)

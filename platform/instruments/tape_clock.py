@@ -17,6 +17,7 @@ from torch import Tensor
 
 from baton.engine.batch import Batch
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.moe import Experts
 from baton.engine.models.decoder import Decoder
 from baton.engine.taped_model import TapedModel, pass_of
 from baton.kernels.cpu.operators import Call, Pass
@@ -26,11 +27,14 @@ from baton.platform.instruments.part_clock import Span
 
 OPERATOR_PARTS = {
     "attention": Part.ATTENTION,
+    "head_linear": Part.ATTENTION,
+    "latent_write": Part.ROPE,
     "rope": Part.ROPE,
     "rotary": Part.ROPE,
     "embedding": Part.EMBEDDING,
     "norm": Part.NORMS,
     "take_rows": Part.NORMS,
+    "route": Part.ROUTER,
     "silu": Part.GATE_UP,
     "gelu": Part.GATE_UP,
     "relu": Part.GATE_UP,
@@ -128,6 +132,9 @@ def _weights(model: Decoder) -> Iterator[tuple[int, Part]]:
         if isinstance(module, Linear):
             for tensor in _tensors(module.weight):
                 yield tensor.data_ptr(), part_of(name)
+        if isinstance(module, Experts):
+            for weight in (module.gate_up, module.down):
+                yield from ((tensor.data_ptr(), Part.EXPERTS) for tensor in _tensors(weight))
 
 
 def _tensors(weight: object) -> Iterator[Tensor]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiny_checkpoints import make_gemma3, make_gpt2, make_llama, make_qwen3
+from tests.tiny_checkpoints import (
+    make_deepseek_v3,
+    make_gemma3,
+    make_gpt2,
+    make_llama,
+    make_qwen2_moe,
+    make_qwen3,
+)
 
 from baton.engine.batch import Chunk, make_batch
 from baton.engine.checkpoint.load import load_model
@@ -34,7 +41,29 @@ def make_runner(folder: Path) -> tuple[ModelRunner, WatchedRunner]:
     return runner, WatchedRunner(runner, loaded.model)
 
 
-@pytest.mark.parametrize("make", [make_llama, make_qwen3, make_gemma3, make_gpt2])
+def make_dense_deepseek(folder: Path) -> Path:
+    return make_deepseek_v3(folder, first_k_dense_replace=3)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_routers_and_experts_are_parts(quantize: str, tmp_path: Path) -> None:
+    loaded = load_model(make_qwen2_moe(tmp_path), dtype="float32", quantize=quantize)
+    runner = ModelRunner(loaded, KvCache(loaded.info.layout(16), 8))
+    taped = WatchedRunner(runner, loaded.model)
+    played = taped.forward(CHUNKS).clone()
+    cache = KvCache(loaded.info.layout(16), 8)
+
+    with ModuleClock(loaded.model) as clock:
+        computed = loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.arenas, lambda layer: None)
+
+    assert set(taped.part_s) >= PARTS | {Part.ROUTER, Part.EXPERTS}
+    assert set(clock.seconds) == PARTS | {Part.ROUTER, Part.EXPERTS}
+    assert computed.equal(played)
+
+
+@pytest.mark.parametrize(
+    "make", [make_llama, make_qwen3, make_gemma3, make_gpt2, make_dense_deepseek]
+)
 def test_a_watched_pass_gives_the_same_and_tells_its_parts(make: object, tmp_path: Path) -> None:
     runner, watched = make_runner(make(tmp_path))  # type: ignore[operator]
     expected = runner.logits(runner.forward(CHUNKS)).clone()

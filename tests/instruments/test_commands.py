@@ -51,6 +51,34 @@ def test_an_engine_is_measured_beside_its_ceilings(folder: Path, tmp_path: Path)
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_products_of_narrow_weights_have_ceilings_of_their_own(
+    quantize: str, folder: Path, tmp_path: Path
+) -> None:
+    out, png = tmp_path / "out.json", tmp_path / "out.png"
+    sizes = ("--length", 16, "--batch", 1, "--context", 20, "--quantize", quantize)
+
+    result = baton("bench", "engine", folder, *sizes, "--json", out, "--png", png)
+
+    assert result.exit_code == 0, result.output
+    ceilings = json.loads(out.read_text())["ceilings"]
+    rates = ceilings["tflop_s_by_part"]
+    assert set(rates) == {"qkv", "attention out", "gate and up", "down", "head"}
+    assert all(rate >= ceilings["tflop_s"] for rate in rates.values())
+    assert rates["qkv"] == rates["down"]  # of one kind
+    assert "narrow weights" in result.output
+
+
+def test_weights_as_wide_as_activations_have_the_ceiling_of_the_dtype(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+
+    baton("bench", "engine", folder, "--measure", "prefill", "--length", 8, "--json", out)
+
+    assert json.loads(out.read_text())["ceilings"]["tflop_s_by_part"] == {}
+
+
 def test_what_does_not_fit_is_skipped_with_its_reason(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     sizes = ("--length", 4096, "--batch", 1, "--context", 5000)

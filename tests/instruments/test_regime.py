@@ -53,6 +53,16 @@ def test_arithmetic_near_the_matrix_rate_is_compute_bound() -> None:
     assert diagnosed(ARITHMETIC, 11.0).regime is Regime.COMPUTE
 
 
+def test_arithmetic_is_judged_by_the_rate_of_the_weights_that_it_multiplies() -> None:
+    faster = replace(CEILINGS, flops_s_by_part={Part.GATE_UP: 2000.0})
+    timed = Timed(step_s=11.0, around_s=0.0, part_s={})
+
+    found = diagnose(ARITHMETIC, faster, timed)
+
+    assert found.regime is Regime.KERNEL
+    assert found.share == pytest.approx(5 / 11)
+
+
 def test_a_step_that_python_fills_is_overhead_bound() -> None:
     found = diagnosed(WEIGHTS, 3.0, around_s=1.8)
 
@@ -94,6 +104,12 @@ def test_a_curve_flattens_where_products_pass_the_ridge() -> None:
     said = flattening(points([10, 11], ARITHMETIC), CEILINGS)
 
     assert "ridge (10 FLOPs" in said
+
+
+def test_the_ridge_that_is_named_is_that_of_the_part_that_takes_longest() -> None:
+    faster = replace(CEILINGS, flops_s_by_part={Part.GATE_UP: 2000.0})
+
+    assert "ridge (20 FLOPs" in flattening(points([10, 11], ARITHMETIC), faster)
 
 
 def test_batches_further_apart_than_a_doubling_are_judged_by_the_doubling() -> None:

@@ -1,0 +1,1 @@
+"""One forward pass of a model, stage by stage: what `baton trace` shows."""

@@ -1,0 +1,99 @@
+"""Runs the one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import InvalidRequest
+from baton.engine.batch import Chunk, ignore_layer, make_batch
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.kv_cache import KvCache
+from baton.kernels.routing import Routed
+from baton.platform.gateway.text.tokenizer import TextTokenizer
+from baton.platform.instruments.forward_trace.stage_watch import StageWatch
+from baton.platform.instruments.forward_trace.trace import (
+    ForwardTrace,
+    Guess,
+    LayerTrace,
+    TracedToken,
+)
+from baton.platform.instruments.model_shape import shape_of
+
+BLOCK_SIZE = 16
+MAX_TOKENS = 1024
+"""Of a prompt: its page shows all of them for each layer."""
+NUM_GUESSES = 5
+
+
+def trace_forward(
+    loaded: LoadedModel,
+    tokenizer: TextTokenizer,
+    tokens: Sequence[int],
+    *,
+    name: str,
+    device: str,
+) -> ForwardTrace:
+    """Compute `tokens` in one pass of their own. Raises InvalidRequest for too few or too many."""
+    limit = min(MAX_TOKENS, loaded.info.max_model_len)
+    if not 0 < len(tokens) <= limit:
+        raise InvalidRequest(
+            f"the prompt has {len(tokens)} tokens; a trace takes 1 to {limit} of this model",
+            field="prompt",
+        )
+    layout = loaded.info.layout(BLOCK_SIZE)
+    cache = KvCache(layout, layout.num_blocks_for(len(tokens)), device)
+    chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=1)
+    batch = make_batch([chunk], BLOCK_SIZE, device)
+    model = loaded.model
+    shape = shape_of(model, layout, loaded.info.dtype)
+    words, watch = _Words(tokenizer), StageWatch(model, shape, len(tokens))
+    with torch.inference_mode():
+        with watch:
+            hidden = model(batch, cache.arenas, ignore_layer)
+            logits = model.logits(hidden)
+        watch.head(hidden, logits)
+        layers = [
+            LayerTrace(
+                heat=heat.tolist(),
+                guesses=words.guesses(model.logits(model.norm(x, residual)[0])[0]),
+                experts=_experts(watch.routed.get(layer)),
+            )
+            for layer, (heat, (x, residual)) in enumerate(
+                zip(watch.heats(), watch.after_block, strict=True)
+            )
+        ]
+    return ForwardTrace(
+        model=name,
+        architecture=loaded.info.architecture,
+        dtype=loaded.info.dtype,
+        device=device,
+        tokens=[words.of(token) for token in tokens],
+        stages=watch.stages,
+        layers=layers,
+        guesses=words.guesses(logits[0]),
+    )
+
+
+def _experts(routed: Routed | None) -> list[list[tuple[int, float]]]:
+    if routed is None:
+        return []
+    choices = zip(routed.experts.tolist(), routed.shares.tolist(), strict=True)
+    return [list(zip(experts, shares, strict=True)) for experts, shares in choices]
+
+
+class _Words:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, token: int) -> TracedToken:
+        text = self._tokenizer.token_bytes(token).decode(errors="replace")
+        return TracedToken(token, text)
+
+    def guesses(self, logits: Tensor) -> list[Guess]:
+        """The likeliest of [V], at temperature 1."""
+        best = logits.float().softmax(-1).topk(min(NUM_GUESSES, len(logits)))
+        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [Guess(self.of(token), probability) for token, probability in found]

@@ -1,0 +1,77 @@
+"""What is known of one forward pass over one prompt.
+
+    tokens -> embedding -> [norm -> qkv -> attention -> out -> norm -> feed-forward] x L -> head
+              a stage       a stage each, with its shapes, FLOPs and bytes               top tokens
+
+T tokens of the prompt, N heads, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.platform.instruments.pass_cost import Work
+
+
+@dataclass(frozen=True, slots=True)
+class TracedToken:
+    token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    name: str
+    layer: int | None
+    """None before the first and after the last."""
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    work: Work
+    size: float
+    """Root of the mean square of what comes out: how large its numbers are."""
+
+    @property
+    def is_reshaping(self) -> bool:
+        return self.shape_in != self.shape_out
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    token: TracedToken
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTrace:
+    heat: Sequence[Sequence[float]]
+    """[N][T]: what each head of the last token gives to each token; a sink's share is missing."""
+    guesses: Sequence[Guess]
+    """What the model would say next if this layer were its last (nostalgebraist 2020)."""
+    experts: Sequence[Sequence[tuple[int, float]]] = ()
+    """Of each token: the experts that it is sent to, with their shares. None in a dense layer."""
+
+    @property
+    def mean_heat(self) -> list[float]:
+        """[T], over the heads."""
+        return [sum(column) / len(self.heat) for column in zip(*self.heat, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTrace:
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    tokens: Sequence[TracedToken]
+    stages: Sequence[Stage]
+    layers: Sequence[LayerTrace]
+    guesses: Sequence[Guess]
+    """Of the whole model."""
+
+    @property
+    def work(self) -> Work:
+        return sum((stage.work for stage in self.stages), start=Work())
+
+    def stages_of(self, layer: int | None) -> list[Stage]:
+        return [stage for stage in self.stages if stage.layer == layer]
