@@ -7,7 +7,8 @@
                                                            cached, here or at another replica, or
                                                            on its way for another request
 
-A grammar is compiled meanwhile; the request joins the engine behind it.
+A grammar is compiled meanwhile; the request joins the engine behind it. Equal prompts never wait
+for the grammar of one that is computed here.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Intake:
             for peer in message.prefill:
                 if await self._is_prefilled_by(peer, generating):
                     return
+        if generating.matcher is not None:
+            await generating.matcher.is_compiled()  # before others wait for this prompt's KV
         await self.remote_prefill.arriving.wait_for(message)
         if source is not None:  # what it holds has been asked for
             await self._add(generating)

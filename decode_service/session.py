@@ -1,7 +1,7 @@
 """One gateway's stream, seen from the decode replica: what is waiting to be sent to it.
 
 Updates pile up while the stream is busy and leave together in one frame, those of one request as
-one update: back-pressure makes tokens cheaper, and nothing ever waits for a timer.
+one update: back-pressure makes tokens cheaper, and no token waits for a timer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, TokenUpdate
+
+CAPACITY_S = 0.002
+"""How long a capacity may wait for an update to go with, if it neither opens nor closes anything:
+a frame of its own would be in the way of the request that changed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class GatewaySession:
         self._capacity = Capacity()
         self._sent_capacity: Capacity | None = None
         self._pending = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while a capacity waits for an update."""
         self._is_ending = False
 
     def put(self, update: TokenUpdate) -> None:
@@ -45,9 +51,14 @@ class GatewaySession:
         self._pending.set()
 
     def put_capacity(self, capacity: Capacity) -> None:
-        if capacity != self._capacity:
-            self._capacity = capacity
+        if capacity == self._capacity:
+            return
+        before, self._capacity = self._sent_capacity or Capacity(), capacity
+        if (capacity.max_open, capacity.is_draining) != (before.max_open, before.is_draining):
             self._pending.set()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(CAPACITY_S, self._pending.set)
 
     def end(self) -> None:
         """Send what is pending, then nothing more. Safe to repeat."""
@@ -61,6 +72,9 @@ class GatewaySession:
             return None
         if not self._is_ending:
             self._pending.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         updates = (*self._updates.values(), *self._errors)
         self._updates, self._errors = {}, []
         news = None if self._capacity == self._sent_capacity else self._capacity

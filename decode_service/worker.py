@@ -11,7 +11,6 @@ state here belongs to the event loop; the engine's thread reports once per step.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
+from baton.decode_service.step_reports import StepReports
 from baton.engine.cache_points import cache_metrics
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
@@ -111,9 +111,8 @@ class DecodeWorker:
             fail=self.requests.fail,
         )
         self._sessions: list[GatewaySession] = []
-        self._reports: deque[StepReport] = deque()
-        """Of the engine's thread, for the event loop; `_has_told` if that is on its way to them."""
-        self._has_told = False
+        self._reports = StepReports(lambda: self.thread.tell(self._receive_reports))
+        self.thread.before_commands = self._reports.flush
         self._housekeeping: asyncio.Task[None] | None = None
         self.is_draining = False
         self._given_up = ""
@@ -228,9 +227,8 @@ class DecodeWorker:
     # On the event loop.
 
     def _receive_reports(self) -> None:
-        self._has_told = False  # first: a step that comes from now on calls again
-        while self._reports:
-            self.requests.receive(self._reports.popleft())
+        for report in self._reports.take():
+            self.requests.receive(report)
         self._publish_capacity()
 
     def _publish_capacity(self) -> None:
@@ -255,15 +253,12 @@ class DecodeWorker:
     # On the engine's thread.
 
     def _on_step(self, report: StepReport) -> None:
+        self._reports.put(report)  # first: tokens are waited for
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
-        if report.outputs:
-            self._reports.append(report)
-            if not self._has_told:  # one call of the loop takes all steps that came meanwhile
-                self._has_told = True
-                self.thread.tell(self._receive_reports)
 
     def _on_failure(self, failure: BaseException) -> None:
+        self._reports.flush()
         reason = f"the engine of {self.replica_id} died: {failure!r}"
         self.thread.tell(lambda: self._give_up(reason))
 

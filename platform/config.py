@@ -49,7 +49,21 @@ class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
     num_gpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """GPUs, or a share of one."""
     num_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Torch threads on a CPU. 0: its share of this machine's cores."""
+    """Threads on a CPU. 0: its share of the machine's cores, less one core for the gateway where
+    no operators are compiled."""
+
+
+class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
+    """Over how many ranks one replica is spread: processes, each with a device and a share."""
+
+    tensor: Count = 1
+    """Ranks that share every matrix and every head, all on one node. Each asks Ray for what
+    `resources` says."""
+
+    @property
+    def size(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor
 
 
 class PoolConfig(ConfigNode, frozen=True, kw_only=True):
@@ -58,6 +72,7 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
     replicas: NumReplicas = 1
     """Engines of this role. Without prefill replicas prompts are computed where they decode."""
     resources: ResourcesConfig = ResourcesConfig()
+    parallel: ParallelConfig = ParallelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
 
@@ -160,9 +175,10 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV. `auto` takes what the checkpoint says."""
-    quantize: Literal["none", "int8", "int4"] = "none"
+    quantize: Literal["none", "wide", "int8", "int4"] = "none"
     """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
-    and answers a little worse. `int4` leaves the table of tokens and the head in eight."""
+    and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
+    checkpoint has quantised stays so where the device multiplies it, unless this is `wide`."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

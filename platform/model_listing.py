@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.active_parameters import active_parameters
 from baton.engine.checkpoint.config import architecture_of, read_json
 from baton.engine.checkpoint.load import check_model, read_config
 from baton.engine.checkpoint.tensor_files import read_entries
+from baton.engine.models.registry import family_of
 from baton.platform.model_folder import BUILT_IN, find_model
 
 
@@ -26,6 +28,8 @@ class ListedModel:
     folder: Path
     architecture: str = ""
     num_parameters: int = 0
+    num_active: int = 0
+    """Of them, those that a token has to do with: fewer where experts are chosen."""
     dtype: str = ""
     """Of most of the weights, as they are stored."""
     size_bytes: int = 0
@@ -43,7 +47,9 @@ def describe(name: str, folder: Path) -> ListedModel:
     known: dict[str, object] = {}
     try:
         known["architecture"] = architecture_of(read_json(folder / "config.json"))
-        known["max_model_len"] = read_config(folder).max_model_len
+        config = read_config(folder)
+        known["max_model_len"] = config.max_model_len
+        known["num_active"] = active_parameters(family_of(config.architecture).build(config))
         known |= _weights(folder)
         check_model(folder)
     except CheckpointError as error:

@@ -21,6 +21,7 @@ from baton.decode_service.server import DecodeGrpc
 from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.engine import Engine
+from baton.engine.parallel.ranks import ALONE, Ranks
 from baton.kv_transfer.exchange import ExchangeConfig
 from baton.kv_transfer.probe import ProbeOffers, Prober
 from baton.kv_transfer.tiers.assemble import create_stack
@@ -36,8 +37,9 @@ from baton.kv_transfer.transport.registry import (
 from baton.kv_transfer.transport.servicer import KvTransferServicer
 from baton.platform.config import DeploymentConfig
 from baton.platform.doctor.examination import Examiner
+from baton.platform.engine_facts import engine_facts
 from baton.platform.peer_probing import PeerProbing
-from baton.platform.replica_server import ReplicaGrpc, ReplicaServer, Worker
+from baton.platform.replica_server import Identity, ReplicaGrpc, ReplicaServer, Worker
 from baton.platform.security import load_security
 from baton.prefill_service.server import PrefillGrpc
 from baton.prefill_service.worker import PrefillWorker
@@ -89,7 +91,11 @@ class Replica:
 
 
 async def load_engine(
-    config: DeploymentConfig, role: Role, folder: Path, progress: Progress | None = None
+    config: DeploymentConfig,
+    role: Role,
+    folder: Path,
+    progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Engine:
     """Read the weights in a thread, so that the event loop can report how far it is."""
     pool = config.prefill if role is Role.PREFILL else config.decode
@@ -102,6 +108,7 @@ async def load_engine(
         load_format=config.load_format,
         quantize=config.quantize,
         progress=progress,
+        ranks=ranks,
     )
 
 
@@ -139,7 +146,8 @@ async def start_replica(
         worker.kv.attach(stack, config.tiers)
     probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), it.epoch)
     examiner = Examiner(engine.pool.layout, transports)
-    inspect = ReplicaGrpc(worker, replica_id, role, probing, examiner, chaos)
+    identity = Identity(replica_id, role, engine_facts(config.model_name, engine))
+    inspect = ReplicaGrpc(worker, identity, probing, examiner, chaos)
     server = ReplicaServer(inspect, partial(it.register, worker), parts.channels.security)
     await worker.start()
     info = it.info(role, await server.start(host))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -49,19 +50,26 @@ class Worker(Protocol):
     def metrics(self) -> dict[str, float]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What stays as it is while a replica lives."""
+
+    replica_id: ReplicaId
+    role: Role
+    engine: pb.EngineFacts
+
+
 class ReplicaGrpc(ReplicaServicer):
     def __init__(
         self,
         worker: Worker,
-        replica_id: ReplicaId,
-        role: Role,
+        identity: Identity,
         probing: PeerProbing,
         examiner: Examiner,
         chaos: Chaos | None = None,
     ) -> None:
         self._worker = worker
-        self._replica_id = replica_id
-        self._role = role
+        self._identity = identity
         self._probing = probing
         self._examiner = examiner
         self._chaos = chaos
@@ -77,9 +85,9 @@ class ReplicaGrpc(ReplicaServicer):
         if self._chaos is not None:
             metrics |= self._chaos.as_metrics()
         return pb.InspectReply(
-            replica_id=self._replica_id,
+            replica_id=self._identity.replica_id,
             epoch=self._worker.epoch,
-            role=self._role.value,
+            role=self._identity.role.value,
             audit=pb.Audit(
                 num_blocks=audit.num_blocks,
                 quarantined=audit.quarantined,
@@ -91,6 +99,7 @@ class ReplicaGrpc(ReplicaServicer):
             ),
             capacity=capacity_to_proto(self._worker.capacity()),
             metrics=[pb.Metric(name=name, value=value) for name, value in metrics.items()],
+            engine=self._identity.engine,
         )
 
     async def Examine(
@@ -145,7 +154,8 @@ class ReplicaGrpc(ReplicaServicer):
             detail = "chaos is off; it takes `chaos.enabled: true` in the deployment's config"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         try:
-            return unsettle(request, self._chaos, self._replica_id, self._worker.epoch)
+            replica_id = self._identity.replica_id
+            return unsettle(request, self._chaos, replica_id, self._worker.epoch)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 

@@ -286,10 +286,10 @@ class PrefillWorker:
             self.sender.publish(TransferId(request.request_id), num_computed, layer)
 
     def _on_step(self, report: StepReport) -> None:
+        if report.outputs:
+            self.thread.tell(lambda: self._deliver(report.outputs))  # first: tokens are waited for
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
-        if report.outputs:
-            self.thread.tell(lambda: self._deliver(report.outputs))
         for output in report.outputs:  # the end of a transfer must not overtake the first token
             transfer_id = TransferId(output.request.request_id)
             if output.error is None:

@@ -92,7 +92,7 @@ class Fleet:
         """Tell the dispatcher who is there, and wait until it is connected to them."""
         await self.dispatcher.fleet.apply(self.registry.membership())
         num_decode = sum(r.info.role is Role.DECODE for r in self.replicas.values())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):  # a busy machine takes its time
             while len(self.dispatcher.fleet.connected) < num_decode:
                 await asyncio.sleep(0.01)
 

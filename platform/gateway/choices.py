@@ -52,7 +52,7 @@ class PromptChoices:
     @property
     def usage(self) -> Usage:
         first = self.streams[0].usage
-        num_output = sum(stream.usage.output_tokens for stream in self.streams)
+        num_output = sum(stream.num_delivered for stream in self.streams)
         return replace(first, output_tokens=0 if self._is_prompt_only else num_output)
 
     async def draw(self, number: int) -> AsyncGenerator[TextDelta]:
@@ -73,7 +73,7 @@ class PromptChoices:
 
     def _note_progress(self, stream: CompletionStream, delta: TextDelta) -> None:
         self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
-        if stream.usage.output_tokens > 1 or delta.finish_reason is not None:
+        if stream.num_delivered > 1 or delta.finish_reason is not None:
             self._is_cached.set()
 
     def _shown(self, delta: TextDelta, *, is_first: bool) -> TextDelta:

@@ -38,12 +38,18 @@ class CompletionStream:
     @property
     def usage(self) -> Usage:
         """What the client has been given so far; final once closed."""
+        receipt = self.receipt
         return Usage(
             prompt_tokens=len(self.generation.prompt),
-            cached_tokens=self.receipt.cached_tokens,
-            cache_write_tokens=self.receipt.cache_write_tokens,
-            output_tokens=self._run.num_delivered,
+            cached_tokens=receipt.cached_tokens,
+            cache_write_tokens=receipt.cache_write_tokens,
+            output_tokens=self.num_delivered,
         )
+
+    @property
+    def num_delivered(self) -> int:
+        """Tokens the client has been given; `usage` tells the same, and costs a receipt."""
+        return self._run.num_delivered
 
     @property
     def receipt(self) -> Receipt:

@@ -93,12 +93,18 @@ def status_report(
                 "num_waiting": reply.capacity.num_waiting,
                 "num_queued_tokens": reply.capacity.num_queued_tokens,
                 "num_free_blocks": reply.capacity.num_free_blocks,
+                "engine": _facts(reply),
                 "metrics": {metric.name: metric.value for metric in reply.metrics},
             }
         else:
             row["trouble"] = _trouble(reply)
         pools[info.role.value].append(row)
     return {"pools": pools}
+
+
+def _facts(reply: pb.InspectReply) -> dict[str, Any]:
+    """What it said of its engine, by the names of the message."""
+    return {field.name: value for field, value in reply.engine.ListFields()}
 
 
 def _trouble(reply: Exception | None) -> str:
@@ -132,10 +138,18 @@ def _replica_samples(reply: pb.InspectReply | Exception | None) -> Iterator[tupl
     yield "baton_replica_up", int(isinstance(reply, pb.InspectReply))
     if not isinstance(reply, pb.InspectReply):
         return
+    if facts := _facts(reply):
+        labels = (f'{name}="{_escaped(str(value))}"' for name, value in facts.items())
+        yield f"baton_replica_engine_info{{{','.join(labels)}}}", 1
     for metric in reply.metrics:
         yield f"baton_replica_{metric.name}", metric.value
     for term in TERMS:
         yield f"baton_replica_blocks_{term}", getattr(reply.audit, term)
+
+
+def _escaped(label: str) -> str:
+    """As Prometheus wants the value of a label; a model may be called anything."""
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _kv_samples(known: KvKnowledge) -> Iterator[tuple[str, float]]:

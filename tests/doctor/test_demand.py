@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from baton.engine.checkpoint.load import read_config
+import pytest
+from tests.tiny_checkpoints import make_deepseek_v3, make_llama
+
+from baton.core.errors import InvalidConfig
+from baton.engine.checkpoint.load import load_model, read_config
 from baton.platform.config import DeploymentConfig, override
-from baton.platform.doctor.demand import demand_of, kv_bytes, weights_bytes
+from baton.platform.doctor.demand import demand_of, kv_bytes, weight_bytes
 from baton.platform.doctor.node_checks import GIB
 from baton.platform.model_folder import find_model
 
@@ -25,7 +28,8 @@ def test_every_replica_has_weights_and_kv_of_its_own() -> None:
     found = demand_of(three, DEMO, is_on_gpu=False)
 
     assert found.num_replicas == 3
-    assert found.memory_bytes == 3 * weights_bytes(DEMO) + 2 * GIB + 2 * GIB
+    weights = weight_bytes(three, read_config(DEMO))
+    assert found.memory_bytes == 3 * weights + 2 * GIB + 2 * GIB
 
 
 def test_a_pool_of_blocks_is_as_large_as_its_blocks() -> None:
@@ -37,6 +41,16 @@ def test_a_pool_of_blocks_is_as_large_as_its_blocks() -> None:
     half = kv_bytes(config(decode__cache__num_blocks=10).decode.cache, model, "bfloat16")
 
     assert large == 2 * small == 4 * half
+
+
+def test_latents_take_one_vector_a_token_and_stay_wide(tmp_path: Path) -> None:
+    model = read_config(make_deepseek_v3(tmp_path))
+    ten = config(decode__cache__num_blocks=10).decode.cache
+    small = config(decode__cache__num_blocks=10, decode__cache__kv_dtype="int8").decode.cache
+
+    assert kv_bytes(ten, model, "float32") == 10 * 16 * model.num_layers * (24 + 8) * 4
+    with pytest.raises(InvalidConfig, match="set it to auto"):
+        kv_bytes(small, model, "float32")
 
 
 def test_on_a_gpu_only_tiers_want_the_hosts_memory() -> None:
@@ -57,17 +71,57 @@ def test_threads_are_counted_as_they_are_set() -> None:
     assert demand_of(wide, DEMO, is_on_gpu=False).num_threads == 6 + 1
 
 
-def test_dummy_weights_weigh_nothing_on_disk() -> None:
+def test_each_rank_has_a_share_of_the_weights_a_cache_and_threads() -> None:
+    one = config(decode__cache__num_blocks=100, decode__resources__num_threads=3)
+    two = override(one, {"decode.parallel.tensor": 2})
+
+    of_one, of_two = (demand_of(each, DEMO, is_on_gpu=False) for each in (one, two))
+
+    assert of_two.num_threads == 2 * 3 + 1
+    assert of_one.memory_bytes <= of_two.memory_bytes < 1.01 * of_one.memory_bytes  # norms twice
+    sized = override(two, {"decode.cache.num_blocks": None, "decode.cache.memory_gib": 5.0})
+    found = demand_of(sized, DEMO, is_on_gpu=False).memory_bytes - of_two.memory_bytes
+    assert found == pytest.approx(2 * 5 * GIB, rel=0.02)
+
+
+def test_dummy_weights_take_as_much_memory_as_others() -> None:
     with_weights = demand_of(config(), DEMO, is_on_gpu=False).memory_bytes
-    without = demand_of(config(load_format="dummy"), DEMO, is_on_gpu=False).memory_bytes
+    dummy = demand_of(config(load_format="dummy"), DEMO, is_on_gpu=False).memory_bytes
 
-    assert with_weights - without == 2 * weights_bytes(DEMO)
+    assert dummy == with_weights
 
 
-def test_weights_that_are_still_to_be_downloaded_are_announced_by_their_index(
-    tmp_path: Path,
+def test_weights_that_are_still_to_be_downloaded_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(DEMO / "config.json")
+
+    assert (
+        demand_of(config(), tmp_path, is_on_gpu=False).memory_bytes
+        == demand_of(config(), DEMO, is_on_gpu=False).memory_bytes
+    )
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounded_weights_are_counted_as_they_are_kept(
+    quantize: str, dtype: str, tmp_path: Path
 ) -> None:
-    index = {"metadata": {"total_size": 123}, "weight_map": {}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    folder = make_llama(tmp_path)
+    rounded = config(quantize=quantize, dtype=dtype)
 
-    assert weights_bytes(tmp_path) == 123
+    loaded = load_model(folder, dtype=dtype, quantize=quantize)
+
+    kept = {  # a table that is also the head counts once
+        id(tensor): tensor.nbytes
+        for module in loaded.model.modules()
+        for tensor in (getattr(module, "weight", None), getattr(module, "bias", None))
+        if tensor is not None
+    }
+    assert weight_bytes(rounded, read_config(folder)) == sum(kept.values())
+
+
+def test_a_dtype_half_as_wide_takes_half_of_the_memory() -> None:
+    model = read_config(DEMO)
+
+    wide, half = (weight_bytes(config(dtype=name), model) for name in ("float32", "bfloat16"))
+
+    assert wide == 2 * half

@@ -157,3 +157,48 @@ def test_an_answer_of_a_replica_unknown_by_now_is_left_out() -> None:
         samples(metrics_report([], {Epoch("gone"): reply(steps_total=1)}, {Epoch("gone"): KNOWN}))
         == {}
     )
+
+
+ENGINE = pb.EngineFacts(
+    model='say "tiny"', dtype="bfloat16", quantize="int8", kernels="compiled", num_threads=2
+)
+
+
+def test_the_status_says_how_each_engine_computes() -> None:
+    answer = reply()
+    answer.engine.CopyFrom(ENGINE)
+
+    report = status_report([P, D], {P.epoch: reply(), D.epoch: answer}, NOTHING)
+
+    assert report["pools"]["decode"][0]["engine"] == {
+        "model": 'say "tiny"',
+        "dtype": "bfloat16",
+        "quantize": "int8",
+        "kernels": "compiled",
+        "num_threads": 2,
+    }
+    assert report["pools"]["prefill"][0]["engine"] == {}  # it is of a release that does not say
+
+
+def test_prometheus_reads_how_each_engine_computes_as_labels_of_a_gauge() -> None:
+    answer = reply()
+    answer.engine.CopyFrom(ENGINE)
+
+    text = metrics_report([P, D], {P.epoch: reply(), D.epoch: answer}, NOTHING)
+
+    [family] = [
+        family
+        for family in text_string_to_metric_families(text)
+        if family.name == "baton_replica_engine_info"
+    ]
+    [sample] = family.samples
+    assert (family.type, sample.value) == ("gauge", 1)
+    assert sample.labels == {
+        "replica": "decode-2",
+        "role": "decode",
+        "model": 'say "tiny"',
+        "dtype": "bfloat16",
+        "quantize": "int8",
+        "kernels": "compiled",
+        "num_threads": "2",
+    }

@@ -86,6 +86,46 @@ async def test_frames_carry_the_capacity_only_when_it_is_news() -> None:
     assert (await next_frame(session)).capacity is None
 
 
+async def test_a_capacity_that_lets_nobody_in_goes_with_the_next_update() -> None:
+    session = GatewaySession(Epoch("g"))
+    session.put_capacity(Capacity(max_open=3))
+    await next_frame(session)
+    sending = asyncio.create_task(next_frame(session))
+
+    session.put_capacity(Capacity(max_open=3, num_queued_tokens=7))
+    await asyncio.sleep(0)
+    is_sent_alone = sending.done()
+    session.put(update(1))
+
+    assert not is_sent_alone
+    assert await sending == Frame((update(1),), Capacity(max_open=3, num_queued_tokens=7))
+    assert await is_silent(session)
+
+
+async def test_a_capacity_that_lets_nobody_in_leaves_by_itself_if_no_update_comes() -> None:
+    session = GatewaySession(Epoch("g"))
+    session.put_capacity(Capacity(max_open=3))
+    await next_frame(session)
+
+    session.put_capacity(Capacity(max_open=3, num_queued_tokens=7))
+
+    frame = await next_frame(session)
+    assert frame == Frame((), Capacity(max_open=3, num_queued_tokens=7))
+
+
+async def test_a_replica_that_begins_to_drain_says_so_at_once() -> None:
+    session = GatewaySession(Epoch("g"))
+    session.put_capacity(Capacity(max_open=3))
+    await next_frame(session)
+    sending = asyncio.create_task(next_frame(session))
+    await asyncio.sleep(0)
+
+    session.put_capacity(Capacity(max_open=3, is_draining=True))
+    await asyncio.sleep(0)
+
+    assert sending.done()
+
+
 async def test_a_frame_that_nobody_waits_for_any_more_is_not_lost() -> None:
     session = GatewaySession(Epoch("g"))
     assert await is_silent(session)

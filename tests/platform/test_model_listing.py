@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from tests.tiny_checkpoints import make_llama
+from tests.tiny_checkpoints import make_llama, make_mixtral
 from typer.testing import CliRunner
 
 from baton.engine.models.registry import FAMILIES
@@ -51,6 +51,7 @@ def test_the_demo_is_listed_with_what_its_files_say() -> None:
     assert demo.architecture == "LlamaForCausalLM"
     assert (demo.dtype, demo.max_model_len, demo.problem) == ("BF16", 2048, "")
     assert 4e6 < demo.num_parameters < 5e6
+    assert demo.num_active == demo.num_parameters
     assert demo.size_bytes == 2 * demo.num_parameters
 
 
@@ -65,6 +66,15 @@ def test_cached_models_are_listed_by_what_to_serve_them_as(cache: Path, tmp_path
     assert named.num_parameters == sum(tensor.numel() for tensor in tensors)
     assert named.folder == snapshot
     assert (named.problem, pinned.problem) == ("", "")
+
+
+def test_of_experts_it_is_told_how_much_of_them_a_token_uses(tmp_path: Path) -> None:
+    mixtral = describe("mixtral", make_mixtral(tmp_path))
+
+    num_layers, num_experts, num_chosen, expert = 2, 5, 2, 3 * 32 * 48
+    idle = num_layers * (num_experts - num_chosen) * expert
+    assert mixtral.problem == ""
+    assert mixtral.num_active == mixtral.num_parameters - idle
 
 
 def test_what_cannot_be_served_is_listed_with_the_reason(tmp_path: Path) -> None:

@@ -67,6 +67,14 @@ def pid_of(folder: Path, name: str) -> int:
     return int((folder / name).read_text())
 
 
+def is_gone(pid: int) -> bool:
+    """Once it is; whoever was killed may still take a moment to die."""
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not is_alive(pid)
+
+
 def is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -134,7 +142,7 @@ def test_grandchildren_that_ignore_sigterm_do_not_outlive_the_child(
     status = run_in_session(["-c", child + "sys.exit(3)"], stop_grace_s=60)
 
     assert status == 3
-    assert not is_alive(pid_of(tmp_path, "grandchild"))
+    assert is_gone(pid_of(tmp_path, "grandchild"))
 
 
 def test_without_proc_the_childs_process_group_is_ended(
@@ -146,7 +154,7 @@ def test_without_proc_the_childs_process_group_is_ended(
 
     assert run_in_session(["-c", child], stop_grace_s=60) == 0
 
-    assert not is_alive(pid_of(tmp_path, "grandchild"))
+    assert is_gone(pid_of(tmp_path, "grandchild"))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -198,8 +206,14 @@ time.sleep(600)
 
 
 def stubborn_family(folder: Path) -> str:
+    """The child says when it is asked to stop, and does not."""
     grandchild = STUBBORN + report_pid(folder, "grandchild") + SLEEPER
-    return STUBBORN + spawns(grandchild) + report_pid(folder, "child") + SLEEPER
+    says_so = f"""
+def say(*_):
+    exec({report_pid(folder, "asked")!r})
+signal.signal(signal.SIGTERM, say)
+"""
+    return STUBBORN + spawns(grandchild) + says_so + report_pid(folder, "child") + SLEEPER
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
@@ -207,12 +221,12 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         family = [pid_of(tmp_path, name) for name in ("child", "grandchild")]
 
         parent.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        pid_of(tmp_path, "asked")  # two signals at once would be one
         assert parent.poll() is None
         parent.send_signal(signal.SIGINT)
 
         assert parent.wait(30) == 128 + signal.SIGKILL
-        assert not any(is_alive(pid) for pid in family)
+        assert all(is_gone(pid) for pid in family)
 
 
 def test_a_child_that_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:
@@ -222,7 +236,7 @@ def test_a_child_that_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:
         parent.terminate()
 
         assert parent.wait(30) == 128 + signal.SIGKILL
-        assert not any(is_alive(pid) for pid in family)
+        assert all(is_gone(pid) for pid in family)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is a Linux call")
@@ -239,10 +253,7 @@ time.sleep(600)
 
         parent.kill()
 
-        deadline = time.monotonic() + 30
-        while is_alive(child) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not is_alive(child)
+        assert is_gone(child)
 
 
 def test_a_child_whose_parent_died_before_it_could_hear_of_it_ends_too(tmp_path: Path) -> None:
@@ -260,10 +271,7 @@ time.sleep(600)
 
         (tmp_path / "parent is dead").touch()
 
-        deadline = time.monotonic() + 30
-        while is_alive(child) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not is_alive(child)
+        assert is_gone(child)
 
 
 def test_an_orphan_can_end_the_rest_of_its_session(tmp_path: Path) -> None:

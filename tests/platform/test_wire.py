@@ -22,7 +22,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
-from baton.core.kv_layout import ITEM_BYTES, KvLayout
+from baton.core.kv_layout import ITEM_BYTES, WIDE, KvLayout
 from baton.core.messages import (
     CachePoint,
     Capacity,
@@ -42,8 +42,8 @@ from baton.core.messages import (
     TokenLogprob,
     TokenUpdate,
 )
+from baton.proto import kv_pb2, wire
 from baton.proto import replica_pb2 as pb
-from baton.proto import wire
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 
 T = TypeVar("T")
@@ -101,6 +101,15 @@ layouts = st.builds(
     head_dim=sizes,
     block_size=sizes,
     first_kv_head=counts,
+) | st.builds(
+    KvLayout,
+    model_fingerprint=st.binary(max_size=8),
+    dtype=st.sampled_from(WIDE),
+    num_layers=sizes,
+    num_kv_heads=st.just(1),
+    head_dim=sizes,
+    block_size=sizes,
+    num_vectors=st.just(1),
 )
 cache_points = st.lists(
     st.builds(CachePoint, counts, st.integers(0, 2**40).map(lambda ms: ms / 1e3)), max_size=3
@@ -246,6 +255,14 @@ def test_the_address_of_a_replica(value: ReplicaAddress) -> None:
 @given(layouts)
 def test_a_layout(value: KvLayout) -> None:
     assert_survives(value, layout_to_proto, layout_from_proto)
+
+
+def test_a_peer_that_says_nothing_of_vectors_has_keys_and_values() -> None:
+    older = kv_pb2.KvLayout(
+        dtype="float32", num_layers=1, num_kv_heads=2, head_dim=4, block_size=16
+    )
+
+    assert layout_from_proto(older).num_vectors == 2
 
 
 @given(generates)

@@ -28,7 +28,7 @@ NUM_TOKENS = 24
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
 
 
-FAR_APART = ("llama", "gemma3", "phi3", "gpt2", "new falcon")
+FAR_APART = ("llama", "gemma3", "phi3", "gpt2", "new falcon", "deepseek v3", "gpt-oss")
 """Families that share little, asked in every way; each of the others is asked in one hard way."""
 
 

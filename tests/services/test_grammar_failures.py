@@ -51,7 +51,9 @@ async def test_a_grammar_that_takes_long_delays_its_own_request_alone(num_prefil
         assert not waiting.done()
         slow.gate.set()
 
-        assert (await waiting).tokens == EXPECTED
+        answer = await waiting
+        assert answer.tokens == EXPECTED
+        assert answer.receipt.attempts == 1
         await fleet.assert_nothing_is_held()
 
 

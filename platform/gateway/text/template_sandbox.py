@@ -38,6 +38,8 @@ from baton.platform.gateway.text.template_limits import (
     weigh,
 )
 
+SCOPES = ("_loop_vars", "_block_vars")
+
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -87,7 +89,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         check_method(getattr(obj, "__name__", ""))
         if isinstance(owner, str):
             check_string_method(owner, obj.__name__, values)
-        if isinstance(obj, Macro):
+        if isinstance(obj, Macro):  # what Jinja adds to calls within loops and blocks is not for it
+            kwargs = {name: value for name, value in kwargs.items() if name not in SCOPES}
             return obj(*args, **kwargs)
         return _weighed(super().call(context, obj, *args, **kwargs))
 

@@ -1,0 +1,34 @@
+"""How many threads a replica computes with, when all replicas run on this machine.
+
+    cores   |  decode  |  prefill  |       compiled operators: their threads give way to the gateway
+            |  decode  | prefill  | gw |   torch's own: OpenMP's threads do not, so one core is left
+
+Which of the two it is, is known once the model is loaded. Who sets `resources.num_threads` is taken
+at their word.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from baton.kernels.cpu import operators
+from baton.platform.config import DeploymentConfig
+
+
+def share_of_cores(config: DeploymentConfig, *, num_left: int = 0) -> int:
+    """Of one rank of a replica, when `num_left` cores are left to the gateway."""
+    num_ranks = sum(pool.replicas * pool.parallel.size for pool in (config.prefill, config.decode))
+    return max(1, ((os.cpu_count() or 1) - num_left) // num_ranks)
+
+
+def fair_share(config: DeploymentConfig, device: str, dtype: str) -> int:
+    """Of one replica that computes like this. May compile operators, and so take seconds."""
+    leaves_one = device == "cpu" and not is_compiled(dtype)
+    return share_of_cores(config, num_left=1 if leaves_one else 0)
+
+
+def is_compiled(dtype: str) -> bool:
+    """Whether what is computed in `dtype` on a CPU is computed by our operators."""
+    return operators.runs(torch.empty(0, dtype=getattr(torch, dtype)))

@@ -1,0 +1,5 @@
+"""Fixtures of this folder."""
+
+from tests.both_ways import both_ways
+
+__all__ = ["both_ways"]
