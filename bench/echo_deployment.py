@@ -24,6 +24,7 @@ import uvloop
 from baton.core.ids import ReplicaId
 from baton.core.messages import ReplicaInfo, Role
 from baton.platform.config import DEMO_MODEL, DeploymentConfig, override
+from baton.platform.interpreter import spare_what_stays
 
 HOST = "127.0.0.1"
 VOCAB_SIZE = 4096
@@ -101,6 +102,7 @@ async def _serve_replica(pipe: Connection, role: Role) -> None:
     replica = await start_replica(
         DeploymentConfig(), role, engine, replica_id=ReplicaId(f"{role}-1"), host=HOST
     )
+    spare_what_stays()
     pipe.send(replica.info)
     await _told_to_stop(pipe)
     await replica.stop()
@@ -123,6 +125,7 @@ async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo]) -> None
     await node.start(registry)
     while not node.dispatcher.is_ready():
         await asyncio.sleep(0.01)
+    spare_what_stays()
     pipe.send(node.server.http_port)
     await _told_to_stop(pipe)
     await node.stop(drain_s=1.0)

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels import draw_token as draws
-from baton.kernels import moe, rms_norm
+from baton.kernels import rms_norm
 from baton.kernels.checksum import device_checksums
 from baton.kernels.gpu import best_token, block_copy, checksum, draw_token, gate, norm
 from baton.kernels.gpu.grouped_linear import grouped_linear, grouped_tiles
 from baton.kernels.gpu.linear_tiles import linear_tiles
 from baton.kernels.narrow_weight import NarrowWeight, round_to_fp8, to_fp8, to_int4, to_int8
+from baton.kernels.routing import routed_to
 from baton.kernels.silu_mul import reference as silu_mul
 from baton.kernels.token_filter import Filters
 
@@ -197,7 +198,7 @@ def _experts(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
     made = []
     for num_pairs in (11, 90) if is_small else (512, 131_072):
         experts = torch.randint(0, sizes.num_experts, (num_pairs, 1), device=device)
-        groups = moe.group_by_expert(experts, sizes.num_experts)
+        groups = routed_to(experts, torch.ones(experts.shape), sizes.num_experts)
         x = torch.randn(num_pairs, width, device=device).to(dtype)
         used = len(set(experts.flatten().tolist())) / sizes.num_experts
         num_bytes = used * weights.nbytes + x.nbytes + 2 * num_pairs * num_columns

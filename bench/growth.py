@@ -30,10 +30,10 @@ from bench.report import surroundings, table
 
 from baton.engine.kv_cache import KvCache
 from baton.platform.config import DeploymentConfig, override
-from baton.platform.instruments.ceilings import measure_ceilings
 from baton.platform.instruments.engine_bench import EngineBench, Measured, Point
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
 from baton.platform.instruments.pass_cost import floor_s
+from baton.platform.instruments.product_rates import ceilings_of
 
 CONTEXTS = (256, 1024, 2048, 4096, 8000)
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -64,7 +64,7 @@ def report(*, is_quick: bool = False) -> str:
     loaded = load(max(8 * (max(contexts) + 96), max(batches) * (BATCH_CONTEXT + 96)))
     bench = EngineBench(
         measured=loaded,
-        ceilings=measure_ceilings(getattr(torch, loaded.loaded.info.dtype), loaded.device),
+        ceilings=ceilings_of(loaded),
         ends_at=time.monotonic() + MAX_S,
         report=lambda what: None,
     )

@@ -45,9 +45,16 @@ class Answer:
         return self.times[0] - self.sent_at
 
     def token_s(self) -> list[float]:
-        """Seconds a token, by every WINDOW of tokens; of all, if they are fewer."""
-        came = [time for time, count in zip(self.times, self.num_tokens, strict=True)
-                for _ in range(count)]  # fmt: skip
+        """Seconds a token, by every WINDOW of tokens; of all, if they are fewer.
+
+        Tokens of one write are taken to have come evenly since the write before: an engine that
+        writes them together must neither win nor lose by how many fit into a window.
+        """
+        came: list[float] = []
+        before = self.times[0]
+        for at, count in zip(self.times, self.num_tokens, strict=True):
+            came += [before + (at - before) * (token + 1) / count for token in range(count)]
+            before = at
         window = min(WINDOW, len(came) - 1)
         return [
             (later - sooner) / window

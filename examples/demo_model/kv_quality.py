@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from train import encode
 
 from baton.core.kv_layout import KvLayout
-from baton.engine.assemble import KV_DTYPES
 from baton.engine.batch import Chunk
+from baton.engine.cache_plan import KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.kv_cache import KvCache
 from baton.engine.runner import ModelRunner

@@ -52,6 +52,15 @@ def test_a_steady_rate_leaves_the_prompt_out() -> None:
     assert Asked((answer,)).first_ms == 3000
 
 
+@pytest.mark.parametrize("size", [1, 5, 10, 12, 40])
+def test_a_steady_rate_is_the_same_however_many_tokens_a_write_has(size: int) -> None:
+    sizes = [1] + [size] * (240 // size)
+    times = [index * size / 100 for index in range(len(sizes))]
+    answer = Answer(sent_at=0.0, num_tokens=sizes, times=times)
+
+    assert Asked((answer,)).steady_rate == pytest.approx(100, rel=0.01)
+
+
 def test_tokens_that_arrive_in_pairs_are_not_taken_for_fast() -> None:
     times = [index // 2 / 50 + index % 2 * 1e-6 for index in range(128)]
     answer = Answer(sent_at=0.0, num_tokens=[1] * 128, times=times)
