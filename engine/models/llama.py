@@ -5,7 +5,7 @@ What other families share with it is taken from here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -48,8 +48,15 @@ def parse_windowed(
     )
 
 
-def build(config: ModelConfig, *, has_head_norm: bool = False) -> Decoder:
-    """`has_head_norm` adds an RMS norm over each head of the queries and keys, as in Qwen 3."""
+HeadNorms = Callable[[ModelConfig, LayerConfig], Callable[[], RmsNorm] | None]
+"""What makes the norms over each head of the queries and keys of a layer, if it has any."""
+
+
+def no_head_norms(config: ModelConfig, layer: LayerConfig) -> None:
+    """Llama's own have none."""
+
+
+def build(config: ModelConfig, *, head_norms: HeadNorms = no_head_norms) -> Decoder:
     width, eps = config.hidden_size, config.norm_eps
 
     def new_block(layer: LayerConfig) -> nn.Module:
@@ -60,7 +67,7 @@ def build(config: ModelConfig, *, has_head_norm: bool = False) -> Decoder:
                 config.heads,
                 layer.attention,
                 biases=(config.has_qkv_bias, config.has_out_bias),
-                head_norm=(lambda: RmsNorm(config.heads.head_dim, eps)) if has_head_norm else None,
+                head_norm=head_norms(config, layer),
             ),
             ffn_norm=AddRmsNorm(width, eps),
             ffn=feed_forward_of(config, layer),

@@ -11,10 +11,9 @@ is turned as after.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from torch import nn
+from functools import partial
 
 from baton.engine.checkpoint.arrangement import PAIRS_APART, TRANSPOSED
 from baton.engine.checkpoint.config import (
@@ -27,12 +26,10 @@ from baton.engine.checkpoint.config import (
 from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.moe_config import MoeConfig, parse_layer_numbers, parse_routing
 from baton.engine.checkpoint.rope_config import RopeKeys, parse_rope
-from baton.engine.layers.attention import Attention, AttentionKind
-from baton.engine.layers.block import Block
-from baton.engine.layers.norm import AddRmsNorm, UnitNorm
-from baton.engine.models.decoder import Decoder
+from baton.engine.layers.attention import AttentionKind
+from baton.engine.layers.norm import RmsNorm, UnitNorm
+from baton.engine.models import llama
 from baton.engine.models.family import Family
-from baton.engine.models.feed_forwards import feed_forward_of
 from baton.kernels.linear import GATES
 from baton.kernels.moe import Gating
 from baton.kernels.query_temperature import Temperature
@@ -126,25 +123,10 @@ def _temperature(keys: ConfigKeys) -> Temperature | None:
     )
 
 
-def build(config: ModelConfig) -> Decoder:
-    width, eps = config.hidden_size, config.norm_eps
-
-    def new_block(layer: LayerConfig) -> nn.Module:
-        has_norm = config.has_head_norm and layer.rope is not None
-        return Block(
-            attn_norm=AddRmsNorm(width, eps),
-            attn=Attention(
-                width,
-                config.heads,
-                layer.attention,
-                biases=(config.has_qkv_bias, config.has_out_bias),
-                head_norm=(lambda: UnitNorm(config.heads.head_dim, eps)) if has_norm else None,
-            ),
-            ffn_norm=AddRmsNorm(width, eps),
-            ffn=feed_forward_of(config, layer),
-        )
-
-    return Decoder(config, new_block, AddRmsNorm(width, eps))
+def head_norms(config: ModelConfig, layer: LayerConfig) -> Callable[[], RmsNorm] | None:
+    if not config.has_head_norm or layer.rope is None:
+        return None
+    return partial(UnitNorm, config.heads.head_dim, config.norm_eps)
 
 
 LAYER = "language_model.model.layers.{i}."
@@ -176,7 +158,7 @@ CHECKPOINT = {
 LLAMA4 = Family(
     description="Llama 4, text: an expert of many and one for all, chunks, NoPE layers",
     parse=parse,
-    build=build,
+    build=partial(llama.build, head_norms=head_norms),
     checkpoint=CHECKPOINT,
     arrangements={
         **{name + end: PAIRS_APART for name in (QUERIES, KEYS) for end in (".weight", ".bias")},

@@ -20,7 +20,7 @@ def parse(keys: ConfigKeys) -> ModelConfig:
 QWEN3_MOE = Family(
     description="Qwen 3 MoE: norms over heads, many small experts",
     parse=parse,
-    build=partial(llama.build, has_head_norm=True),
+    build=partial(llama.build, head_norms=qwen3.head_norms),
     checkpoint={**llama.CHECKPOINT, **qwen3.HEAD_NORMS, **qwen2_moe.EXPERTS},
     other_names=(mixtral.FUSED,),
     defaults={**qwen2.DEFAULTS, "num_key_value_heads": 4},
