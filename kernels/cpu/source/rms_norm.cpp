@@ -1,6 +1,5 @@
 // RMS norm, alone or with the residual add before it; see kernels/rms_norm.py.
-#include "operator.h"
-#include "rows.h"
+#include "norm_rows.h"
 
 namespace {
 
@@ -21,26 +20,17 @@ void normalise(const T* x, const W* weight, T* y, int64_t width, float eps) {
 
 // in: x [rows][width], weight [width], residual as x or null; out: y, s
 // i: width, weight is float; f: eps
+// As norm_rows.h says; i[1]: whether the weight is float; f: eps
 template <typename T>
 void run(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0], rows = row_count(args, pass);
+  const int64_t width = args.i[0];
   const float eps = float(args.f[0]);
-  Span span;
-  while (work.take(rows, ROWS_AT_ONCE, span)) {
-    for (int64_t row = span.begin; row < span.end; row++) {
-      const T* x = static_cast<const T*>(args.in[0]) + row * width;
-      T* y = static_cast<T*>(args.out[0]) + row * width;
-      if (args.in[2]) {
-        T* s = static_cast<T*>(args.out[1]) + row * width;
-        add_rows(x, static_cast<const T*>(args.in[2]) + row * width, s, width);
-        x = s;  // rounded to T first, as it will be read by the next block
-      }
-      if (args.i[1])
-        normalise(x, static_cast<const float*>(args.in[1]), y, width, eps);
-      else
-        normalise(x, static_cast<const T*>(args.in[1]), y, width, eps);
-    }
-  }
+  norm_rows<T>(args, pass, work, [&](const T* x, T* y) {
+    if (args.i[1])
+      normalise(x, static_cast<const float*>(args.in[1]), y, width, eps);
+    else
+      normalise(x, static_cast<const T*>(args.in[1]), y, width, eps);
+  });
 }
 
 }  // namespace
