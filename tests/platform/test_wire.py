@@ -45,6 +45,7 @@ from baton.core.messages import (
 from baton.proto import kv_pb2, wire
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+from baton.proto.sampling_wire import grammar_from_proto, sampling_from_proto, sampling_to_proto
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -239,7 +240,7 @@ def assert_survives(value: T, to_proto: Callable[[T], M], from_proto: Callable[[
 
 @given(samplings)
 def test_sampling_params(value: SamplingParams) -> None:
-    assert_survives(value, wire.sampling_to_proto, wire.sampling_from_proto)
+    assert_survives(value, sampling_to_proto, sampling_from_proto)
 
 
 @given(logprobs)
@@ -375,6 +376,6 @@ def test_a_grammar_or_a_pooling_of_a_newer_peer_cannot_be_left_out() -> None:
     pooled = pb.GenerateRequest.FromString(b"\x50\x63")  # pooling 99
 
     with pytest.raises(InvalidRequest):
-        wire.grammar_from_proto(grammar)
+        grammar_from_proto(grammar)
     with pytest.raises(InvalidRequest):
         wire.generate_from_proto(pooled)
