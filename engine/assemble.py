@@ -16,7 +16,7 @@ from baton.engine.grammar import GrammarCompiler
 from baton.engine.kv_cache import KvCache
 from baton.engine.parallel.assemble import following_runner, lead_runner
 from baton.engine.parallel.lead import follow
-from baton.engine.parallel.ranks import ALONE, Ranks
+from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
 from baton.engine.runner import ModelRunner
 from baton.engine.structured_output import LlGuidanceCompiler
 
@@ -35,7 +35,7 @@ def assemble_engine(
     config: EngineConfig,
     *,
     progress: Callable[[int, int], None] | None = None,
-    ranks: Ranks = ALONE,
+    groups: MeshGroups = ONE_RANK,
     **options: Unpack[ModelOptions],
 ) -> Engine:
     """Of several ranks the lead has the engine; the others call `follow_lead` with the same.
@@ -44,20 +44,20 @@ def assemble_engine(
     the model cannot be split among so many ranks.
     """
     device = find_device(options.get("device", "auto"))
-    loaded = _load(folder, config, {**options, "device": device}, ranks, progress)
+    loaded = _load(folder, config, {**options, "device": device}, groups, progress)
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
     return engine_around(loaded, config, device, grammars)
 
 
 def follow_lead(
-    folder: Path, config: EngineConfig, ranks: Ranks, **options: Unpack[ModelOptions]
+    folder: Path, config: EngineConfig, groups: MeshGroups, **options: Unpack[ModelOptions]
 ) -> None:
     """Compute this rank's share of what the lead's engine runs, until it ends.
 
     Raises what `assemble_engine` raises, and RuntimeError once another rank is gone.
     """
     device = find_device(options.get("device", "auto"))
-    loaded = _load(folder, config, {**options, "device": device}, ranks)
+    loaded = _load(folder, config, {**options, "device": device}, groups)
     follow(following_runner(loaded, plan_cache(loaded, config, device)))
 
 
@@ -65,12 +65,12 @@ def _load(
     folder: Path,
     config: EngineConfig,
     options: ModelOptions,
-    ranks: Ranks,
+    groups: MeshGroups,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     max_model_len = config.scheduler.max_model_len
     return load_model(
-        folder, **options, max_model_len=max_model_len, progress=progress, ranks=ranks
+        folder, **options, max_model_len=max_model_len, progress=progress, groups=groups
     )
 
 
@@ -89,7 +89,7 @@ def engine_around(
 ) -> Engine:
     """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
     plan = plan_cache(loaded, config, device)
-    if loaded.ranks.size > 1:
+    if loaded.groups.mesh.size > 1:
         return Engine(lead_runner(loaded, plan), config, grammars=grammars)
     cache = KvCache(plan.layout, plan.num_blocks, device)
     return Engine(ModelRunner(loaded, cache, plan.limits), config, grammars=grammars)

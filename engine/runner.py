@@ -56,11 +56,11 @@ class ModelRunner:
         if layout != loaded.own(loaded.info.layout(layout.block_size, layout.dtype)):
             raise ValueError(f"the cache is laid out for another model: {layout}")
         self.info = loaded.info
-        self.ranks = loaded.ranks
-        """That compute with it."""
+        self.groups = loaded.groups
+        """Of the ranks that compute with it."""
         self.cache = cache
         batch = StaticBatch(limits, layout.block_size, cache.device)
-        is_alone = self.ranks.size == 1  # what ranks say to each other is neither on the tape
+        is_alone = self.groups.mesh.size == 1  # what ranks say to each other is neither on the tape
         self.taped = record(loaded, cache, batch) if is_alone else None
         self.graphs = capture_decoding(loaded.model, cache, batch) if is_alone else None
         self._model = loaded.model

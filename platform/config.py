@@ -27,6 +27,7 @@ import msgspec
 from baton.core.errors import InvalidConfig
 from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.parallel.mesh import Mesh
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.chaos.config import ChaosConfig
 from baton.platform.config_node import ConfigNode, Count, Fraction, Seconds
@@ -61,9 +62,14 @@ class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
     `resources` says."""
 
     @property
+    def mesh(self) -> Mesh:
+        """Raises InvalidConfig for sizes that do not go together."""
+        return Mesh(tensor=self.tensor)
+
+    @property
     def size(self) -> int:
         """Ranks of one replica."""
-        return self.tensor
+        return self.mesh.size
 
 
 class PoolConfig(ConfigNode, frozen=True, kw_only=True):

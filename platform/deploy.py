@@ -149,7 +149,7 @@ class ReplicaActor:
 
     async def _load(self, config: DeploymentConfig, folder: Path) -> Engine:
         """Load the weights, telling the registry how far it is."""
-        from baton.engine.parallel.ranks import ALONE, Ranks
+        from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
         from baton.platform.replica import load_engine
 
         done = [0, 1]
@@ -157,8 +157,8 @@ class ReplicaActor:
         def progress(num_bytes: int, total: int) -> None:
             done[:] = [num_bytes, max(1, total)]
 
-        ranks: Ranks = ALONE if self._followers is None else await self._followers.join()
-        loading = asyncio.create_task(load_engine(config, self.role, folder, progress, ranks))
+        groups: MeshGroups = ONE_RANK if self._followers is None else await self._followers.join()
+        loading = asyncio.create_task(load_engine(config, self.role, folder, progress, groups))
         while not loading.done():
             fraction = done[0] / done[1]
             state = Loading(self._id, self.role, "loading weights", fraction)

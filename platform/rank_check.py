@@ -9,6 +9,7 @@ from baton.engine.checkpoint.config import ModelConfig, read_json
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.quantized_checkpoint import parse_layout
 from baton.engine.parallel.cutting import share_of
+from baton.engine.parallel.mesh import Mesh
 from baton.kv_transfer.transport.registry import AUTO, TRANSPORTS
 from baton.platform.config import DeploymentConfig
 
@@ -22,9 +23,11 @@ def check_ranks(config: DeploymentConfig, folder: Path) -> None:
     _check_rounding(config, folder)
     model = read_config(folder)
     for pool, key in ((config.prefill, "prefill"), (config.decode, "decode")):
-        reason = _why_not(model, pool.parallel.tensor)
+        reason = _why_not(model, pool.parallel.mesh)
         if pool.replicas and reason:
-            sizes = [size for size in range(1, MOST_NAMED + 1) if not _why_not(model, size)]
+            sizes = [
+                size for size in range(1, MOST_NAMED + 1) if not _why_not(model, Mesh(tensor=size))
+            ]
             raise InvalidConfig(
                 f"{key}.parallel.tensor: {reason}; this model takes {_listed(sizes)}"
             )
@@ -60,10 +63,10 @@ def _check_rounding(config: DeploymentConfig, folder: Path) -> None:
         )
 
 
-def _why_not(model: ModelConfig, size: int) -> str:
+def _why_not(model: ModelConfig, mesh: Mesh) -> str:
     """Empty if it can be."""
     try:
-        share_of(model, size)
+        share_of(model, mesh)
     except InvalidConfig as error:
         return str(error)
     return ""

@@ -27,7 +27,7 @@ from baton.core.messages import Role
 from baton.platform.config import DeploymentConfig, PoolConfig
 
 if TYPE_CHECKING:
-    from baton.engine.parallel.ranks import RankGroup, Rendezvous
+    from baton.engine.parallel.ranks import MeshGroups, Rendezvous
     from baton.engine.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Followers:
         self._meeting = Rendezvous(
             host=host,
             port=self._listener.getsockname()[1],
-            size=pool_of(config, role).parallel.size,
+            mesh=pool_of(config, role).parallel.mesh,
             backend="nccl" if find_device(config.device) == "cuda" else "gloo",
         )
         group = get_current_placement_group()
@@ -110,7 +110,7 @@ class Followers:
                     group, placement_group_bundle_index=rank
                 ),
             ).remote()
-            for rank in range(1, self._meeting.size)
+            for rank in range(1, self._meeting.mesh.size)
         ]
         self._ends = [
             asyncio.create_task(
@@ -120,7 +120,7 @@ class Followers:
         ]
         self._fate: asyncio.Task[None] | None = None
 
-    async def join(self) -> RankGroup:
+    async def join(self) -> MeshGroups:
         """Be their lead."""
         from baton.engine.parallel.ranks import join
 

@@ -21,7 +21,7 @@ from baton.decode_service.server import DecodeGrpc
 from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.engine import Engine
-from baton.engine.parallel.ranks import ALONE, Ranks
+from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
 from baton.kv_transfer.exchange import ExchangeConfig
 from baton.kv_transfer.probe import ProbeOffers, Prober
 from baton.kv_transfer.tiers.assemble import create_stack
@@ -95,7 +95,7 @@ async def load_engine(
     role: Role,
     folder: Path,
     progress: Progress | None = None,
-    ranks: Ranks = ALONE,
+    groups: MeshGroups = ONE_RANK,
 ) -> Engine:
     """Read the weights in a thread, so that the event loop can report how far it is."""
     pool = config.prefill if role is Role.PREFILL else config.decode
@@ -108,7 +108,7 @@ async def load_engine(
         load_format=config.load_format,
         quantize=config.quantize,
         progress=progress,
-        ranks=ranks,
+        groups=groups,
     )
 
 

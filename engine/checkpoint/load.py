@@ -49,7 +49,7 @@ from baton.engine.parallel.cutting import (
     share_of_kv,
     splits_vocabulary,
 )
-from baton.engine.parallel.ranks import ALONE, Ranks
+from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
 from baton.kernels.cpu import operators
 
 logger = logging.getLogger(__name__)
@@ -62,12 +62,12 @@ class LoadedModel:
     """What this rank has of it."""
     info: ModelInfo
     """Of the whole."""
-    ranks: Ranks = ALONE
-    """That have a part each."""
+    groups: MeshGroups = ONE_RANK
+    """Of the ranks that have a part each."""
 
     def own(self, layout: KvLayout) -> KvLayout:
         """What this rank keeps of the whole model's KV."""
-        return share_of_kv(layout, self.ranks.rank, self.ranks.size)
+        return share_of_kv(layout, self.groups.mesh, self.groups.everyone.rank)
 
 
 def load_model(  # noqa: PLR0913  # what the configuration says of a model
@@ -79,7 +79,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     quantize: str = "none",
     max_model_len: int | None = None,
     progress: Progress | None = None,
-    ranks: Ranks = ALONE,
+    groups: MeshGroups = ONE_RANK,
 ) -> LoadedModel:
     """Read a model. `auto` is the dtype that config.json declares, else that of the tensors.
 
@@ -87,15 +87,15 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
     way, to `int8` or `int4`; those that come quantised are kept so where the device multiplies
     them, unless quantize is `wide`.
-    Of `ranks` each reads its part. Raises CheckpointError, with what was found and what is
+    Each rank of `groups` reads its part. Raises CheckpointError, with what was found and what is
     supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device or
     split among so many.
     """
     config, model, entries, placements = _plan(folder, load_format, max_model_len)
     cutter = None
-    if ranks.size > 1:
-        whole, model = model, family_of(config.architecture).build(share_of(config, ranks.size))
-        cutter = Cutter(whole, model, ranks)
+    if groups.mesh.size > 1:
+        whole, model = model, family_of(config.architecture).build(share_of(config, groups.mesh))
+        cutter = Cutter(whole, model, groups)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
     _check_quantize(quantize, device, wanted)
     reading = Reading(config, {p.source: entries[p.source] for p in placements}, progress, cutter)
@@ -111,7 +111,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             else:
                 install_expert(model, target, expert, tensor, device, quantize)
     keeper.report()
-    join_ranks(model, ranks, splits_vocabulary=splits_vocabulary(config, ranks.size))
+    join_ranks(model, groups, splits_vocabulary=splits_vocabulary(config, groups.mesh.tensor))
     rounding = keeper.rounding(rounding_of(quantize, device, getattr(torch, wanted)))
     return LoadedModel(
         model=model.to(device).eval(),
@@ -128,7 +128,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
             head_dim=config.heads.head_dim,
             num_vectors=config.num_vectors,
         ),
-        ranks=ranks,
+        groups=groups,
     )
 
 

@@ -42,9 +42,9 @@ def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
     layout = plan.layout
     own = KvCache(loaded.own(layout), plan.num_blocks, plan.device)
     if plan.device == "cpu":
-        shares = _make_memory(layout, plan.num_blocks, ranks)
+        shares = _make_memory(loaded, layout, plan.num_blocks, ranks)
     else:
-        shares = [_map_memory(layout, rank, ranks) for rank in range(1, ranks.size)]
+        shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
     return LeadRunner(ModelRunner(loaded, own, plan.limits), ShardedCache(layout, own, shares))
 
 
@@ -66,9 +66,11 @@ def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
     return ModelRunner(loaded, cache, plan.limits)
 
 
-def _make_memory(layout: KvLayout, num_blocks: int, ranks: RankGroup) -> list[Share]:
+def _make_memory(
+    loaded: LoadedModel, layout: KvLayout, num_blocks: int, ranks: RankGroup
+) -> list[Share]:
     memories = [
-        SharedMemory(share_of_kv(layout, rank, ranks.size), num_blocks)
+        SharedMemory(share_of_kv(layout, loaded.groups.mesh, rank), num_blocks)
         for rank in range(1, ranks.size)
     ]
     ranks.leave_word(KV, pickle.dumps([memory.place for memory in memories]))
@@ -78,17 +80,17 @@ def _make_memory(layout: KvLayout, num_blocks: int, ranks: RankGroup) -> list[Sh
     return [memory.share for memory in memories]
 
 
-def _map_memory(layout: KvLayout, rank: int, ranks: RankGroup) -> Share:
+def _map_memory(loaded: LoadedModel, layout: KvLayout, rank: int, ranks: RankGroup) -> Share:
     """Of another rank's device. What it left is trusted: it is of our own replica."""
     handles: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = pickle.loads(
         ranks.word_of(KV, rank)
     )
     layers = [rebuild(*details).view(torch.uint8).flatten(1) for rebuild, details in handles]
-    return Share(share_of_kv(layout, rank, ranks.size), layers)
+    return Share(share_of_kv(layout, loaded.groups.mesh, rank), layers)
 
 
 def _compared(loaded: LoadedModel) -> RankGroup:
-    ranks = loaded.ranks
+    ranks = loaded.groups.everyone
     assert isinstance(ranks, RankGroup), "one rank needs nobody to settle with"
     words = array("q")
     words.frombytes(loaded.info.fingerprint[:16])

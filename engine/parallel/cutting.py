@@ -1,4 +1,4 @@
-"""What of a model a tensor-parallel rank has: its sizes, and its part of each tensor.
+"""What of a model a rank has: its sizes, and its part of each tensor.
 
     whole model (its sizes alone)  --|
     own model   (its sizes alone)  --+-->  cut(a tensor of the checkpoint)  -->  the rank's part
@@ -27,12 +27,14 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, DOWN_BIAS, Experts
 from baton.engine.models.decoder import Decoder
-from baton.engine.parallel.ranks import Ranks
+from baton.engine.parallel.mesh import Mesh
+from baton.engine.parallel.ranks import MeshGroups
 from baton.engine.parallel.split import Share, Split
 
 
-def share_of(config: ModelConfig, size: int) -> ModelConfig:
-    """The model that each of `size` ranks has. Raises InvalidConfig if it cannot be split so."""
+def share_of(config: ModelConfig, mesh: Mesh) -> ModelConfig:
+    """The model that each rank has. Raises InvalidConfig if it cannot be split so."""
+    size = mesh.tensor
     return replace(
         config,
         heads=_heads(config.heads, size),
@@ -80,34 +82,34 @@ def _part(whole: int, size: int, key: str) -> int:
     return whole // size
 
 
-def share_of_kv(layout: KvLayout, rank: int, size: int) -> KvLayout:
+def share_of_kv(layout: KvLayout, mesh: Mesh, rank: int) -> KvLayout:
     """What a rank keeps of a model's KV: some heads; of latents, which are one, all."""
-    own = max(1, layout.num_kv_heads // size)
-    span = Share(rank, size).span(layout.num_kv_heads, own)
+    own = max(1, layout.num_kv_heads // mesh.tensor)
+    span = Share(mesh.place(rank).tensor, mesh.tensor).span(layout.num_kv_heads, own)
     return replace(layout, num_kv_heads=own, first_kv_head=span.start)
 
 
-def join_ranks(model: Decoder, ranks: Ranks, *, splits_vocabulary: bool) -> None:
+def join_ranks(model: Decoder, groups: MeshGroups, *, splits_vocabulary: bool) -> None:
     """Let the parts of a rank's model know whom they add up with."""
     for module in model.modules():
         if isinstance(module, Experts) or (
             isinstance(module, Linear) and module.split is Split.INPUTS
         ):
-            module.ranks = ranks
+            module.ranks = groups.tensor
     if splits_vocabulary:
-        model.embed.ranks = ranks
+        model.embed.ranks = groups.tensor
         if model.head is not None:
-            model.head.ranks = ranks
+            model.head.ranks = groups.tensor
 
 
 class Cutter:
     """The parts of one rank."""
 
-    def __init__(self, whole: nn.Module, own: nn.Module, ranks: Ranks) -> None:
+    def __init__(self, whole: nn.Module, own: nn.Module, groups: MeshGroups) -> None:
         """Of both models only the shapes are looked at."""
         self._whole = whole
         self._own = own
-        self._share = Share(ranks.rank, ranks.size)
+        self._share = Share(groups.place.tensor, groups.mesh.tensor)
 
     def cut(self, source: Placement, tensor: Tensor) -> Tensor:
         """The rank's part of what lies at `source`; a view where it is in one piece."""

@@ -33,11 +33,12 @@ class LeadRunner:
     """A `Runner` whose cache is that of all ranks."""
 
     def __init__(self, own: ModelRunner, cache: ShardedCache) -> None:
-        assert isinstance(own.ranks, RankGroup), "there is nobody to lead"
+        everyone = own.groups.everyone
+        assert isinstance(everyone, RankGroup), "there is nobody to lead"
         self.info = own.info
         self.cache = cache
         self._own = own
-        self._ranks = own.ranks
+        self._ranks = everyone
 
     @property
     def num_ranks(self) -> int:
@@ -61,7 +62,7 @@ def follow(own: ModelRunner) -> None:
 
     Raises RuntimeError once a rank of the group is gone.
     """
-    ranks = own.ranks
+    ranks = own.groups.everyone
     assert isinstance(ranks, RankGroup), "there is no lead to follow"
     dtype: torch.dtype = getattr(torch, own.info.dtype)
     while True:

@@ -8,7 +8,8 @@
     broadcast_    x becomes that of one rank             of what the lead tells
 
 A group of ranks is a value that is handed down; nothing of it is global, so two of them live in one
-process. Sums are added in the same order on every rank: all have the same bits afterwards.
+process. Sums are added in the same order on every rank: all have the same bits afterwards. A rank
+is in one group for each axis of the mesh, and in that of all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 import torch.distributed
 from torch import Tensor
+
+from baton.engine.parallel.mesh import Axis, Mesh, Place
 
 c10d: Any = torch.distributed  # whose stubs know little of what is used here
 
@@ -74,7 +77,7 @@ class Rendezvous:
     host: str
     """The lead's, as the others reach it."""
     port: int
-    size: int
+    mesh: Mesh
     backend: str
     """gloo, of CPUs, or nccl."""
 
@@ -82,11 +85,13 @@ class Rendezvous:
 class RankGroup:
     """Ranks of torch.distributed. Every call raises RuntimeError once a rank of it is gone."""
 
-    def __init__(self, group: Any, control: Any, store: Any) -> None:
+    def __init__(self, group: Any, control: Any, store: Any, members: tuple[int, ...]) -> None:
         """`group` moves what is on the device, `control` what is on the host."""
+        self.members = members
+        """By their ranks of the mesh; here they are counted from 0."""
         self._group = group
         self._control = control
-        self._store = store  # NCCL looks into it as long as there is a group
+        self._store = store  # it ends with the lead's, which all groups need
         self.rank: int = group.rank()
         self.size: int = group.size()
 
@@ -133,13 +138,41 @@ class RankGroup:
         return words
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshGroups:
+    """The groups that one rank of a mesh is in."""
+
+    mesh: Mesh
+    everyone: Ranks
+    tensor: Ranks
+    context: Ranks
+    data: Ranks
+    pipeline: Ranks
+    expert: Ranks
+
+    @property
+    def place(self) -> Place:
+        return self.mesh.place(self.everyone.rank)
+
+
+ONE_RANK = MeshGroups(
+    mesh=Mesh(),
+    everyone=ALONE,
+    tensor=ALONE,
+    context=ALONE,
+    data=ALONE,
+    pipeline=ALONE,
+    expert=ALONE,
+)
+
+
 def listen(host: str) -> socket.socket:
     """For the lead. Raises OSError if `host` is not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 
 
-def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) -> RankGroup:
+def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) -> MeshGroups:
     """Blocks until all have come. Raises RuntimeError if they do not.
 
     The lead brings the socket that it listens on, at the meeting's port.
@@ -149,26 +182,38 @@ def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) 
     store = c10d.TCPStore(
         meeting.host, meeting.port, None, listener is not None, patience, False, **handle
     )
-    control = _gloo(c10d.PrefixStore("control", store.clone()), meeting, rank)
+    mesh = meeting.mesh
+    everyone = _group(store, meeting, tuple(range(mesh.size)), rank)
+    own: dict[tuple[int, ...], Ranks] = {(rank,): ALONE, everyone.members: everyone}
+    for axis in Axis:  # all ranks make their groups in the same order
+        members = mesh.members(axis, rank)
+        if members not in own:
+            own[members] = _group(store, meeting, members, rank)
+    groups = {axis.value: own[mesh.members(axis, rank)] for axis in Axis}
+    return MeshGroups(mesh=mesh, everyone=everyone, **groups)
+
+
+def _group(store: Any, meeting: Rendezvous, members: tuple[int, ...], rank: int) -> RankGroup:
+    """That of some ranks, of which this is one."""
+    name = " ".join(map(str, members))
+    own, size = members.index(rank), len(members)
+    meet = c10d.PrefixStore(name, store.clone())
+    control = _gloo(c10d.PrefixStore("control", meet), meeting, own, size, is_lead=rank == 0)
     group = control
     if meeting.backend == "nccl":
-        group = c10d.ProcessGroupNCCL(
-            c10d.PrefixStore("nccl", store.clone()),
-            rank,
-            meeting.size,
-            c10d.ProcessGroupNCCL.Options(),
-        )
+        options = c10d.ProcessGroupNCCL.Options()
+        group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", meet), own, size, options)
         group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
-    return RankGroup(group, control, store)
+    return RankGroup(group, control, c10d.PrefixStore(name, store), members)
 
 
-def _gloo(store: Any, meeting: Rendezvous, rank: int) -> Any:
+def _gloo(store: Any, meeting: Rendezvous, rank: int, size: int, *, is_lead: bool) -> Any:
     options = c10d.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=JOIN_S)
     options._threads = 1
-    own_host = meeting.host if rank == 0 else _own_host(meeting)
+    own_host = meeting.host if is_lead else _own_host(meeting)
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_host)]
-    group = c10d.ProcessGroupGloo(store, rank, meeting.size, options)
+    group = c10d.ProcessGroupGloo(store, rank, size, options)
     group.set_timeout(UNLIMITED)
     return group
 

@@ -27,7 +27,7 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
         model = read_config(folder)
         for pool in pools:
             num_ranks = pool.parallel.size
-            share = share_of(model, num_ranks)
+            share = share_of(model, pool.parallel.mesh)
             of_rank = weight_bytes(config, share) + kv_bytes(pool.cache, share, config.dtype)
             memory_bytes += pool.replicas * num_ranks * of_rank
     disk = config.tiers.disk

@@ -22,10 +22,13 @@ SLACK = 24 * MB
 LOAD = """
 import json, sys
 from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 import torch
 from tests.model.kept_weights import weights_of
 from baton.engine.checkpoint.load import load_model
+from baton.engine.parallel.mesh import Mesh
+from baton.engine.parallel.ranks import ONE_RANK
 from baton.kernels.packed_weight import pack
 
 def one_of(weight):  # experts are read one by one
@@ -39,7 +42,9 @@ pack(torch.ones(64, 64)).logits(torch.ones(2, 64))
 before = held("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
 rank, size = map(int, sys.argv[2:])
-loaded = load_model(Path(sys.argv[1]), ranks=SimpleNamespace(rank=rank, size=size))
+member = SimpleNamespace(rank=rank, size=size)
+groups = replace(ONE_RANK, mesh=Mesh(tensor=size), everyone=member, tensor=member)
+loaded = load_model(Path(sys.argv[1]), groups=groups)
 weights = [weight for _, weight in weights_of(loaded.model)]
 print(json.dumps({
     "most": held("VmHWM") - before,

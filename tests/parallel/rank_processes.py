@@ -20,6 +20,7 @@ from baton.engine.assemble import assemble_engine, follow_lead
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.parallel.lead import LeadRunner
+from baton.engine.parallel.mesh import Mesh
 from baton.engine.parallel.ranks import Rendezvous, join, listen
 
 HOST = "127.0.0.1"
@@ -71,19 +72,19 @@ def engine_on_ranks(
     processes: RankProcesses,
     folder: Path,
     config: EngineConfig,
-    size: int,
+    mesh: Mesh,
     *,
     follower_folder: Path | None = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, list[Follower]]]:
-    """An engine on `size` ranks, and those that follow it, from another folder if one is given."""
-    followers = processes.some(size - 1)
+    """An engine on the ranks of a mesh, and those that follow it, or what another folder has."""
+    followers = processes.some(mesh.size - 1)
     listener = listen(HOST)
-    meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], size=size, backend="gloo")
+    meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
     for rank, follower in enumerate(followers, start=1):
         follower.orders.send((meeting, rank, follower_folder or folder, config, options))
-    ranks = join(meeting, 0, listener)
-    engine = assemble_engine(folder, config, ranks=ranks, device="cpu", **options)
+    groups = join(meeting, 0, listener)
+    engine = assemble_engine(folder, config, groups=groups, device="cpu", **options)
     assert isinstance(engine.runner, LeadRunner)
     try:
         yield engine, followers

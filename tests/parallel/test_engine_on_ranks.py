@@ -17,6 +17,7 @@ from baton.core.messages import Pooling, SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
+from baton.engine.parallel.mesh import Mesh
 from baton.engine.request import Request
 from baton.platform.engine_facts import engine_facts
 
@@ -82,7 +83,7 @@ def test_clients_are_told_the_same(
     folder = make(tmp_path)
     expected = told(assemble_engine(folder, config, dtype="float32", device="cpu"))
 
-    with engine_on_ranks(ranks, folder, config, 2, dtype="float32") as (engine, _):
+    with engine_on_ranks(ranks, folder, config, Mesh(tensor=2), dtype="float32") as (engine, _):
         found = told(engine)
         assert engine.pool.num_in_use == 0
 
@@ -102,7 +103,7 @@ def test_the_kv_that_peers_are_given_is_that_of_one_rank(
     alone = assemble_engine(folder, CONFIG, dtype="float32", device="cpu")
     prompt_logprobs(alone)
 
-    with engine_on_ranks(ranks, folder, CONFIG, size, dtype="float32") as (engine, _):
+    with engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=size), dtype="float32") as (engine, _):
         prompt_logprobs(engine)
         torch.testing.assert_close(kv_of(engine), kv_of(alone), rtol=1e-4, atol=1e-5)
 
@@ -132,7 +133,7 @@ def test_what_is_rounded_is_rounded_as_finely_on_each_rank(
         for each, how in ((CONFIG, {"dtype": "float32"}), (config, options))
     )
 
-    with engine_on_ranks(ranks, folder, config, 2, **options) as (engine, _):
+    with engine_on_ranks(ranks, folder, config, Mesh(tensor=2), **options) as (engine, _):
         found = prompt_logprobs(engine)
 
     error, usual = (found - exact).abs().mean(), (rounded - exact).abs().mean()
@@ -152,7 +153,7 @@ def prompt_logprobs(engine: Engine) -> torch.Tensor:
 def test_an_engine_says_on_how_many_ranks_it_is(ranks: RankProcesses, tmp_path: Path) -> None:
     folder = make_llama(tmp_path)
     alone = assemble_engine(folder, CONFIG, dtype="float32", device="cpu")
-    with engine_on_ranks(ranks, folder, CONFIG, 2, dtype="float32") as (engine, _):
+    with engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=2), dtype="float32") as (engine, _):
         facts = engine_facts("tiny", engine)
 
     assert (facts.num_ranks, facts.passes) == (2, "model")

@@ -17,6 +17,7 @@ from baton.engine.checkpoint.load import read_config
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.parallel.cutting import share_of
+from baton.engine.parallel.mesh import Mesh
 from baton.engine.request import Request
 
 MAX_TOKENS = 12
@@ -77,7 +78,10 @@ def test_several_ranks_give_what_transformers_gives(
     folder = FAMILIES[family](tmp_path, **overrides)
     expected = transformers_greedy(folder, PROMPTS, MAX_TOKENS)
 
-    with engine_on_ranks(ranks, folder, CONFIG, size, dtype="float32") as (engine, followers):
+    with engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=size), dtype="float32") as (
+        engine,
+        followers,
+    ):
         assert answers(engine) == expected
         assert engine.pool.num_in_use == 0
 
@@ -86,7 +90,7 @@ def test_several_ranks_give_what_transformers_gives(
 
 def test_a_rank_that_dies_fails_the_step_at_once(ranks: RankProcesses, tmp_path: Path) -> None:
     folder = FAMILIES["llama"](tmp_path)
-    with engine_on_ranks(ranks, folder, CONFIG, 2) as (engine, [follower]):
+    with engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=2)) as (engine, [follower]):
         sampling = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
         engine.add(Request("one", PROMPTS[0], sampling=sampling))
         engine.step()
@@ -104,7 +108,7 @@ def test_ranks_that_loaded_another_model_are_refused(ranks: RankProcesses, tmp_p
         FAMILIES["llama"](tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1))
     )
     refused = pytest.raises(InvalidConfig, match=r"ranks \[1\] have loaded another model")
-    with refused, engine_on_ranks(ranks, folder, CONFIG, 2, follower_folder=other):
+    with refused, engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=2), follower_folder=other):
         pass
 
 
@@ -112,6 +116,6 @@ def test_what_cannot_be_split_is_refused_with_the_reason(tmp_path: Path) -> None
     config = read_config(FAMILIES["llama"](tmp_path))
 
     with pytest.raises(InvalidConfig, match="`num_attention_heads` 4 is no multiple"):
-        share_of(config, 8)
+        share_of(config, Mesh(tensor=8))
     with pytest.raises(InvalidConfig, match="2 KV heads are neither spread evenly"):
-        share_of(config, 3)
+        share_of(config, Mesh(tensor=3))

@@ -1,0 +1,107 @@
+"""Which rank of a replica is where: its place along each axis, and with whom it shares what.
+
+    tensor     ranks that share every matrix and every head         talk most, twice a layer
+    context    ranks that share the tokens of a prompt              once a layer
+    data       ranks that share the requests                        where experts are
+    pipeline   ranks that share the layers: stages                  talk least, once a stage
+
+    rank = ((stage * data + d) * context + c) * tensor + t          those that talk most are nearest
+
+Experts are spread over `expert` neighbours of one stage, or, if it is 1, cut like other matrices.
+
+    data 2, tensor 2      expert 1  each expert cut in two, by both tensor groups
+                          expert 2  half of the experts a rank, in both tensor groups
+                          expert 4  a quarter of them a rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from baton.core.errors import InvalidConfig
+
+
+class Axis(Enum):
+    TENSOR = "tensor"
+    CONTEXT = "context"
+    DATA = "data"
+    PIPELINE = "pipeline"
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Of one rank."""
+
+    tensor: int = 0
+    context: int = 0
+    data: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Raises InvalidConfig for sizes that do not go together."""
+
+    tensor: int = 1
+    context: int = 1
+    data: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = {axis: getattr(self, axis.value) for axis in Axis}
+        for axis, size in sizes.items():
+            if size < 1:
+                raise InvalidConfig(f"{axis.value} parallel {size}: at least 1")
+        if self.expert > 1 and (self.expert % self.tensor or self._stage_size % self.expert):
+            fitting = [
+                size
+                for size in range(self.tensor, self._stage_size + 1, self.tensor)
+                if self._stage_size % size == 0
+            ]
+            raise InvalidConfig(
+                f"expert parallel {self.expert}: experts are spread over whole tensor groups of "
+                f"one stage; with tensor {self.tensor}, context {self.context} and data "
+                f"{self.data} that is over {', '.join(map(str, fitting))} ranks"
+            )
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.pipeline * self._stage_size
+
+    @property
+    def _stage_size(self) -> int:
+        return self.data * self.context * self.tensor
+
+    def place(self, rank: int) -> Place:
+        rest, tensor = divmod(rank, self.tensor)
+        rest, context = divmod(rest, self.context)
+        stage, data = divmod(rest, self.data)
+        return Place(tensor=tensor, context=context, data=data, stage=stage)
+
+    def rank_at(self, place: Place) -> int:
+        data = place.stage * self.data + place.data
+        return (data * self.context + place.context) * self.tensor + place.tensor
+
+    def members(self, axis: Axis, rank: int) -> tuple[int, ...]:
+        """All that differ from `rank` along that axis alone, and itself; in order."""
+        if axis is Axis.EXPERT:
+            first = rank // self.expert * self.expert
+            return tuple(range(first, first + self.expert))
+        stride, size = self._stride(axis), getattr(self, axis.value)
+        first = rank - rank // stride % size * stride
+        return tuple(range(first, first + size * stride, stride))
+
+    def _stride(self, axis: Axis) -> int:
+        match axis:
+            case Axis.TENSOR:
+                return 1
+            case Axis.CONTEXT:
+                return self.tensor
+            case Axis.DATA:
+                return self.context * self.tensor
+            case _:
+                return self._stage_size
