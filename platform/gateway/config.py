@@ -49,9 +49,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "deepseek"] = "auto"
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "deepseek", "harmony"] = "auto"
     """How the model writes tool calls. `auto` reads it off the chat template."""
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     """How the model marks its reasoning. `auto` reads it off the chat template."""
     resume_window_s: Seconds = 60.0
     """How long a resumable stream goes on, and is kept, without a client."""

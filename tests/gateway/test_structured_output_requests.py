@@ -24,6 +24,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind
 from baton.engine.grammar_check import GrammarChecker
 from baton.platform.gateway.chat.reasoning import ReasoningStart
+from baton.platform.gateway.chat.tools import harmony
 from baton.platform.gateway.chat.tools.definitions import Function, use_of
 from baton.platform.gateway.chat.tools.detect import calls_grammar
 from baton.platform.gateway.grammars.answer_grammar import answer_grammar
@@ -269,6 +270,38 @@ async def test_deep_schemas_are_taken_or_refused(depth: int) -> None:
             )
 
             assert response.status_code in (200, 400)
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("are_special", [True, False])
+def test_an_answer_on_a_channel_has_its_header(are_special: bool) -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json())
+    if are_special:
+        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in harmony.MARKERS])
+    special = TextTokenizer(tokenizer.to_str()).special_tokens(harmony.MARKERS)
+    checker = GrammarChecker(tokenizer.to_str, [eos_token()])
+    tools = use_of([Function(name="g"), Function(name="f", parameters=INTEGER)], "auto")
+    grammar = answer_grammar(
+        rule(regex="a+"),
+        ReasoningStart.CHANNEL,
+        calls_grammar("harmony", tools, special),
+        special_by_mark=special,
+    )
+
+    def takes_all(text: str) -> bool:
+        matcher = checker.start(grammar)
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    for begin in ("", ANALYSIS):
+        assert takes_all(f"{begin}{FINAL}aa")
+        assert takes_all(f'{begin}{call}{{"a": 1}}')
+        assert not takes_all(f'{begin}{call}{{"a": "x"}}')
+        assert not takes_all(f"{begin}aa")
 
 
 def test_marks_that_are_special_tokens_are_named_as_such() -> None:

@@ -10,7 +10,7 @@ from tests.gateway.chat_models import HERMES, PLAIN, WEATHER
 from tests.gateway.scripted import Script, ScriptedDispatcher, make_model, serving, tokenizer_json
 from tokenizers import AddedToken, Tokenizer
 
-from baton.platform.gateway.chat.reasoning import ReasoningStart, has_reasoning, reasoning_start
+from baton.platform.gateway.chat.reasoning import ReasoningStart, reasoning_format, reasoning_start
 from baton.platform.gateway.chat.tools import formats
 from baton.platform.gateway.chat.tools.detect import call_format, format_name
 from baton.platform.gateway.text.chat_template import ChatTemplate
@@ -41,33 +41,37 @@ def test_the_setting_comes_before_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "template", "reasons"),
+    ("parser", "template", "marked"),
     [
-        ("auto", "{{ '<think>' }}", True),
-        ("auto", "{{ message.reasoning_content }}", True),
-        ("auto", PLAIN, False),
-        ("think", PLAIN, True),
-        ("none", "{{ '<think>' }}", False),
+        ("auto", "{{ '<think>' }}", "think"),
+        ("auto", "{{ message.reasoning_content }}", "think"),
+        ("auto", "<|channel|>analysis<|message|>{{ message.thinking }}", "harmony"),
+        ("auto", PLAIN, "none"),
+        ("think", PLAIN, "think"),
+        ("none", "{{ '<think>' }}", "none"),
     ],
 )
-def test_the_template_shows_whether_the_model_reasons(
-    parser: str, template: str, reasons: bool
+def test_the_template_shows_how_the_model_marks_its_reasoning(
+    parser: str, template: str, marked: str
 ) -> None:
-    assert has_reasoning(parser, ChatTemplate(template, {})) == reasons
+    assert reasoning_format(parser, ChatTemplate(template, {})) == marked
 
 
 @pytest.mark.parametrize(
-    ("prompt", "start"),
+    ("marked", "prompt", "start"),
     [
-        ("<|assistant|><think>\n", ReasoningStart.OPEN),
-        ("<|assistant|><think>\n\n</think>\n\n", ReasoningStart.NOWHERE),
-        ("<|user|><think><|assistant|>", ReasoningStart.FIRST),
+        ("think", "<|assistant|><think>\n", ReasoningStart.OPEN),
+        ("think", "<|assistant|><think>\n\n</think>\n\n", ReasoningStart.NOWHERE),
+        ("think", "<|user|><think><|assistant|>", ReasoningStart.FIRST),
+        ("none", "<|assistant|><think>\n", ReasoningStart.NOWHERE),
+        ("harmony", "<|end|><|start|>assistant", ReasoningStart.CHANNEL),
+        ("harmony", "<|channel|>final<|message|>The sky is", ReasoningStart.NOWHERE),
     ],
 )
 def test_the_end_of_the_prompt_shows_where_reasoning_begins(
-    prompt: str, start: ReasoningStart
+    marked: str, prompt: str, start: ReasoningStart
 ) -> None:
-    assert reasoning_start(prompt) is start
+    assert reasoning_start(marked, prompt) is start
 
 
 LLAMA = "{% for m in messages %}{{ m.content }}{% endfor %}{# <|python_tag|> #}"

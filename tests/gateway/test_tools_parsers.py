@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from baton.platform.gateway.chat.reasoning import ReasoningStart
-from baton.platform.gateway.chat.tools import formats
+from baton.platform.gateway.chat.tools import formats, harmony
 from baton.platform.gateway.chat.tools.formats import CallFormat
 from baton.platform.gateway.chat.tools.output_parser import OutputParser
 from baton.platform.gateway.chat.tools.pieces import (
@@ -27,6 +27,9 @@ FORMATS: dict[str, CallFormat] = {
     "deepseek": formats.deepseek,
     "forced": formats.forced_calls,
     "forced one": formats.forced_call("f"),
+    "harmony": harmony.messages,
+    "harmony without tools": harmony.answers,
+    "harmony, forced": harmony.in_answer(formats.forced_calls),
 }
 V3_CALL = f"{formats.CALL_BEGIN}function{formats.SEPARATOR}%s\n```json\n%s\n```{formats.CALL_END}"
 V31_CALL = f"{formats.CALL_BEGIN}%s{formats.SEPARATOR}%s{formats.CALL_END}"

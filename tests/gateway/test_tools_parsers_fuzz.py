@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from tests.gateway.test_tools_parsers import FORMATS, V3_CALL, V31_CALL, call, hermes_call, parsed
 
 from baton.platform.gateway.chat.reasoning import ReasoningStart
-from baton.platform.gateway.chat.tools import formats
+from baton.platform.gateway.chat.tools import formats, harmony
 from baton.platform.gateway.chat.tools.pieces import CallStart
 
 FRAGMENTS = [
     *formats.MARKERS,
+    *harmony.MARKERS,
+    *("<|call|>", "assistant", " to=functions.f", "<|channel|>analysis<|message|>"),
+    *("<|start|>assistant<|channel|>final<|message|>", "<|channel|>commentary to=f<|message|>"),
     *("<think>", "</think>", "```", "```json", "function", "f", " ", "\n", ";", ",", "[", "]"),
     *('{"name": "f", ', '"arguments": ', '"parameters": {"a": "\\"}', "{", "}", '"', "\\", "null"),
     *('{"name": "f", "arguments": {"x": [1, "<tool_call>"]}}', "a", "<", "日本", "🦊", '{"a": 1}'),

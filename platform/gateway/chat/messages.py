@@ -100,7 +100,7 @@ def _message(message: Message, path: str, has_text_arguments: bool) -> dict[str,
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        result["reasoning_content"] = reasoning
+        result["reasoning_content"] = result["thinking"] = reasoning  # as Qwen's, as GPT-OSS's
     if message.tool_calls:
         result["tool_calls"] = [
             _call(call, f"{path}.tool_calls[{i}]", has_text_arguments)

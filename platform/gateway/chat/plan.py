@@ -19,10 +19,10 @@ from baton.platform.gateway.chat.reasoning import (
     THINK_BEGIN,
     THINK_END,
     ReasoningStart,
-    has_reasoning,
+    reasoning_format,
     reasoning_start,
 )
-from baton.platform.gateway.chat.tools import formats
+from baton.platform.gateway.chat.tools import formats, harmony
 from baton.platform.gateway.chat.tools.definitions import ToolMode, ToolUse
 from baton.platform.gateway.chat.tools.detect import call_format, calls_grammar, format_name
 from baton.platform.gateway.chat.tools.formats import CallFormat
@@ -50,17 +50,19 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
     tools = conversation.tools
     template = gateway.model.require_chat_template()
     parser = format_name(gateway.config.tool_parser, template.source)
-    calls = _calls(gateway, parser, tools)
     text = render_chat(template, conversation)
-    reasoning = ReasoningStart.NOWHERE
-    if has_reasoning(gateway.config.reasoning_parser, template):
-        reasoning = reasoning_start(text)
+    thoughts = reasoning_format(gateway.config.reasoning_parser, template)
+    reasoning = reasoning_start(thoughts, text)
+    if "harmony" in (parser, thoughts):
+        calls = _calls_in_messages(tools)
+    else:
+        calls = _calls(gateway, parser, tools)
     rule = tools.rule() or conversation.rule
     tokens = await encode_chat(gateway, conversation, text)
     is_plain = calls is formats.content and reasoning is ReasoningStart.NOWHERE
     special_by_mark: dict[str, int] = {}
     if not is_plain:
-        marks = (*formats.MARKERS, THINK_BEGIN, THINK_END)
+        marks = (*formats.MARKERS, *harmony.MARKERS, THINK_BEGIN, THINK_END)
         special_by_mark = gateway.model.tokenizer.special_tokens(marks)
     other_calls = _other_calls(parser, conversation, special_by_mark)
     return ChatPlan(
@@ -80,10 +82,8 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
 def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:
     if tools.mode is ToolMode.NONE:
         return formats.content
-    if tools.forced_name is not None:
-        return formats.forced_call(tools.forced_name)
     if tools.mode is ToolMode.REQUIRED:
-        return formats.forced_calls
+        return _forced_calls(tools)
     names = frozenset(function.name for function in tools.functions)
     calls = call_format(parser, names)
     if calls is None:
@@ -93,6 +93,18 @@ def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:
             field=tools.field,
         )
     return calls
+
+
+def _calls_in_messages(tools: ToolUse) -> CallFormat:
+    if tools.mode is ToolMode.REQUIRED:
+        return harmony.in_answer(_forced_calls(tools))
+    return harmony.answers if tools.mode is ToolMode.NONE else harmony.messages
+
+
+def _forced_calls(tools: ToolUse) -> CallFormat:
+    if tools.forced_name is not None:
+        return formats.forced_call(tools.forced_name)
+    return formats.forced_calls
 
 
 def _other_calls(

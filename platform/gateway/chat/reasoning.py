@@ -1,4 +1,4 @@
-"""Reasoning that a model marks: <think> ... </think>, before its answer.
+"""Reasoning that a model marks, before its answer: <think> ... </think>, or on a channel.
 
 Some chat templates open the mark at the end of the prompt; the output then begins within it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from baton.platform.gateway.chat.tools.harmony import CHANNEL, START, analysis
 from baton.platform.gateway.chat.tools.pieces import PieceWriter
 from baton.platform.gateway.chat.tools.text_reader import Parse, TextReader
 from baton.platform.gateway.text.chat_template import ChatTemplate
@@ -23,18 +24,28 @@ class ReasoningStart(Enum):
     """The output may begin with it."""
     OPEN = "open"
     """The prompt has opened it."""
+    CHANNEL = "channel"
+    """The output may begin with messages that are nothing else; see `harmony`."""
 
 
-def has_reasoning(parser: str, template: ChatTemplate) -> bool:
-    """`parser` is the setting gateway.reasoning_parser."""
+def reasoning_format(parser: str, template: ChatTemplate) -> str:
+    """none, think or harmony; `parser` is the setting gateway.reasoning_parser."""
     if parser != "auto":
-        return parser == "think"
-    return THINK_BEGIN in template.source or "reasoning_content" in template.source
+        return parser
+    if CHANNEL in template.source:
+        return "harmony"
+    has_marks = THINK_BEGIN in template.source or "reasoning_content" in template.source
+    return "think" if has_marks else "none"
 
 
-def reasoning_start(prompt: str) -> ReasoningStart:
-    """For the text of a prompt of a model that reasons."""
+def reasoning_start(reasoning_format: str, prompt: str) -> ReasoningStart:
+    """For the text of a prompt."""
     ending = prompt.rstrip()
+    if reasoning_format == "none":
+        return ReasoningStart.NOWHERE
+    if reasoning_format == "harmony":
+        is_header_open = ending.endswith(f"{START}assistant")
+        return ReasoningStart.CHANNEL if is_header_open else ReasoningStart.NOWHERE
     if ending.endswith(THINK_BEGIN):
         return ReasoningStart.OPEN
     return ReasoningStart.NOWHERE if ending.endswith(THINK_END) else ReasoningStart.FIRST
@@ -44,6 +55,8 @@ def think(reader: TextReader, out: PieceWriter, start: ReasoningStart) -> Parse[
     """Read reasoning, if there is any, and nothing of what follows; returns where it ends."""
     if start is ReasoningStart.NOWHERE:
         return 0
+    if start is ReasoningStart.CHANNEL:
+        return (yield from analysis(reader, out))
     begins = yield from reader.leads_with(THINK_BEGIN)
     if not begins and start is not ReasoningStart.OPEN:
         return 0

@@ -1,6 +1,7 @@
 """The grammar of a whole output, of which a caller's rule is only the answer.
 
 [<think> ... </think>]  answer | calls
+[<|channel|>analysis ... <|start|>assistant]  <|channel|>final<|message|> answer | calls
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind
 from baton.engine.grammar_check import JSON_LAYOUT
 from baton.platform.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
+from baton.platform.gateway.chat.tools.harmony import CHANNEL, END, MESSAGE, START
 from baton.platform.gateway.grammars.structured_output import OutputRule
 
 NO_SPECIAL: Mapping[str, int] = MappingProxyType({})
@@ -44,15 +46,23 @@ def answer_grammar(
             "(chat_template_kwargs, tool_choice)",
             field=rule.field,
         )
-    begin = ""
-    if reasoning is ReasoningStart.OPEN:
+    begin = final = ""
+    mark_of_end = THINK_END
+    if reasoning is ReasoningStart.CHANNEL:
+        channel, message, start = (
+            written_mark(mark, special_by_mark) for mark in (CHANNEL, MESSAGE, START)
+        )
+        begin = f'({channel} "analysis" {message} think {start} "assistant")? '
+        final = f'{channel} "final" {message} '
+        mark_of_end = END
+    elif reasoning is ReasoningStart.OPEN:
         begin = "think SPACE "
     elif reasoning is ReasoningStart.FIRST:
         begin = f"({written_mark(THINK_BEGIN, special_by_mark)} think SPACE)? "
-    end = "answer" if calls is None else "(answer | calls)"
+    end = f"{final}answer" if calls is None else f"({final}answer | calls)"
     lines = [f"start: {begin}{end}", f"answer: {_body(rule.grammar)}"]
     if begin:
-        lines += (_think(special_by_mark), r"SPACE: /\n{0,2}/")
+        lines += (_thought(mark_of_end, special_by_mark), r"SPACE: /\n{0,2}/")
     if calls is not None:
         lines.append(calls)
     return Grammar(GrammarKind.LARK, "\n".join(lines))
@@ -64,11 +74,11 @@ def written_mark(mark: str, special_by_mark: Mapping[str, int]) -> str:
     return f'"{mark}"' if token is None else f"<[{token}]>"
 
 
-def _think(special_by_mark: Mapping[str, int]) -> str:
+def _thought(mark: str, special_by_mark: Mapping[str, int]) -> str:
     """Any text up to the mark that ends it."""
-    if THINK_END in special_by_mark:
-        return f"think: THOUGHT {written_mark(THINK_END, special_by_mark)}\nTHOUGHT: /(?s:.*)/"
-    return f'think[suffix="{THINK_END}"]: /(?s:.*)/'
+    if mark in special_by_mark:
+        return f"think: THOUGHT {written_mark(mark, special_by_mark)}\nTHOUGHT: /(?s:.*)/"
+    return f'think[suffix="{mark}"]: /(?s:.*)/'
 
 
 def json_body(schema: Any) -> str:

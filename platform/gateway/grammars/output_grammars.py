@@ -8,6 +8,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
 from baton.engine.grammar_check import GrammarChecker
 from baton.platform.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
+from baton.platform.gateway.chat.tools import harmony
 from baton.platform.gateway.grammars.answer_grammar import answer_grammar
 from baton.platform.gateway.grammars.structured_output import OutputRule
 from baton.platform.gateway.served_model import ServedModel
@@ -21,7 +22,9 @@ class OutputGrammars:
     def __init__(self, model: ServedModel) -> None:
         self._has_end = bool(model.eos_token_ids)
         self._checker = GrammarChecker(model.tokenizer.to_json, model.eos_token_ids)
-        self._special_by_mark = model.tokenizer.special_tokens((THINK_BEGIN, THINK_END))
+        self._special_by_mark = model.tokenizer.special_tokens(
+            (THINK_BEGIN, THINK_END, *harmony.MARKERS)
+        )
         self._known: dict[Grammar, None] = {}
 
     async def accept(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from baton.platform.gateway.chat.tools.definitions import ToolUse
+from baton.platform.gateway.chat.tools import harmony
+from baton.platform.gateway.chat.tools.definitions import NO_PARAMETERS, ToolUse
 from baton.platform.gateway.chat.tools.formats import (
     CALLS_BEGIN,
     HERMES_BEGIN,
@@ -25,6 +26,8 @@ def format_name(parser: str, template: str) -> str:
     """`parser` is the setting gateway.tool_parser. "none" if no format is known."""
     if parser != "auto":
         return parser
+    if harmony.CHANNEL in template:
+        return "harmony"
     if any(sign in template for sign in FOREIGN_SIGNS):
         return "none"
     if HERMES_BEGIN in template:
@@ -44,6 +47,8 @@ def call_format(name: str, tools: Collection[str]) -> CallFormat | None:
             return llama3(tools)
         case "deepseek":
             return deepseek
+        case "harmony":
+            return harmony.messages
     return None
 
 
@@ -63,4 +68,22 @@ def calls_grammar(
         case "llama3":
             called = json_body(tools.call_schema("parameters"))
             return f"calls: call{more}\ncall: {called}"
+        case "harmony":
+            return _harmony_call(tools, special_by_mark)
     return None
+
+
+def _harmony_call(tools: ToolUse, special_by_mark: Mapping[str, int]) -> str:
+    """One alone: the model ends behind it."""
+    channel, constrain, message = (
+        written_mark(mark, special_by_mark)
+        for mark in (harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE)
+    )
+    lines = ["calls: " + " | ".join(f"call{index}" for index in range(len(tools.functions)))]
+    for index, function in enumerate(tools.functions):
+        header = (
+            f'{channel} "commentary to=functions.{function.name} " {constrain} "json" {message}'
+        )
+        lines.append(f"call{index}: {header} arguments{index}")
+        lines.append(f"arguments{index}: {json_body(function.parameters or NO_PARAMETERS)}")
+    return "\n".join(lines)
