@@ -124,7 +124,7 @@ def _memory(loaded: LoadedEngine, *, is_quick: bool) -> str:
     cache, process = KvCache(layout, num_blocks), psutil.Process(os.getpid())
     xs, ys = [], []
     for stop in range(0, num_blocks + 1, num_blocks // 4):
-        for layer in cache.layers:
+        for layer in cache.planes:
             layer[:stop].view(torch.uint8).fill_(1)
         xs.append(stop * layout.block_size)
         ys.append(process.memory_info().rss / MIB)

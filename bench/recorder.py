@@ -66,7 +66,7 @@ class Recorder:
         async def noting(request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:
             async with aclosing(pieces(request)) as lent:
                 async for piece in lent:
-                    note = self._noting(SENT, piece.layer, piece.num_bytes, piece.give_back)
+                    note = self._noting(SENT, piece.plane, piece.num_bytes, piece.give_back)
                     yield replace(piece, give_back=note)
 
         outbox.pieces = noting  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ class Recorder:
         async def noting(address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
             async with aclosing(open_(address, request)) as pieces:
                 async for piece in pieces:
-                    note = self._noting(WRITTEN, piece.layer, piece.num_bytes, piece.release)
+                    note = self._noting(WRITTEN, piece.plane, piece.num_bytes, piece.release)
                     yield replace(piece, release=note)
 
         transport.open = noting  # type: ignore[method-assign]
@@ -116,7 +116,7 @@ class _NotingExecutor(Executor):
                 for cut in cuts:
                     assert isinstance(cut, Cut)
                     noted.enter_context(
-                        self._recorder.noted(HASHED, cut.reading.layer, cut.num_bytes)
+                        self._recorder.noted(HASHED, cut.reading.plane, cut.num_bytes)
                     )
                 return function(cuts)
 

@@ -34,8 +34,8 @@ class BenchReceiver:
         self.epoch = new_epoch()
         self._num_blocks, self._piece_bytes = num_blocks, piece_bytes
         self._cache = KvCache(LAYOUT, num_blocks + 1)
-        for layer in self._cache.layers:
-            layer.fill_(1.0)  # no page is new when it is measured
+        for plane in self._cache.planes:
+            plane.fill_(1.0)  # no page is new when it is measured
         self._pool = BlockPool(self._cache)
         self._owner = OneThread()
         self._receiver = Receiver(self._pool, self.epoch, ReceiverConfig(max_leased_fraction=1.0))

@@ -54,7 +54,7 @@ _SOURCE = Holder(HolderKind.REQUEST, "source")
 class BenchSender:
     def __init__(self, num_blocks: int, piece_bytes: int) -> None:
         cache = KvCache(LAYOUT, num_blocks + 1)
-        for layer in cache.layers:
+        for layer in cache.planes:
             layer.view(torch.int16).random_()
         self.epoch = new_epoch()
         self._owner = OneThread()

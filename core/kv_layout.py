@@ -7,19 +7,36 @@ K and V of one (block, head) are contiguous: the *unit*, which a checksum covers
 tensor-parallel slice takes whole. Where items are quantized, their scales follow within the unit:
 
     items [2][block size][head dim], scales [2][block size] float32, zeros up to 64 bytes
+    of int4:  items, scales of K [head dim], zeros of K [head dim], scales of V [block size],
+              zeros of V [block size] float16, zeros up to 64 bytes
 
 Latent attention (DeepSeek) keeps one vector a token, which all heads make their keys and values of:
 the compressed part, and behind it the part that turns. It cannot be split into heads, so each
 tensor-parallel rank holds all of it, and any sender serves any receiver.
+
+Some layers may keep more of a token than that: keys of an index, say (DeepSeek V3.2). What they
+keep of one kind is a *group*. A block of the one block table has bytes in each *plane*: that of a
+layer's KV, and those of its groups behind it,
+
+    planes   KV of layer 0 | group of layer 0 | KV of layer 1 | KV of layer 2 | group of layer 2 ...
+
+and a plane is laid out as the KV of a model of one layer is, which has vectors of its own. Whoever
+moves blocks walks over planes and need not know what they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 QUANTIZED = frozenset(("int8", "float8_e4m3fn"))
 """One scale for each token and head, of K and of V: item * scale is what was stored."""
+SEALED = "int4"
+"""A block is sealed in 4 bits once it is full: keys have a scale and a zero for each item of the
+head, values for each token, in float16 (kernels/seal.py). Tokens behind the last full block are in
+the cache of whoever computes them, and nowhere else."""
+SEALED_STEP_BYTES = 2
 WIDE = tuple(dtype for dtype in ITEM_BYTES if dtype not in QUANTIZED)
 """What models compute in, and keep as it is."""
 SCALE_BYTES = 4
@@ -28,6 +45,30 @@ UNIT_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvGroup:
+    """One vector for each token that some layers keep beside their KV.
+
+    All heads share it, so each tensor-parallel rank holds all of it.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    """Ascending."""
+    width: int
+    """Items of a vector."""
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in WIDE:
+            raise ValueError(f"vectors of group {self.name!r} of dtype {self.dtype!r}")
+        is_ascending = list(self.layers) == sorted({*self.layers})
+        if not self.layers or min(self.layers) < 0 or not is_ascending:
+            raise ValueError(f"layers of group {self.name!r}: {self.layers}")
+        if self.width < 1:
+            raise ValueError(f"vectors of group {self.name!r} of width {self.width}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KvLayout:
     model_fingerprint: bytes
     """Equal only for equal architecture and weights."""
@@ -43,15 +84,23 @@ class KvLayout:
     """The model's number of the first head held here: a tensor-parallel rank holds some of them."""
     num_vectors: int = 2
     """Of a token and head: a key and a value, or 1, a latent that is both."""
+    groups: tuple[KvGroup, ...] = ()
+    """What layers keep beside that. The sizes above, and below up to a block, do not count it."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"KV of dtype {self.dtype!r}; known are {', '.join(ITEM_BYTES)}")
+        if self.dtype not in (*ITEM_BYTES, SEALED):
+            known = ", ".join((*ITEM_BYTES, SEALED))
+            raise ValueError(f"KV of dtype {self.dtype!r}; known are {known}")
         sizes = (self.num_layers, self.num_kv_heads, self.head_dim, self.block_size)
         if min(sizes) < 1 or self.first_kv_head < 0 or self.num_vectors not in (1, 2):
             raise ValueError(f"impossible sizes of KV: {self}")
-        if self.is_latent and (self.stop_kv_head != 1 or self.has_scales):
+        if self.is_latent and (self.stop_kv_head != 1 or self.has_scales or self.is_sealed):
             raise ValueError(f"latents are of one head, and kept as wide as they are: {self}")
+        if self.is_sealed and self.head_dim % 2:
+            raise ValueError(f"4 bits an item, two a byte, of heads of odd width: {self}")
+        for group in self.groups:
+            if group.layers[-1] >= self.num_layers:
+                raise ValueError(f"{group} does not fit {self.num_layers} layers")
 
     @property
     def is_latent(self) -> bool:
@@ -59,7 +108,13 @@ class KvLayout:
 
     @property
     def has_scales(self) -> bool:
+        """One for each vector."""
         return self.dtype in QUANTIZED
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a block is written when it is full, and then as a whole."""
+        return self.dtype == SEALED
 
     @property
     def stop_kv_head(self) -> int:
@@ -69,7 +124,7 @@ class KvLayout:
     @property
     def token_bytes(self) -> int:
         """The items of one vector: of one token, of K or of V, of one head in one layer."""
-        return self.head_dim * ITEM_BYTES[self.dtype]
+        return self.head_dim // 2 if self.is_sealed else self.head_dim * ITEM_BYTES[self.dtype]
 
     @property
     def items_bytes(self) -> int:
@@ -79,9 +134,13 @@ class KvLayout:
     @property
     def unit_bytes(self) -> int:
         """All vectors of one block and one head in one layer."""
-        if not self.has_scales:
+        if self.is_sealed:
+            steps = 2 * (self.head_dim + self.block_size)  # scales and zeros, of K and of V
+            num_bytes = self.items_bytes + steps * SEALED_STEP_BYTES
+        elif self.has_scales:
+            num_bytes = self.items_bytes + self.num_vectors * self.block_size * SCALE_BYTES
+        else:
             return self.items_bytes
-        num_bytes = self.items_bytes + self.num_vectors * self.block_size * SCALE_BYTES
         return -(-num_bytes // UNIT_ALIGNMENT) * UNIT_ALIGNMENT
 
     @property
@@ -89,10 +148,48 @@ class KvLayout:
         """One block in one layer, all heads."""
         return self.num_kv_heads * self.unit_bytes
 
+    @cached_property
+    def planes(self) -> tuple[KvLayout, ...]:
+        """Each as if there were nothing else."""
+        own = replace(self, num_layers=1, groups=())
+        return tuple(
+            own if group is None else _plane_of(group, self)
+            for layer in range(self.num_layers)
+            for group in (None, *self.groups_of(layer))
+        )
+
     @property
+    def num_planes(self) -> int:
+        return self.num_layers + sum(len(group.layers) for group in self.groups)
+
+    def planes_of(self, layer: int) -> range:
+        """The numbers of a layer's planes: of its KV first, then of its groups."""
+        first = layer + sum(sum(each < layer for each in group.layers) for group in self.groups)
+        return range(first, first + 1 + len(self.groups_of(layer)))
+
+    def groups_of(self, layer: int) -> tuple[KvGroup, ...]:
+        return tuple(group for group in self.groups if layer in group.layers)
+
+    @cached_property
     def block_bytes(self) -> int:
-        """One block, all layers and heads."""
-        return self.num_layers * self.layer_block_bytes
+        """One block, all planes and heads."""
+        return sum(plane.layer_block_bytes for plane in self.planes)
+
+    def num_lasting(self, num_tokens: int) -> int:
+        """How many of a request's first tokens, all computed, others find in its blocks."""
+        return num_tokens - num_tokens % self.block_size if self.is_sealed else num_tokens
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+def _plane_of(group: KvGroup, layout: KvLayout) -> KvLayout:
+    return KvLayout(
+        model_fingerprint=layout.model_fingerprint,
+        dtype=group.dtype,
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=group.width,
+        block_size=layout.block_size,
+        num_vectors=1,
+    )

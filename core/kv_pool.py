@@ -48,7 +48,7 @@ class Census:
 
 
 class BlockSource(Protocol):
-    """Some blocks of one holder in one layer, to be read on any thread while it keeps them."""
+    """Some blocks of one holder in one plane, to be read on any thread while it keeps them."""
 
     def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
         """The `start`-th of them and so on, as from `KvPool.view`. May wait for a device."""
@@ -61,11 +61,11 @@ class BlockTargets(Protocol):
     def is_in_memory(self) -> bool:
         """Of this host: otherwise they have no `view`."""
 
-    def view(self, index: int, layer: int) -> memoryview:
-        """The memory of the holder's `index`-th block in `layer`."""
+    def view(self, index: int, plane: int) -> memoryview:
+        """The memory of the holder's `index`-th block in `plane`."""
 
-    def write(self, index: int, layer: int, offset: int, data: memoryview) -> None:
-        """Put `data` at byte `offset` of that block and layer."""
+    def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
+        """Put `data` at byte `offset` of that block and plane."""
 
 
 class NameFollower(Protocol):
@@ -135,20 +135,17 @@ class KvPool(Protocol):
     def table(self, holder: Holder) -> Sequence[int]:
         """The numbers of the holder's blocks, in token order. Live: copy it to keep it."""
 
-    def view(self, holder: Holder, index: int, layer: int) -> memoryview:
-        """The bytes of the holder's `index`-th block in `layer`.
+    def view(self, holder: Holder, index: int, plane: int) -> memoryview:
+        """The bytes of the holder's `index`-th block in `plane`, as its layout says; read-only."""
 
-        [KV heads][2][block size][head dim], `layout.layer_block_bytes` long, read-only.
-        """
+    def source(self, holder: Holder, start: int, stop: int, plane: int) -> BlockSource:
+        """The holder's blocks from index `start` to before `stop`, all computed in `plane`."""
 
-    def source(self, holder: Holder, start: int, stop: int, layer: int) -> BlockSource:
-        """The holder's blocks from index `start` to before `stop`, all computed in `layer`."""
-
-    def write(self, holder: Holder, index: int, layer: int, data: memoryview) -> None:
+    def write(self, holder: Holder, index: int, plane: int, data: memoryview) -> None:
         """Copy `data` (as from `view`) into the holder's `index`-th block, its alone."""
 
-    def clear_tail(self, holder: Holder, num_tokens: int, layer: int) -> None:
-        """Zero what the block of the last of `num_tokens` has room for besides, in `layer`.
+    def clear_tail(self, holder: Holder, num_tokens: int, plane: int) -> None:
+        """Zero what the block of the last of `num_tokens` has room for besides, in `plane`.
 
         It may still hold what an earlier owner of the block wrote there. A block that has a name is
         left alone: all of it was computed, and others may read it.

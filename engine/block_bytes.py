@@ -21,20 +21,20 @@ class BlockBytes(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def view(self, block: int, layer: int) -> memoryview: ...
+    def view(self, block: int, plane: int) -> memoryview: ...
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]: ...
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]: ...
 
-    def write(self, block: int, layer: int, data: memoryview) -> None: ...
+    def write(self, block: int, plane: int, data: memoryview) -> None: ...
 
-    def clear_tail(self, block: int, layer: int, num_used: int) -> None: ...
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None: ...
 
     @property
     def is_in_memory(self) -> bool: ...
 
-    def writable(self, block: int, layer: int) -> memoryview: ...
+    def writable(self, block: int, plane: int) -> memoryview: ...
 
-    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None: ...
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None: ...
 
 
 class EngineCache(BlockBytes, Protocol):
@@ -53,10 +53,10 @@ class Source:
 
     memory: BlockBytes
     blocks: tuple[int, ...]
-    layer: int
+    plane: int
 
     def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
-        return self.memory.views(self.blocks[start:stop], self.layer)
+        return self.memory.views(self.blocks[start:stop], self.plane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class Targets:
     def is_in_memory(self) -> bool:
         return self.memory.is_in_memory
 
-    def view(self, index: int, layer: int) -> memoryview:
-        return self.memory.writable(self._block(index), layer)
+    def view(self, index: int, plane: int) -> memoryview:
+        return self.memory.writable(self._block(index), plane)
 
-    def write(self, index: int, layer: int, offset: int, data: memoryview) -> None:
-        self.memory.write_part(self._block(index), layer, offset, data)
+    def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
+        self.memory.write_part(self._block(index), plane, offset, data)
 
     def _block(self, index: int) -> int:
         if not self.start <= index < len(self.blocks):

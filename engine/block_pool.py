@@ -288,28 +288,28 @@ class BlockPool:
         """
         for block in self.table(holder):
             if self._ref_counts[block] == 1 and not self._prefixes.is_named(block):
-                for layer in range(self.layout.num_layers):
-                    self._bytes.clear_tail(block, layer, 0)
+                for plane in range(self.layout.num_planes):
+                    self._bytes.clear_tail(block, plane, 0)
 
-    def view(self, holder: Holder, index: int, layer: int) -> memoryview:
+    def view(self, holder: Holder, index: int, plane: int) -> memoryview:
         """See `KvPool.view`. Raises ValueError if the holder has no such block."""
-        return self._bytes.view(self._block_at(holder, index), layer)
+        return self._bytes.view(self._block_at(holder, index), plane)
 
-    def source(self, holder: Holder, start: int, stop: int, layer: int) -> Source:
+    def source(self, holder: Holder, start: int, stop: int, plane: int) -> Source:
         """See `KvPool.source`."""
-        return Source(self._bytes, tuple(self.table(holder)[start:stop]), layer)
+        return Source(self._bytes, tuple(self.table(holder)[start:stop]), plane)
 
-    def write(self, holder: Holder, index: int, layer: int, data: memoryview) -> None:
+    def write(self, holder: Holder, index: int, plane: int, data: memoryview) -> None:
         """See `KvPool.write`. Raises ValueError if the block has a name or another holder."""
         block = self._block_at(holder, index)
         self._check_alone(holder, index, block)
-        self._bytes.write(block, layer, data)
+        self._bytes.write(block, plane, data)
 
-    def clear_tail(self, holder: Holder, num_tokens: int, layer: int) -> None:
+    def clear_tail(self, holder: Holder, num_tokens: int, plane: int) -> None:
         """See `KvPool.clear_tail`. A block without a name has no reader but who shares it here."""
         index, num_used = divmod(num_tokens, self.layout.block_size)
         if num_used and not self._prefixes.is_named(block := self._block_at(holder, index)):
-            self._bytes.clear_tail(block, layer, num_used)
+            self._bytes.clear_tail(block, plane, num_used)
 
     def targets(self, holder: Holder, start: int) -> Targets:
         """See `KvPool.targets`. Raises ValueError if one of them has a name or another holder."""

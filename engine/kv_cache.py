@@ -7,6 +7,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import KvLayout
 from baton.engine.kv_staging import KvStaging
+from baton.engine.open_blocks import sealed_arenas
+from baton.engine.static_batch import PassLimits
+from baton.kernels.grouped_arena import GroupedArena, LayerArena
 from baton.kernels.quantized_kv import Arena, QuantizedArena
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -22,12 +26,12 @@ F_SEAL_FUTURE_WRITE = 0x10
 
 
 def num_blocks_in(memory_bytes: int, layout: KvLayout) -> int:
-    """How many blocks, with all their layers and heads, fit."""
+    """How many blocks, with all their planes and heads, fit."""
     return memory_bytes // layout.block_bytes
 
 
 class KvCache:
-    """One arena a layer: [blocks][KV heads][unit], as `KvLayout` says, zero at first.
+    """One arena a plane: [blocks][KV heads][unit], as `KvLayout` says, zero at first.
 
     On CPU the arenas are one anonymous file, mapped here for writing and sealed for anybody else:
     torch and memoryviews look into it, so a view copies nothing; a peer on this machine may be
@@ -52,124 +56,126 @@ class KvCache:
         self.spare_block: int | None = None
         """Of the arenas, for rows of a pass that stand for nobody; no pool counts it. On a GPU."""
         if self.device.type == "cpu":
-            self.layers = whole = self._on_cpu(memory)
+            self.planes = whole = self._on_cpu(memory)
         else:
             self.spare_block, whole = num_blocks, self._on_device()
-            self.layers = [layer[:num_blocks] for layer in whole]
-        self.arenas: list[Arena] = list(map(self._arena_of, whole))
+            self.planes = [plane[:num_blocks] for plane in whole]
+        self._by_plane = list(map(_arena_of, whole, layout.planes))
+        self.arenas = [self._layer(layer) for layer in range(layout.num_layers)]
         """The layers, as attention writes and reads them."""
-        self.staging = KvStaging(self.layers) if self.device.type == "cuda" else None
+        self._whole = whole
+        is_on_gpu = self.device.type == "cuda"
+        self.staging = KvStaging(self.planes, layout) if is_on_gpu else None
         """The way of many blocks out of a GPU."""
+
+    def open_blocks(self, dtype: str, limits: PassLimits) -> None:
+        """Before the first pass: where blocks are sealed, they are of `dtype` until then."""
+        if self.layout.is_sealed:
+            self.arenas = list(sealed_arenas(self._whole, self.layout, dtype, limits))
 
     @property
     def arena(self) -> KvArena:
         return KvArena(
-            num_layers=self.layout.num_layers,
             num_blocks=self.num_blocks,
-            layer_block_bytes=self.layout.layer_block_bytes,
-            layers=self.layers,
+            block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
+            planes=self.planes,
             device=str(self.device),
             fd=self._fd,
         )
 
-    def view(self, block: int, layer: int) -> memoryview:
-        """The bytes of one block in one layer, all heads; read-only, `layer_block_bytes` long.
+    def view(self, block: int, plane: int) -> memoryview:
+        """The bytes of one block in one plane, all heads; read-only.
 
         On CPU it shows the arena itself and changes with it; from another device it is a copy.
         """
         if self._memory:
-            return self._memory[layer][self._span(block)].toreadonly()
-        data = bytearray(self.layout.layer_block_bytes)
-        self._as_tensor(data).copy_(self.layers[layer][block].flatten())
+            return self._memory[plane][self._span(block, plane)].toreadonly()
+        data = bytearray(self._block_bytes(plane))
+        target = torch.frombuffer(data, dtype=torch.uint8)
+        target.copy_(self.planes[plane][block].view(torch.uint8).flatten())
         return memoryview(data).toreadonly()
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
         """As `view`, of several blocks; for any thread. From a GPU, waits for what computes them.
 
-        Nothing may write to the blocks in this layer meanwhile.
+        Nothing may write to the blocks in this plane meanwhile.
         """
         if self.staging is not None:
-            return self.staging.views(blocks, layer)
-        return tuple([self.view(block, layer) for block in blocks])
+            return self.staging.views(blocks, plane)
+        return tuple([self.view(block, plane) for block in blocks])
 
-    def clear_tail(self, block: int, layer: int, num_used: int) -> None:
-        """Zero the slots of one block in one layer behind its first `num_used` tokens."""
-        arena = self.arenas[layer]
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None:
+        """Zero the slots of one block in one plane behind its first `num_used` tokens."""
+        arena = self._by_plane[plane]
         if isinstance(arena, QuantizedArena):
             arena.clear_tail(block, num_used)
+        elif self.layout.is_sealed:  # as a whole, or not at all
+            arena[block] = 0
         else:
             arena[block, ..., num_used:, :] = 0
         if self.staging is not None:
-            self.staging.mark(layer)  # whoever copies it waits for this, too
+            self.staging.mark(plane)  # whoever copies it waits for this, too
 
     @property
     def is_in_memory(self) -> bool:
         """Whether the blocks are in memory of this host."""
         return bool(self._memory)
 
-    def writable(self, block: int, layer: int) -> memoryview:
-        """The bytes of one block in one layer, to be written; only where `is_in_memory`."""
-        return self._memory[layer][self._span(block)]
+    def writable(self, block: int, plane: int) -> memoryview:
+        """The bytes of one block in one plane, to be written; only where `is_in_memory`."""
+        return self._memory[plane][self._span(block, plane)]
 
-    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
-        """Replace some bytes of one block in one layer. Raises ValueError beyond its end."""
-        stop = offset + data.nbytes
-        if not 0 <= offset <= stop <= self.layout.layer_block_bytes:
-            raise ValueError(f"bytes {offset} to {stop} of {self.layout.layer_block_bytes}")
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
+        """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
+        stop, num_bytes = offset + data.nbytes, self._block_bytes(plane)
+        if not 0 <= offset <= stop <= num_bytes:
+            raise ValueError(f"bytes {offset} to {stop} of {num_bytes}")
         if self._memory:
-            self._memory[layer][self._span(block)][offset:stop] = data.cast("B")
+            self._memory[plane][self._span(block, plane)][offset:stop] = data.cast("B")
         else:
-            arena = self.layers[layer][block].view(torch.uint8).flatten()  # contiguous: no copy
+            arena = self.planes[plane][block].view(torch.uint8).flatten()  # contiguous: no copy
             arena[offset:stop].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
-    def write(self, block: int, layer: int, data: memoryview[Any]) -> None:
-        """Replace the bytes of one block in one layer. Raises ValueError on any other length."""
-        if data.nbytes != self.layout.layer_block_bytes:
-            raise ValueError(
-                f"{data.nbytes} bytes for a block of {self.layout.layer_block_bytes} bytes"
-            )
-        if self._memory:
-            self._memory[layer][self._span(block)] = data.cast("B")
-        else:
-            arena = self.layers[layer][block]
-            arena.copy_(self._as_tensor(bytearray(data)).view_as(arena))
+    def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
+        """Replace the bytes of one block in one plane. Raises ValueError on any other length."""
+        if data.nbytes != self._block_bytes(plane):
+            num_bytes = self._block_bytes(plane)
+            raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
+        self.write_part(block, plane, 0, data)
 
-    def _arena_of(self, layer: Tensor) -> Arena:
-        if not self.layout.has_scales:
-            return layer
-        dtype: torch.dtype = getattr(torch, self.layout.dtype)
-        return QuantizedArena(layer, dtype, self.layout.block_size, self.layout.head_dim)
+    def _layer(self, layer: int) -> LayerArena:
+        """Its KV, and with it what groups keep of it."""
+        kv, *others = (self._by_plane[plane] for plane in self.layout.planes_of(layer))
+        by_name = {}
+        for group, arena in zip(self.layout.groups_of(layer), others, strict=True):
+            assert isinstance(arena, Tensor), "groups are kept as wide as they are"
+            by_name[group.name] = arena
+        return GroupedArena(kv, by_name) if by_name else kv
 
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        layout = self.layout
-        if layout.has_scales:
-            return self.num_blocks, layout.num_kv_heads, layout.unit_bytes
-        if layout.is_latent:
-            return self.num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim
-        return self.num_blocks, layout.num_kv_heads, 2, layout.block_size, layout.head_dim
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        """Of the arenas: bytes where items and scales lie side by side."""
-        dtype: torch.dtype = getattr(torch, self.layout.dtype)
-        return torch.uint8 if self.layout.has_scales else dtype
+    def _block_bytes(self, plane: int) -> int:
+        return self.layout.planes[plane].layer_block_bytes
 
     def _on_device(self) -> list[Tensor]:
         """With the spare block behind the others."""
-        shape = (self.num_blocks + 1, *self._shape[1:])
         return [
-            torch.zeros(shape, dtype=self._dtype, device=self.device)
-            for _ in range(self.layout.num_layers)
+            torch.zeros(
+                (self.num_blocks + 1, *_block_shape(plane)),
+                dtype=_dtype_of(plane),
+                device=self.device,
+            )
+            for plane in self.layout.planes
         ]
 
     def _on_cpu(self, fd: int | None) -> list[Tensor]:
-        layer_bytes = self.num_blocks * self.layout.layer_block_bytes
-        num_bytes = layer_bytes * self.layout.num_layers
+        num_bytes = self.num_blocks * self.layout.block_bytes
         memory = self._map(num_bytes) if fd is None else memoryview(mmap.mmap(fd, num_bytes))
-        starts = range(0, len(memory), layer_bytes)
-        self._memory = [memory[start : start + layer_bytes] for start in starts]
-        return [self._as_tensor(layer).view(self._shape) for layer in self._memory]
+        sizes = [self.num_blocks * plane.layer_block_bytes for plane in self.layout.planes]
+        stops = list(accumulate(sizes))
+        self._memory = [memory[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+        return [
+            torch.frombuffer(part, dtype=_dtype_of(plane)).view(-1, *_block_shape(plane))
+            for part, plane in zip(self._memory, self.layout.planes, strict=True)
+        ]
 
     def _map(self, num_bytes: int) -> memoryview:
         if not hasattr(os, "memfd_create"):
@@ -182,11 +188,31 @@ class KvCache:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
         return memory
 
-    def _as_tensor(self, data: bytearray | memoryview) -> Tensor:
-        return torch.frombuffer(data, dtype=self._dtype)
-
-    def _span(self, block: int) -> slice:
+    def _span(self, block: int, plane: int) -> slice:
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"block {block} of {self.num_blocks}")
-        start = block * self.layout.layer_block_bytes
-        return slice(start, start + self.layout.layer_block_bytes)
+        size = self._block_bytes(plane)
+        return slice(block * size, (block + 1) * size)
+
+
+def _arena_of(memory: Tensor, plane: KvLayout) -> Arena:
+    if not plane.has_scales:
+        return memory
+    dtype: torch.dtype = getattr(torch, plane.dtype)
+    return QuantizedArena(memory, dtype, plane.block_size, plane.head_dim)
+
+
+def _block_shape(plane: KvLayout) -> tuple[int, ...]:
+    if plane.has_scales or plane.is_sealed:
+        return plane.num_kv_heads, plane.unit_bytes
+    if plane.is_latent:
+        return plane.num_kv_heads, plane.block_size, plane.head_dim
+    return plane.num_kv_heads, 2, plane.block_size, plane.head_dim
+
+
+def _dtype_of(plane: KvLayout) -> torch.dtype:
+    """Of the memory: bytes where items and scales lie side by side."""
+    if plane.has_scales or plane.is_sealed:
+        return torch.uint8
+    dtype: torch.dtype = getattr(torch, plane.dtype)
+    return dtype

@@ -17,42 +17,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.core.kv_layout import KvLayout
 from baton.engine.batch import OnLayer
 from baton.kernels.block_copy import gather_blocks
 
 
 class KvStaging:
-    """For the arenas of one device, [blocks][...] each."""
+    """For the planes of one device, [blocks][...] each."""
 
-    def __init__(self, layers: Sequence[Tensor]) -> None:
-        self._layers = [layer.view(torch.uint8).flatten(1) for layer in layers]  # [blocks, bytes]
-        self._device = layers[0].device
+    def __init__(self, planes: Sequence[Tensor], layout: KvLayout) -> None:
+        self._planes = [plane.view(torch.uint8).flatten(1) for plane in planes]  # [blocks, bytes]
+        self._layout = layout
+        self._device = planes[0].device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._computed: list[torch.cuda.Event | None] = [None] * len(layers)
+        self._computed: list[torch.cuda.Event | None] = [None] * len(planes)
 
     def marking(self, on_layer: OnLayer) -> OnLayer:
         """`on_layer`, with a mark before it."""
 
         def mark(layer: int) -> None:
-            self.mark(layer)
+            for plane in self._layout.planes_of(layer):
+                self.mark(plane)
             on_layer(layer)
 
         return mark
 
-    def mark(self, layer: int) -> None:
-        """What reads `layer` from now on waits for all that is on the compute stream by now."""
+    def mark(self, plane: int) -> None:
+        """What reads `plane` from now on waits for all that is on the compute stream by now."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        self._computed[layer] = event
+        self._computed[plane] = event
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
-        """Copies of the blocks' bytes, once what `layer` was told to compute is done."""
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+        """Copies of the blocks' bytes, once what was to be computed of `plane` is done."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            computed = self._computed[layer]
+            computed = self._computed[plane]
             if computed is not None:
                 self._stream.wait_event(computed)
             numbers = torch.tensor(blocks, device=self._device)
-            (rows,) = gather_blocks((self._layers[layer],), numbers)
+            (rows,) = gather_blocks((self._planes[plane],), numbers)
             pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
             pinned.copy_(rows, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -65,7 +65,7 @@ class TransferReport:
     """From the opening until the seal."""
     transport: str
     num_duplicates: int
-    """(layer, block)s that arrived more than once."""
+    """(plane, block)s that arrived more than once."""
     num_reopened: int
     notes: tuple[str, ...] = ()
     """Why another transport had to be taken, if one had to."""

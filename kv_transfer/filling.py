@@ -27,6 +27,7 @@ from baton.kv_transfer.lease import (
     next_receiver_lease,
 )
 from baton.kv_transfer.messages import KvPiece
+from baton.kv_transfer.plan import Placement
 from baton.kv_transfer.reservation import Reservation, ReservedStream
 from baton.kv_transfer.slots import Slots
 
@@ -59,9 +60,14 @@ class Fill:
     slots: Slots
     targets: BlockTargets
     tokens: range
-    """Positions that the lease lacks; no others are written."""
+    """That the lease lacks; no others are written."""
     blocks: tuple[int, ...]
     """Of the piece: those that were empty."""
+
+    @property
+    def placement(self) -> Placement:
+        """Of the plane that the piece is of."""
+        return self.stream.placement.planes[self.piece.plane]
 
     def view(self, block: int) -> memoryview:
         """Of the piece: the bytes of one block."""
@@ -69,7 +75,7 @@ class Fill:
 
     def checksums(self, block: int) -> tuple[int, ...]:
         """By head, as the sender computed them."""
-        num_heads = self.stream.placement.arriving.num_kv_heads
+        num_heads = self.placement.arriving.num_kv_heads
         start = (block - self.piece.first_block) * num_heads
         return self.piece.checksums[start : start + num_heads]
 
@@ -86,7 +92,7 @@ class Filling:
         expires_at: float,
         counters: FillCounters,
     ) -> None:
-        num_layers = reservation.streams[0].wanted.num_layers
+        num_planes = reservation.streams[0].wanted.num_planes
         self.reservation = reservation
         self.expires_at = expires_at
         self._targets = targets
@@ -95,7 +101,7 @@ class Filling:
         self._lease = ReceiverLease()
         self._reason = ""
         self._slots = [
-            Slots(stream.blocks.start, stream.blocks.stop, num_layers)
+            Slots(stream.blocks.start, stream.blocks.stop, num_planes)
             for stream in reservation.streams
         ]
 
@@ -114,11 +120,11 @@ class Filling:
 
     @property
     def num_missing(self) -> int:
-        """(layer, block)s that are not there, counted in the senders' blocks."""
+        """(plane, block)s that are not there, counted in the senders' blocks."""
         return sum(slots.num_missing for slots in self._slots)
 
     def first_missing(self, stream: int) -> int:
-        """The first block of the stream that is not there in all layers; its stop if all are."""
+        """The first block of the stream that is not there in all planes; its stop if all are."""
         with self._lock:
             return self._slots[stream].first_missing()
 
@@ -131,7 +137,7 @@ class Filling:
             self._check_shape(piece, reserved)
             slots = self._slots[stream]
             try:
-                blocks = slots.claim(piece.layer, piece.first_block, _by_block(piece))
+                blocks = slots.claim(piece.plane, piece.first_block, _by_block(piece))
             except ValueError as conflict:
                 self._refuse(piece, str(conflict))
             self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_BEGUN)
@@ -146,14 +152,14 @@ class Filling:
 
     def end(self, fill: Fill, is_written: bool) -> None:
         """Its bytes are in place and verified, or they are not."""
-        layer = fill.piece.layer
+        plane = fill.piece.plane
         with self._lock:
             if is_written:
-                fill.slots.record(layer, fill.blocks)
-                size = fill.stream.placement.arriving.layer_block_bytes
+                fill.slots.record(plane, fill.blocks)
+                size = fill.placement.arriving.layer_block_bytes
                 self._counters.filled(len(fill.blocks) * size)
             else:
-                fill.slots.give_back(layer, fill.blocks)
+                fill.slots.give_back(plane, fill.blocks)
             self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_ENDED)
 
     def refuse(self, fill: Fill, bad: Sequence[object]) -> NoReturn:
@@ -188,18 +194,20 @@ class Filling:
             raise UnknownTransfer(f"a piece of {piece.transfer_id} came for {self.transfer_id}")
 
     def _check_shape(self, piece: KvPiece, stream: ReservedStream) -> None:
-        layout, num_blocks = stream.placement.arriving, piece.num_blocks
+        planes, num_blocks = stream.placement.planes, piece.num_blocks
+        if not 0 <= piece.plane < len(planes):
+            self._refuse(piece, f"there are {len(planes)} planes")
+        layout = planes[piece.plane].arriving
         has_other_size = any(view.nbytes != layout.layer_block_bytes for view in piece.views)
         num_checksums = num_blocks * layout.num_kv_heads
         if not num_blocks or has_other_size or len(piece.checksums) != num_checksums:
             self._refuse(piece, f"{piece.num_bytes} bytes, {len(piece.checksums)} checksums")
-        is_inside = 0 <= piece.first_block <= stream.blocks.stop - num_blocks
-        if not is_inside or not 0 <= piece.layer < layout.num_layers:
+        if not 0 <= piece.first_block <= stream.blocks.stop - num_blocks:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
 
     def _refuse(self, piece: KvPiece, what: str) -> NoReturn:
         self._counters.refused(piece.sender_epoch)
-        raise CorruptPiece(f"{piece.transfer_id}, layer {piece.layer}: {what}")
+        raise CorruptPiece(f"{piece.transfer_id}, plane {piece.plane}: {what}")
 
 
 def _by_block(piece: KvPiece) -> list[int]:

@@ -1,4 +1,4 @@
-"""Checksums over KV: one XXH3-64 per unit (layer, block, head).
+"""Checksums over KV: one XXH3-64 per unit (plane, block, head).
 
 A unit is K and V of one block and one head, or its latents, contiguous in every layout, so a
 checksum stays valid however blocks are grouped into pieces. It guards against broken memory, links

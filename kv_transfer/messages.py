@@ -47,7 +47,7 @@ class OpenTransfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPiece:
-    """Some consecutive blocks of one layer, all heads, as D got them.
+    """Some consecutive blocks of one plane, all heads, as D got them.
 
     The views show the sender's layout. They stay valid until `release` is called, once, from any
     thread: they may look into memory of the sender's, or into a buffer that is used again.
@@ -56,7 +56,7 @@ class KvPiece:
     transfer_id: TransferId
     sender_epoch: Epoch
     receiver_epoch: Epoch
-    layer: int
+    plane: int
     first_block: int
     views: tuple[memoryview, ...]
     """By block: [KV heads][2][block size][head dim] as bytes."""

@@ -1,7 +1,7 @@
 """How computed KV is cut into pieces.
 
-progress  how far one stream has read a transfer, layer by layer
-reading   consecutive blocks of one layer, still in the sender's pool, that the stream reads next
+progress  how far one stream has read a transfer, plane by plane
+reading   consecutive blocks of one plane, still in the sender's pool, that the stream reads next
 cut       some of a reading's blocks, bounded in bytes
 piece     a cut that is lent to a transport, with the checksums of its bytes
 """
@@ -20,22 +20,22 @@ from baton.kv_transfer.transport.base import LentPiece
 
 
 class Span(NamedTuple):
-    """Blocks [start, stop) of one layer."""
+    """Blocks [start, stop) of one plane."""
 
-    layer: int
+    plane: int
     start: int
     stop: int
 
 
 class Progress:
-    """Where a stream goes on reading: a cursor for each layer.
+    """Where a stream goes on reading: a cursor for each plane.
 
     Blocks become readable layer by layer as they are computed. A stream takes the earliest first,
-    and of those the lowest layer: about the order in which they were computed.
+    and of those the lowest plane: about the order in which they were computed.
     """
 
-    def __init__(self, first_block: int, num_blocks: int, num_layers: int) -> None:
-        self._cursors = [first_block] * num_layers
+    def __init__(self, first_block: int, num_blocks: int, num_planes: int) -> None:
+        self._cursors = [first_block] * num_planes
         self._num_blocks = num_blocks
 
     @property
@@ -43,25 +43,25 @@ class Progress:
         return min(self._cursors) == self._num_blocks
 
     def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
-        """Pass what may be read now; `published` is by layer. At most `max_blocks` in all."""
+        """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
         spans: list[Span] = []
         while max_blocks and (behind := self._behind(published)):
-            start, layer = min(behind)
-            stop = min(published[layer], start + max_blocks)
-            self._cursors[layer] = stop
+            start, plane = min(behind)
+            stop = min(published[plane], start + max_blocks)
+            self._cursors[plane] = stop
             max_blocks -= stop - start
-            spans.append(Span(layer, start, stop))
+            spans.append(Span(plane, start, stop))
         return spans
 
     def _behind(self, published: Sequence[int]) -> list[tuple[int, int]]:
-        """Cursor and layer where more may be read."""
+        """Cursor and plane where more may be read."""
         pairs = enumerate(zip(self._cursors, published, strict=True))
-        return [(cursor, layer) for layer, (cursor, limit) in pairs if cursor < limit]
+        return [(cursor, plane) for plane, (cursor, limit) in pairs if cursor < limit]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRange:
-    """The heads that both sides hold: of each of the sender's blocks, the part that travels."""
+    """The heads of a plane that both sides hold: of each of P's blocks, the part that travels."""
 
     layout: KvLayout
     """The sender's, with these heads and no others."""
@@ -87,7 +87,8 @@ class Stream:
     """One opening of a transfer."""
 
     transfer_id: TransferId
-    heads: HeadRange
+    heads: tuple[HeadRange, ...]
+    """By plane."""
     progress: Progress
 
 
@@ -102,7 +103,7 @@ class Reading:
     sender_epoch: Epoch
     receiver_epoch: Epoch
     heads: HeadRange
-    layer: int
+    plane: int
     first_block: int
     blocks: tuple[int, ...]
     """Their numbers in the pool."""
@@ -152,7 +153,7 @@ def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPie
         transfer_id=reading.transfer_id,
         sender_epoch=reading.sender_epoch,
         receiver_epoch=reading.receiver_epoch,
-        layer=reading.layer,
+        plane=reading.plane,
         first_block=reading.first_block + cut.start,
         views=contents.views,
         blocks=reading.blocks[cut.start : cut.stop],

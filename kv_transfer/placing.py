@@ -18,7 +18,7 @@ from baton.kv_transfer.integrity import copied_checksums
 
 
 class Unit(NamedTuple):
-    """Which part of a piece's layer."""
+    """Which part of a piece's plane."""
 
     block: int
     head: int
@@ -27,15 +27,15 @@ class Unit(NamedTuple):
 
 def place(fill: Fill) -> list[Unit]:
     """Write the fill's blocks; return the units that are not what their sender computed."""
-    if fill.stream.placement.is_direct and fill.targets.is_in_memory:
+    if fill.placement.is_direct and fill.targets.is_in_memory:
         return _place_directly(fill)
     return _place_by_scratch(fill)
 
 
 def _place_directly(fill: Fill) -> list[Unit]:
-    placement, layer = fill.stream.placement, fill.piece.layer
+    placement, plane = fill.placement, fill.piece.plane
     start, stop = placement.offset, placement.offset + placement.arriving.layer_block_bytes
-    targets = [fill.targets.view(block, layer)[start:stop] for block in fill.blocks]
+    targets = [fill.targets.view(block, plane)[start:stop] for block in fill.blocks]
     bad_by_block = _copy(fill, fill.blocks, targets)
     for block, target in zip(fill.blocks, targets, strict=True):
         if block in bad_by_block:
@@ -46,7 +46,7 @@ def _place_directly(fill: Fill) -> list[Unit]:
 def _place_by_scratch(fill: Fill) -> list[Unit]:
     """Block by block: so little memory comes from the heap and goes back to it."""
     bad: list[Unit] = []
-    own = memoryview(bytearray(fill.stream.placement.arriving.layer_block_bytes))
+    own = memoryview(bytearray(fill.placement.arriving.layer_block_bytes))
     for block in fill.blocks:
         if found := _copy(fill, (block,), (own,)):
             bad += found[block]
@@ -56,12 +56,12 @@ def _place_by_scratch(fill: Fill) -> list[Unit]:
 
 
 def _regroup(fill: Fill, block: int, own: memoryview) -> None:
-    placement, layer = fill.stream.placement, fill.piece.layer
+    placement, plane = fill.placement, fill.piece.plane
     if placement.is_converting:
         own = converted(own, placement.arriving, placement.receiver.dtype)
     for copy in placement.copies(block, fill.tokens):
         part = own[copy.start : copy.start + copy.num_bytes]
-        fill.targets.write(copy.block, layer, copy.target, part)
+        fill.targets.write(copy.block, plane, copy.target, part)
 
 
 def _copy(
@@ -69,7 +69,7 @@ def _copy(
 ) -> dict[int, list[Unit]]:
     """Write the blocks to the targets; return the units that came out wrong, by block."""
     sources = [fill.view(block) for block in blocks]
-    actual = copied_checksums(sources, targets, fill.stream.placement.arriving.unit_bytes)
+    actual = copied_checksums(sources, targets, fill.placement.arriving.unit_bytes)
     expected = [checksum for block in blocks for checksum in fill.checksums(block)]
     bad_by_block: dict[int, list[Unit]] = {}
     for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):

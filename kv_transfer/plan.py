@@ -18,12 +18,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from baton.core.errors import LayoutMismatch
-from baton.core.kv_layout import SCALE_BYTES, KvLayout
+from baton.core.kv_layout import SCALE_BYTES, WIDE, KvGroup, KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """What one receiver rank reads from one sender rank: some of its heads, in all layers."""
+    """What one receiver rank reads from one sender rank: some of its heads, in all planes.
+
+    Of what groups keep, which every rank holds, all comes with each stream.
+    """
 
     sender: int
     """Its rank."""
@@ -51,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Consecutive bytes of one layer that stay together."""
+    """Consecutive bytes of one plane that stay together."""
 
     start: int
     """Within the sender's block: of the heads that travel."""
@@ -109,14 +112,39 @@ def _check_pair(sender: KvLayout, receiver: KvLayout) -> None:
         for name in must_agree
         if getattr(sender, name) != getattr(receiver, name)
     ]
+    if _groups(sender) != _groups(receiver):
+        differences.append(
+            f"groups are {_names(sender)} at the sender, {_names(receiver)} at the receiver, or of "
+            "other sizes"
+        )
     small, large = sorted((sender.block_size, receiver.block_size))
     if large % small:
         differences.append(
             f"block_size is {sender.block_size} at the sender, {receiver.block_size} at the "
             "receiver, and neither divides the other"
         )
+    differences += _sealed_apart(sender, receiver)
     if differences:
         raise LayoutMismatch("KV cannot be handed over: " + "; ".join(differences))
+
+
+def _sealed_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    """What is sealed is one whole with what was read beside it: neither regrouped nor converted."""
+    if not (sender.is_sealed or receiver.is_sealed):
+        return
+    for name in ("dtype", "block_size"):
+        ours, theirs = getattr(sender, name), getattr(receiver, name)
+        if ours != theirs:
+            yield f"{name} is {ours} at the sender, {theirs} at the receiver, and one is sealed"
+
+
+def _groups(layout: KvLayout) -> list[KvGroup]:
+    """But for their dtypes, which may differ."""
+    return [replace(group, dtype=WIDE[0]) for group in layout.groups]
+
+
+def _names(layout: KvLayout) -> str:
+    return ", ".join(group.name for group in layout.groups) or "none"
 
 
 def _show(value: object) -> str:
@@ -128,11 +156,16 @@ class Placement:
     """Where the blocks of one stream go.
 
     `arriving` is the sender's layout with the heads that travel and no others, so it describes the
-    bytes of a block as they arrive.
+    bytes of a block as they arrive. Bytes are told of one plane: of several, ask its `planes`.
     """
 
     arriving: KvLayout
     receiver: KvLayout
+
+    @cached_property
+    def planes(self) -> tuple[Placement, ...]:
+        pairs = zip(self.arriving.planes, self.receiver.planes, strict=True)
+        return tuple(Placement(arriving, receiver) for arriving, receiver in pairs)
 
     @cached_property
     def placed(self) -> KvLayout:

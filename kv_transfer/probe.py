@@ -20,7 +20,6 @@ from functools import partial
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import CorruptPiece, TransferCut, TransferError
 from baton.core.ids import Epoch, TransferId, new_transfer_id
-from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.integrity import copied_checksums
@@ -161,15 +160,16 @@ class Prober:
             async with aclosing(transport.open(address, request)) as pieces:
                 async for piece in pieces:
                     first = self._clock() if first is None else first
-                    seen |= {(piece.layer, piece.first_block + n) for n in range(piece.num_blocks)}
-                    reading.append(asyncio.ensure_future(_read(piece, offer.layout)))
+                    seen |= {(piece.plane, piece.first_block + n) for n in range(piece.num_blocks)}
+                    unit_bytes = offer.layout.planes[piece.plane].unit_bytes
+                    reading.append(asyncio.ensure_future(_read(piece, unit_bytes)))
                     if len(reading) == MAX_IN_FLIGHT:
                         await reading.popleft()
                 await asyncio.gather(*reading)
         finally:
             await asyncio.gather(*reading, return_exceptions=True)
-        if first is None or len(seen) != offer.num_blocks * offer.layout.num_layers:
-            raise TransferCut(f"{address} sent {len(seen)} (layer, block)s of a probe")
+        if first is None or len(seen) != offer.num_blocks * offer.layout.num_planes:
+            raise TransferCut(f"{address} sent {len(seen)} (plane, block)s of a probe")
         return first
 
     async def _settle(self, address: str, request: OpenTransfer, outcome: Outcome) -> None:
@@ -183,9 +183,9 @@ class Prober:
             await self._control.settle(address, told)
 
 
-async def _read(piece: KvPiece, layout: KvLayout) -> None:
+async def _read(piece: KvPiece, unit_bytes: int) -> None:
     try:
-        checksums = await asyncio.to_thread(_copied_checksums, piece.views, layout.unit_bytes)
+        checksums = await asyncio.to_thread(_copied_checksums, piece.views, unit_bytes)
     finally:
         piece.release()
     if checksums != piece.checksums:

@@ -145,7 +145,7 @@ class Receiver:
         """
         filling = self.filling(transfer_id)
         if filling.num_missing:
-            raise TransferError(f"{transfer_id} lacks {filling.num_missing} (layer, block)s")
+            raise TransferError(f"{transfer_id} lacks {filling.num_missing} (plane, block)s")
         if filling.state is not ReceiverState.SEALED:
             self.counters.num_sealed += 1
         filling.happen(ReceiverEvent.SEAL)

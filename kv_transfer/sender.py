@@ -4,8 +4,8 @@
                begin_read ... end_read                the outbox lends pieces, off this thread
                          settle / abort / expire      D is done, or somebody gave up
 
-    published      of each layer, how many blocks are computed. Nothing is written to them in that
-                   layer any more, though later layers of the same blocks may yet be computed
+    published      of each plane, how many blocks are computed. Nothing is written to them in that
+                   plane any more, though later layers of the same blocks may yet be computed
     references     held as LEASE from the first layer's publication on; as QUARANTINE when the
                    transfer is over but a read is still in flight; given up by whichever of the two
                    comes last
@@ -44,7 +44,7 @@ _OUTCOMES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
     max_blocks_per_read: int = 512
-    """Of all layers together: bounds what one stream begins at once."""
+    """Of all planes together: bounds what one stream begins at once."""
     max_remembered: int = 4096
     """Transfers that are over but whose outcome a peer may still ask for."""
 
@@ -68,7 +68,7 @@ class _Offer:
     expires_at: float
     state: SenderState = field(default_factory=SenderState)
     published: list[int]
-    """By layer: how many blocks may be read."""
+    """By plane: how many blocks may be read."""
     readings: set[Reading] = field(default_factory=set)
     reason: str = ""
 
@@ -128,7 +128,7 @@ class Sender:
             num_tokens=num_tokens,
             num_blocks=self._pool.layout.num_blocks_for(num_tokens),
             expires_at=now + time_left_s,
-            published=[0] * self._pool.layout.num_layers,
+            published=[0] * self._pool.layout.num_planes,
         )
         self.counters.num_offered += 1
 
@@ -144,15 +144,16 @@ class Sender:
             return
         is_whole = num_computed >= offer.num_tokens
         num_full = offer.num_blocks if is_whole else num_computed // self._pool.layout.block_size
-        layers = range(len(offer.published)) if layer is None else (layer,)
-        behind = [layer for layer in layers if offer.published[layer] < num_full]
+        layout = self._pool.layout
+        planes = range(layout.num_planes) if layer is None else layout.planes_of(layer)
+        behind = [plane for plane in planes if offer.published[plane] < num_full]
         if not behind:
             return
         self._pool.share(offer.source, offer.lease, num_full)
-        for layer in behind:
+        for plane in behind:
             if is_whole:
-                self._pool.clear_tail(offer.source, offer.num_tokens, layer)
-            offer.published[layer] = num_full
+                self._pool.clear_tail(offer.source, offer.num_tokens, plane)
+            offer.published[plane] = num_full
         self.on_changed(transfer_id)
 
     def finish(self, transfer_id: TransferId) -> None:
@@ -182,8 +183,8 @@ class Sender:
         layout = self._pool.layout
         return Stream(
             transfer_id=request.transfer_id,
-            heads=HeadRange.between(layout, request.layout),
-            progress=Progress(request.first_block, offer.num_blocks, layout.num_layers),
+            heads=tuple(map(HeadRange.between, layout.planes, request.layout.planes)),
+            progress=Progress(request.first_block, offer.num_blocks, layout.num_planes),
         )
 
     def begin_read(self, stream: Stream) -> list[Reading]:
@@ -193,7 +194,7 @@ class Sender:
         """
         offer = self._readable(stream.transfer_id)
         spans = stream.progress.advance(offer.published, self._config.max_blocks_per_read)
-        return [self._begin(offer, stream.heads, span) for span in spans]
+        return [self._begin(offer, stream.heads[span.plane], span) for span in spans]
 
     def end_read(self, reading: Reading) -> None:
         """The views will not be touched again. Ending a reading twice changes nothing."""
@@ -253,10 +254,10 @@ class Sender:
             sender_epoch=self.epoch,
             receiver_epoch=offer.receiver_epoch,
             heads=heads,
-            layer=span.layer,
+            plane=span.plane,
             first_block=span.start,
             blocks=tuple(self._pool.table(offer.lease)[span.start : span.stop]),
-            source=self._pool.source(offer.lease, span.start, span.stop, span.layer),
+            source=self._pool.source(offer.lease, span.start, span.stop, span.plane),
         )
         offer.state = next_sender_state(offer.state, SenderEvent.READ_BEGUN)
         offer.readings.add(reading)

@@ -1,4 +1,4 @@
-"""Which blocks of a stream have arrived, layer by layer, and with which bytes. Pure.
+"""Which blocks of a stream have arrived, plane by plane, and with which bytes. Pure.
 
 empty --claim--> claimed --record--> there          each with the checksum of what came
   ^_____give_back____|
@@ -10,23 +10,23 @@ from collections.abc import Sequence
 
 
 class Slots:
-    """One for every (layer, block) of [start, stop)."""
+    """One for every (plane, block) of [start, stop)."""
 
-    def __init__(self, start: int, stop: int, num_layers: int) -> None:
+    def __init__(self, start: int, stop: int, num_planes: int) -> None:
         self.start = start
         self.stop = stop
-        self.num_missing = (stop - start) * num_layers
+        self.num_missing = (stop - start) * num_planes
         """Empty or claimed."""
-        self._checksums: list[list[int | None]] = [[None] * stop for _ in range(num_layers)]
+        self._checksums: list[list[int | None]] = [[None] * stop for _ in range(num_planes)]
         self._claimed: set[tuple[int, int]] = set()
 
-    def claim(self, layer: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
+    def claim(self, plane: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
         """Which of the blocks `first`, `first + 1`, ... are empty; one checksum each is given.
 
         They are the caller's to write, then to `record` or to `give_back`. Blocks before `start`
         are nobody's. Raises ValueError if a block has come before with another checksum.
         """
-        row, found = self._checksums[layer], []
+        row, found = self._checksums[plane], []
         for block, checksum in enumerate(checksums, first):
             if block < self.start:
                 continue
@@ -36,28 +36,28 @@ class Slots:
                 raise ValueError(f"block {block} has arrived before, with other bytes")
         for block in found:
             row[block] = checksums[block - first]
-            self._claimed.add((layer, block))
+            self._claimed.add((plane, block))
         return tuple(found)
 
-    def record(self, layer: int, blocks: Sequence[int]) -> None:
+    def record(self, plane: int, blocks: Sequence[int]) -> None:
         """Claimed blocks have been written and verified."""
-        self._claimed.difference_update((layer, block) for block in blocks)
+        self._claimed.difference_update((plane, block) for block in blocks)
         self.num_missing -= len(blocks)
 
-    def give_back(self, layer: int, blocks: Sequence[int]) -> None:
+    def give_back(self, plane: int, blocks: Sequence[int]) -> None:
         """Claimed blocks were not written, or not with the right bytes."""
         for block in blocks:
-            self._checksums[layer][block] = None
-            self._claimed.remove((layer, block))
+            self._checksums[plane][block] = None
+            self._claimed.remove((plane, block))
 
     def first_missing(self) -> int:
-        """The first block that is not there in all layers; `stop` if all are."""
+        """The first block that is not there in all planes; `stop` if all are."""
         if not self.num_missing:
             return self.stop
         for block in range(self.start, self.stop):
             if any(
-                row[block] is None or (layer, block) in self._claimed
-                for layer, row in enumerate(self._checksums)
+                row[block] is None or (plane, block) in self._claimed
+                for plane, row in enumerate(self._checksums)
             ):
                 return block
         return self.stop

@@ -71,6 +71,7 @@ class KvLayout(message.Message):
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     FIRST_KV_HEAD_FIELD_NUMBER: builtins.int
     NUM_VECTORS_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.bytes
     dtype: builtins.str
     """float32, bfloat16, float16, int8, float8_e4m3fn"""
@@ -83,6 +84,8 @@ class KvLayout(message.Message):
     """the model's number of the first head that this rank holds"""
     num_vectors: builtins.int
     """of a token and head: 1 if it is a latent; 0, of older peers, means 2"""
+    @builtins.property
+    def groups(self) -> containers.RepeatedCompositeFieldContainer[KvGroup]: ...
     def __init__(
         self,
         *,
@@ -94,10 +97,40 @@ class KvLayout(message.Message):
         block_size: builtins.int = ...,
         first_kv_head: builtins.int = ...,
         num_vectors: builtins.int = ...,
+        groups: abc.Iterable[KvGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "groups", b"groups", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KvGroup(message.Message):
+    """What some layers keep beside that: one vector for each token, of all heads."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    width: builtins.int
+    dtype: builtins.str
+    @builtins.property
+    def layers(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        layers: abc.Iterable[builtins.int] | None = ...,
+        width: builtins.int = ...,
+        dtype: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dtype", b"dtype", "layers", b"layers", "name", b"name", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,14 +235,14 @@ class KvPieces(message.Message):
 
 @typing.final
 class KvPiece(message.Message):
-    """Some consecutive blocks of one layer, all heads."""
+    """Some consecutive blocks of one plane (core/kv_layout.py), all heads."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     TRANSFER_ID_FIELD_NUMBER: builtins.int
     SENDER_EPOCH_FIELD_NUMBER: builtins.int
     RECEIVER_EPOCH_FIELD_NUMBER: builtins.int
-    LAYER_FIELD_NUMBER: builtins.int
+    PLANE_FIELD_NUMBER: builtins.int
     FIRST_BLOCK_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     CHECKSUMS_FIELD_NUMBER: builtins.int
@@ -218,7 +251,8 @@ class KvPiece(message.Message):
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
-    layer: builtins.int
+    plane: builtins.int
+    """without groups: the layer"""
     first_block: builtins.int
     """index within the prompt, not within any pool"""
     data: builtins.bytes
@@ -236,7 +270,7 @@ class KvPiece(message.Message):
         transfer_id: builtins.str = ...,
         sender_epoch: builtins.str = ...,
         receiver_epoch: builtins.str = ...,
-        layer: builtins.int = ...,
+        plane: builtins.int = ...,
         first_block: builtins.int = ...,
         data: builtins.bytes = ...,
         checksums: abc.Iterable[builtins.int] | None = ...,
@@ -245,7 +279,7 @@ class KvPiece(message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["checksums", b"checksums", "data", b"data", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["checksums", b"checksums", "data", b"data", "first_block", b"first_block", "num_blocks", b"num_blocks", "plane", b"plane", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "ticket", b"ticket", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

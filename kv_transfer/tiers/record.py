@@ -1,7 +1,7 @@
-"""One block as a tier keeps it: its name, its bytes in all layers, and the checksums of its units.
+"""One block as a tier keeps it: its name, its bytes in all planes, and the checksums of its units.
 
-    payload    [layers][KV heads][2][block size][head dim]
-    checksums  [layers][KV heads]
+    payload    [planes][KV heads][2][block size][head dim]       of each plane what it has
+    checksums  [planes][KV heads]
 
 As a file or an object:
 
@@ -55,7 +55,7 @@ class RecordFormat:
 
     def __init__(self, layout: KvLayout) -> None:
         self.layout = layout
-        self.num_checksums = layout.num_layers * layout.num_kv_heads
+        self.num_checksums = sum(plane.num_kv_heads for plane in layout.planes)
         self.digest = layout_digest(layout)
         self._header_bytes = _FIXED.size + _CHECKSUM.size * (self.num_checksums + 1)
 
@@ -79,13 +79,13 @@ class RecordFormat:
     def make(self, name: bytes, payload: bytes | bytearray) -> BlockRecord:
         """Checksums are computed here, from the bytes that are kept."""
         view = memoryview(payload).toreadonly()
-        return BlockRecord(name, unit_checksums(view, self.layout.unit_bytes), view)
+        return BlockRecord(name, self._checksums(view), view)
 
     def is_whole(self, record: BlockRecord) -> bool:
         """Whether the bytes still are what the checksums say."""
         if record.payload.nbytes != self.layout.block_bytes:
             return False
-        return unit_checksums(record.payload, self.layout.unit_bytes) == record.checksums
+        return self._checksums(record.payload) == record.checksums
 
     def encode(self, record: BlockRecord) -> tuple[bytes, memoryview]:
         """The header and the payload."""
@@ -112,10 +112,26 @@ class RecordFormat:
             raise CorruptPiece("its bytes do not match their checksums")
         return record
 
-    def layers(self, record: BlockRecord) -> Iterator[memoryview]:
-        size = self.layout.layer_block_bytes
-        for start in range(0, record.payload.nbytes, size):
-            yield record.payload[start : start + size]
+    def planes(self, record: BlockRecord) -> Iterator[tuple[memoryview, tuple[int, ...]]]:
+        """The bytes of each, and the checksums of its units."""
+        first = 0
+        for plane, data in zip(self.layout.planes, self._split(record.payload), strict=True):
+            yield data, record.checksums[first : first + plane.num_kv_heads]
+            first += plane.num_kv_heads
+
+    def _checksums(self, payload: memoryview) -> tuple[int, ...]:
+        if not self.layout.groups:  # all units are as long as each other
+            return unit_checksums(payload, self.layout.unit_bytes)
+        parts = zip(self._split(payload), self.layout.planes, strict=True)
+        return tuple(
+            checksum for part, plane in parts for checksum in unit_checksums(part, plane.unit_bytes)
+        )
+
+    def _split(self, payload: memoryview) -> Iterator[memoryview]:
+        start = 0
+        for plane in self.layout.planes:
+            yield payload[start : start + plane.layer_block_bytes]
+            start += plane.layer_block_bytes
 
 
 def is_record_name(base_name: str) -> bool:

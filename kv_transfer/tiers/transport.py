@@ -21,7 +21,6 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.tiers.record import BlockRecord
 from baton.kv_transfer.tiers.stack import Batch, TierStack
 
 ADDRESS = "tiers"
@@ -80,27 +79,18 @@ class TierTransport:
         format_ = self._stack.format
         if any(r.payload.nbytes != format_.layout.block_bytes for r in batch.records):
             raise CorruptPiece(f"a block from {block} on has not as many bytes as a block")
-        layers = zip(*map(format_.layers, batch.records), strict=True)
-        for layer, views in enumerate(layers):
+        by_plane = zip(*map(format_.planes, batch.records), strict=True)
+        for plane, parts in enumerate(by_plane):
             yield KvPiece(
                 transfer_id=request.transfer_id,
                 sender_epoch=request.sender_epoch,
                 receiver_epoch=request.receiver_epoch,
-                layer=layer,
+                plane=plane,
                 first_block=block,
-                views=views,
-                checksums=tuple(
-                    checksum
-                    for record in batch.records
-                    for checksum in _of_layer(record, layer, format_.layout)
-                ),
+                views=tuple(view for view, _ in parts),
+                checksums=tuple(checksum for _, checksums in parts for checksum in checksums),
                 transport=batch.tier,
             )
-
-
-def _of_layer(record: BlockRecord, layer: int, layout: KvLayout) -> tuple[int, ...]:
-    start = layer * layout.num_kv_heads
-    return record.checksums[start : start + layout.num_kv_heads]
 
 
 def _has_all_heads(wanted: KvLayout, held: KvLayout) -> bool:

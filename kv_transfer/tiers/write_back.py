@@ -101,8 +101,8 @@ class WriteBack:
             if not self._pool.hold_named(holder, name):
                 self.num_missed += 1
                 continue
-            layers = range(self._pool.layout.num_layers)
-            sources = [self._pool.source(holder, 0, 1, layer) for layer in layers]
+            planes = range(self._pool.layout.num_planes)
+            sources = [self._pool.source(holder, 0, 1, plane) for plane in planes]
             self._copying[holder.id] = _Copying(name)
             try:
                 self._copier.submit(self._copy, holder, name, sources)

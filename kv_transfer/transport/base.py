@@ -21,12 +21,12 @@ from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LentPiece:
-    """Some consecutive blocks of one layer, still in P's pool: lent until given back."""
+    """Some consecutive blocks of one plane, still in P's pool: lent until given back."""
 
     transfer_id: TransferId
     sender_epoch: Epoch
     receiver_epoch: Epoch
-    layer: int
+    plane: int
     first_block: int
     views: tuple[memoryview, ...]
     """By block: [KV heads][2][block size][head dim] as bytes."""

@@ -65,7 +65,7 @@ class Announced:
             transfer_id=TransferId(message.transfer_id),
             sender_epoch=Epoch(message.sender_epoch),
             receiver_epoch=Epoch(message.receiver_epoch),
-            layer=message.layer,
+            plane=message.plane,
             first_block=message.first_block,
             views=views,
             checksums=tuple(message.checksums),

@@ -139,7 +139,7 @@ def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
         transfer_id=piece.transfer_id,
         sender_epoch=piece.sender_epoch,
         receiver_epoch=piece.receiver_epoch,
-        layer=piece.layer,
+        plane=piece.plane,
         first_block=piece.first_block,
         num_blocks=len(piece.views),
         ticket=parcel.ticket,

@@ -81,7 +81,7 @@ def _received(piece: LentPiece) -> KvPiece:
         transfer_id=piece.transfer_id,
         sender_epoch=piece.sender_epoch,
         receiver_epoch=piece.receiver_epoch,
-        layer=piece.layer,
+        plane=piece.plane,
         first_block=piece.first_block,
         views=piece.views,
         checksums=piece.checksums,

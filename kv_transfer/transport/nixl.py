@@ -56,10 +56,11 @@ class _Arena(msgspec.Struct, frozen=True):
     """P's answer: how to reach its memory."""
 
     agent: bytes
-    layers: list[int]
+    planes: list[int]
     """Addresses."""
     num_blocks: int
-    layer_block_bytes: int
+    block_bytes: list[int]
+    """By plane."""
     mem_type: str
     device: int
 
@@ -74,14 +75,14 @@ class _Arena(msgspec.Struct, frozen=True):
         is_inside = (
             len(blocks) == message.num_blocks > 0
             and size > 0
-            and offset + size <= self.layer_block_bytes
-            and message.layer < len(self.layers)
+            and message.plane < len(self.planes)
+            and offset + size <= self.block_bytes[message.plane]
             and max(blocks) < self.num_blocks
         )
         if not is_inside:
             raise TransferError("a ticket for what is not in the sender's memory")
-        base = self.layers[message.layer] + offset
-        return [(base + block * self.layer_block_bytes, size, self.device) for block in blocks]
+        base, block_bytes = self.planes[message.plane] + offset, self.block_bytes[message.plane]
+        return [(base + block * block_bytes, size, self.device) for block in blocks]
 
 
 class _Peer(msgspec.Struct, frozen=True):
@@ -200,17 +201,18 @@ class NixlSending:
         arena = self._arena
         device = torch.device(arena.device)
         mem_type, index = ("DRAM", 0) if device.type == "cpu" else ("VRAM", device.index or 0)
-        addresses = [layer.data_ptr() for layer in arena.layers]
+        addresses = [plane.data_ptr() for plane in arena.planes]
         agent = self._create(f"baton-{secrets.token_hex(8)}")
-        spans = [(address, arena.layer_bytes, index, "") for address in addresses]
+        sizes = [arena.num_blocks * size for size in arena.block_bytes]
+        spans = [(address, size, index, "") for address, size in zip(addresses, sizes, strict=True)]
         agent.register_memory(spans, mem_type)
         self._agent = agent
         return msgspec.msgpack.encode(
             _Arena(
                 agent=agent.get_agent_metadata(),
-                layers=addresses,
+                planes=addresses,
                 num_blocks=arena.num_blocks,
-                layer_block_bytes=arena.layer_block_bytes,
+                block_bytes=list(arena.block_bytes),
                 mem_type=mem_type,
                 device=index,
             )

@@ -56,13 +56,13 @@ class _Answer(msgspec.Struct, frozen=True):
     socket: str
     """Its name in Linux's abstract namespace."""
     nonce: bytes
-    num_layers: int
     num_blocks: int
-    layer_block_bytes: int
+    block_bytes: list[int]
+    """By plane."""
 
     @property
     def num_bytes(self) -> int:
-        return self.num_layers * self.num_blocks * self.layer_block_bytes
+        return self.num_blocks * sum(self.block_bytes)
 
 
 def this_host() -> str:
@@ -101,14 +101,15 @@ class _Map:
         is_inside = (
             len(blocks) == message.num_blocks > 0
             and size > 0
-            and offset + size <= shape.layer_block_bytes
-            and message.layer < shape.num_layers
+            and message.plane < len(shape.block_bytes)
+            and offset + size <= shape.block_bytes[message.plane]
             and max(blocks) < shape.num_blocks
         )
         if not is_inside:
             raise TransferCut("a ticket for what is not in the sender's memory")
-        first = message.layer * shape.num_blocks
-        starts = ((first + block) * shape.layer_block_bytes + offset for block in blocks)
+        block_bytes = shape.block_bytes[message.plane]
+        first = shape.num_blocks * sum(shape.block_bytes[: message.plane]) + offset
+        starts = (first + block * block_bytes for block in blocks)
         return tuple(self.memory[start : start + size] for start in starts)
 
 
@@ -260,7 +261,7 @@ class ShmSending:
         while len(self._nonces) > MAX_NONCES:
             self._nonces.popitem(last=False)
         return msgspec.msgpack.encode(
-            _Answer(self._name, nonce, arena.num_layers, arena.num_blocks, arena.layer_block_bytes)
+            _Answer(self._name, nonce, arena.num_blocks, list(arena.block_bytes))
         )
 
     async def close(self) -> None:

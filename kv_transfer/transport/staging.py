@@ -128,9 +128,9 @@ class DeviceStaging:
         assert self._arena is not None, "only P sends, and P has an arena"
         size, start = piece.views[0].nbytes, piece.block_offset
         with torch.cuda.stream(self._stream):
-            layer = self._arena.layers[piece.layer].view(torch.uint8).flatten(1)  # [blocks][bytes]
-            blocks = torch.tensor(piece.blocks, device=layer.device)
-            data: Tensor = layer[:, start : start + size].index_select(0, blocks).flatten()
+            plane = self._arena.planes[piece.plane].view(torch.uint8).flatten(1)  # [blocks][bytes]
+            blocks = torch.tensor(piece.blocks, device=plane.device)
+            data: Tensor = plane[:, start : start + size].index_select(0, blocks).flatten()
         self._stream.synchronize()
         return data
 

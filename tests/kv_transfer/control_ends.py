@@ -91,7 +91,7 @@ class PreparedSide:
             transfer_id=request.transfer_id,
             sender_epoch=self.epoch,
             receiver_epoch=request.receiver_epoch,
-            layer=0,
+            plane=0,
             first_block=number,
             views=(memoryview(bytes([number % 256]) * LAYOUT.layer_block_bytes),),
             blocks=(number,),

@@ -152,7 +152,7 @@ class Handoffs:
             for cut in picked(list(cuts(reading, (1, 128, 1 << 20)[pick % 3])), which):
                 piece = copied(cut)
                 for block, view in enumerate(piece.views, piece.first_block):
-                    expected = kv_of(handoff.prompt, block, piece.layer)
+                    expected = kv_of(handoff.prompt, block, piece.plane)
                     assert view == expected, "reused under its reader"
                 self.network.append(piece)
 
@@ -304,8 +304,8 @@ class Handoffs:
         num_blocks = LAYOUT.num_blocks_for(len(handoff.prompt))
         stream = Stream(
             transfer_id=handoff.transfer_id,
-            heads=HeadRange.between(LAYOUT, LAYOUT),
-            progress=Progress(first_block, num_blocks, LAYOUT.num_layers),
+            heads=tuple(map(HeadRange.between, LAYOUT.planes, LAYOUT.planes)),
+            progress=Progress(first_block, num_blocks, LAYOUT.num_planes),
         )
         return self.p.sender.begin_read(stream)
 

@@ -29,7 +29,7 @@ def a_piece(*blocks: bytes) -> LentPiece:
         transfer_id=TransferId("kv-1"),
         sender_epoch=Epoch("p"),
         receiver_epoch=Epoch("d"),
-        layer=0,
+        plane=0,
         first_block=0,
         views=tuple(memoryview(block) for block in blocks),
         blocks=tuple(range(len(blocks))),
@@ -111,12 +111,11 @@ class FarGpuSender(FarSender):
 async def _send_from_gpu(pipe: Connection) -> None:
     torch.cuda.set_device(1)
     blocks = torch.frombuffer(bytearray(FarGpuSender.BLOCKS), dtype=torch.uint8).view(4, -1)
-    layer = blocks.cuda()
+    plane = blocks.cuda()
     arena = KvArena(
-        num_layers=1,
         num_blocks=4,
-        layer_block_bytes=layer.shape[1],
-        layers=[layer],
+        block_bytes=(plane.shape[1],),
+        planes=[plane],
         device="cuda:1",
         fd=None,
     )

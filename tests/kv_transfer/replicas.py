@@ -11,6 +11,7 @@ import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import shake_128
+from itertools import product
 
 from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TransferId, new_epoch
@@ -40,40 +41,44 @@ PROMPT = tuple(range(100, 122))  # five full blocks and half of a sixth
 TIME_LEFT_S = 60.0
 
 
-def kv_of(tokens: Sequence[int], block: int, layer: int, layout: KvLayout = LAYOUT) -> bytes:
-    """What the cache holds in one block and layer once all of `tokens` are computed.
+def kv_of(tokens: Sequence[int], block: int, plane: int, layout: KvLayout = LAYOUT) -> bytes:
+    """What the cache holds in one block and plane once all of `tokens` are computed.
 
     Zeros where there is no token yet. Not for layouts with scales.
     """
-    return _kv_of(tuple(tokens[: (block + 1) * layout.block_size]), block, layer, layout)
+    seen = tuple(tokens[: (block + 1) * layout.block_size])
+    return _kv_of(seen, block, plane, layout.planes[plane])
 
 
 @lru_cache(20_000)
-def _kv_of(tokens: tuple[int, ...], block: int, layer: int, layout: KvLayout) -> bytes:
-    size, start = layout.token_bytes, block * layout.block_size
-    missing = bytes(size * (start + layout.block_size - len(tokens)))
+def _kv_of(tokens: tuple[int, ...], block: int, plane: int, own: KvLayout) -> bytes:
+    size, start = own.token_bytes, block * own.block_size
+    missing = bytes(size * (start + own.block_size - len(tokens)))
     found = []
-    for head in range(layout.first_kv_head, layout.stop_kv_head):
+    for head in range(own.first_kv_head, own.stop_kv_head):
         cells = [
-            _cell(tokens[: position + 1], layer, head, size)
+            _cell(tokens[: position + 1], plane, head, size)
             for position in range(start, len(tokens))
         ]
-        for start_of in range(0, layout.num_vectors * size, size):
+        for start_of in range(0, own.num_vectors * size, size):
             found += [*(cell[start_of : start_of + size] for cell in cells), missing]
     return b"".join(found)
 
 
 @lru_cache(100_000)
-def _cell(seen: tuple[int, ...], layer: int, head: int, size: int) -> bytes:
+def _cell(seen: tuple[int, ...], plane: int, head: int, size: int) -> bytes:
     """Of the last of the tokens: its K, then its V; or its latent."""
-    return shake_128(array.array("I", (*seen, layer, head)).tobytes()).digest(2 * size)
+    return shake_128(array.array("I", (*seen, plane, head)).tobytes()).digest(2 * size)
 
 
-def used(data: bytes | memoryview, block: int, num_tokens: int, layout: KvLayout) -> bytes:
-    """Of one block and layer: what belongs to one of the first `num_tokens` tokens."""
-    size = layout.token_bytes
-    num_used = min(layout.block_size, num_tokens - block * layout.block_size)
-    halves = range(0, layout.layer_block_bytes, layout.block_size * size)
+def used(
+    data: bytes | memoryview, block: int, num_tokens: int, plane: int, layout: KvLayout = LAYOUT
+) -> bytes:
+    """Of one block and plane: what belongs to one of the first `num_tokens` tokens."""
+    own = layout.planes[plane]
+    size = own.token_bytes
+    num_used = min(own.block_size, num_tokens - block * own.block_size)
+    halves = range(0, own.layer_block_bytes, own.block_size * size)
     return b"".join(bytes(data[start : start + num_used * size]) for start in halves)
 
 
@@ -127,10 +132,11 @@ class PrefillReplica:
         done = prompt if num_tokens is None else prompt[: max(num_tokens, num_cached)]
         first_block = num_cached // self.layout.block_size
         for layer in range(self.layout.num_layers):
-            for block in range(first_block, self.layout.num_blocks_for(len(done))):
-                data = kv_of(done, block, layer, self.layout)
-                if self.pool.view(holder, block, layer) != data:
-                    self.cache.write(self.pool.table(holder)[block], layer, memoryview(data))
+            blocks = range(first_block, self.layout.num_blocks_for(len(done)))
+            for block, plane in product(blocks, self.layout.planes_of(layer)):
+                data = kv_of(done, block, plane, self.layout)
+                if self.pool.view(holder, block, plane) != data:
+                    self.cache.write(self.pool.table(holder)[block], plane, memoryview(data))
             self.sender.publish(transfer_id, len(done), layer)
             on_layer(layer)
         self.pool.commit(holder, prompt, len(done), b"")
@@ -215,10 +221,12 @@ class DecodeReplica:
         """Whether an adopted request's blocks hold exactly the KV of its prompt."""
         holder, prompt = request_holder(transfer_id), self.requests[transfer_id]
         return all(
-            used(self.pool.view(holder, block, layer), block, len(prompt), self.layout)
-            == used(kv_of(prompt, block, layer, self.layout), block, len(prompt), self.layout)
+            used(self.pool.view(holder, block, plane), block, len(prompt), plane, self.layout)
+            == used(
+                kv_of(prompt, block, plane, self.layout), block, len(prompt), plane, self.layout
+            )
             for block in range(self.layout.num_blocks_for(len(prompt)))
-            for layer in range(self.layout.num_layers)
+            for plane in range(self.layout.num_planes)
         )
 
     def finish(self, transfer_id: TransferId) -> None:
@@ -237,7 +245,7 @@ def copied(cut: Cut) -> KvPiece:
         transfer_id=reading.transfer_id,
         sender_epoch=reading.sender_epoch,
         receiver_epoch=reading.receiver_epoch,
-        layer=reading.layer,
+        plane=reading.plane,
         first_block=reading.first_block + cut.start,
         views=tuple(memoryview(bytes(view)) for view in contents.views),
         checksums=contents.checksums,

@@ -58,7 +58,7 @@ class ScriptedWay:
                 transfer_id=request.transfer_id,
                 sender_epoch=request.sender_epoch,
                 receiver_epoch=request.receiver_epoch,
-                layer=layer,
+                plane=layer,
                 first_block=0,
                 views=(BLOCK,),
                 checksums=unit_checksums(BLOCK, LAYOUT.unit_bytes),

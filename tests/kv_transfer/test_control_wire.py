@@ -22,7 +22,7 @@ def lent(layer: int, first_block: int, views: list[bytes], checksums: list[int])
         transfer_id=TransferId("kv-1"),
         sender_epoch=new_epoch(),
         receiver_epoch=new_epoch(),
-        layer=layer,
+        plane=layer,
         first_block=first_block,
         views=tuple(map(memoryview, views)),
         blocks=tuple(range(len(views))),
@@ -46,7 +46,7 @@ def test_what_is_written_is_read_here_and_by_protobuf(
     [(header, data)] = read_pieces(message)
 
     assert bytes(data) == b"".join(views)
-    assert (header.layer, header.first_block, header.num_blocks) == (layer, first_block, len(views))
+    assert (header.plane, header.first_block, header.num_blocks) == (layer, first_block, len(views))
     assert (header.sender_epoch, list(header.checksums)) == (piece.sender_epoch, checksums)
     [whole] = pb.KvPieces.FromString(message).pieces
     assert whole.data == data
@@ -56,13 +56,13 @@ def test_what_is_written_is_read_here_and_by_protobuf(
 
 @given(st.binary(), numbers)
 def test_what_protobuf_wrote_is_read(data: bytes, layer: int) -> None:
-    first = pb.KvPiece(data=data, layer=layer, ticket=b"t", num_blocks=3)
-    message = pb.KvPieces(pieces=[first, pb.KvPiece(layer=7)])
+    first = pb.KvPiece(data=data, plane=layer, ticket=b"t", num_blocks=3)
+    message = pb.KvPieces(pieces=[first, pb.KvPiece(plane=7)])
 
     [(header, view), (second, nothing)] = read_pieces(message.SerializeToString())
 
-    assert (bytes(view), header.layer, header.ticket, header.num_blocks) == (data, layer, b"t", 3)
-    assert (second.layer, bytes(nothing)) == (7, b"")
+    assert (bytes(view), header.plane, header.ticket, header.num_blocks) == (data, layer, b"t", 3)
+    assert (second.plane, bytes(nothing)) == (7, b"")
 
 
 def test_messages_end_to_end_are_one_message_of_all_their_pieces() -> None:
@@ -71,7 +71,7 @@ def test_messages_end_to_end_are_one_message_of_all_their_pieces() -> None:
 
     message = b"".join(map(write_piece, pieces, parcels))
 
-    found = [(header.layer, header.ticket, bytes(data)) for header, data in read_pieces(message)]
+    found = [(header.plane, header.ticket, bytes(data)) for header, data in read_pieces(message)]
     assert found == [(0, b"", b"abcd" * 2), (1, b"t", b""), (2, b"", b"abcd" * 2)]
 
 

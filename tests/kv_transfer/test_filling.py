@@ -234,7 +234,7 @@ def test_of_a_hundred_thousand_units_every_flipped_one_is_found_and_no_other() -
             transfer_id=transfer_id,
             sender_epoch=SENDER,
             receiver_epoch=decode.receiver.epoch,
-            layer=0,
+            plane=0,
             first_block=0,
             views=tuple(view[start : start + size] for start in range(0, len(view), size)),
             checksums=checksums,

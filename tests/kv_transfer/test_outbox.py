@@ -92,8 +92,8 @@ class Prefilling:
         async with aclosing(self.outbox.pieces(self.opening(transfer_id))) as pieces:
             async for piece in pieces:
                 for block, view in enumerate(piece.views, piece.first_block):
-                    assert (piece.layer, block) not in received
-                    received[piece.layer, block] = bytes(view)
+                    assert (piece.plane, block) not in received
+                    received[piece.plane, block] = bytes(view)
                 piece.give_back()
                 on_piece(piece)
 
@@ -201,8 +201,8 @@ async def test_a_layer_has_left_before_the_last_one_is_computed() -> None:
 
         def on_piece(piece: LentPiece) -> None:
             if piece.first_block == 4:  # the last of its layer
-                seen.append(f"arrived {piece.layer}")
-                arrived[piece.layer].set()
+                seen.append(f"arrived {piece.plane}")
+                arrived[piece.plane].set()
 
         then(p.engine, wait_for_the_layer_before)
         await p.prefill(TRANSFER, range(22))
@@ -409,7 +409,7 @@ async def test_a_reopened_stream_goes_on_where_it_is_told_to() -> None:
     outbox = Outbox(prefill.sender, owner)
 
     async with aclosing(outbox.pieces(replace(opening(prefill, decode), first_block=4))) as pieces:
-        spans = [(piece.layer, piece.first_block, len(piece.views)) async for piece in pieces]
+        spans = [(piece.plane, piece.first_block, len(piece.views)) async for piece in pieces]
 
     assert spans == [(layer, 4, 2) for layer in range(LAYOUT.num_layers)]
     owner.stop()

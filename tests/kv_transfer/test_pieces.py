@@ -34,7 +34,7 @@ def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE
         sender_epoch=Epoch("p"),
         receiver_epoch=Epoch("d"),
         heads=heads,
-        layer=1,
+        plane=1,
         first_block=first_block,
         blocks=tuple(range(20, 20 + num_blocks)),
         source=Blocks(blocks),
@@ -93,7 +93,7 @@ def test_a_stream_passes_every_block_of_every_layer_once_and_none_before_it_is_p
 
     def advance(max_blocks: int) -> None:
         spans = progress.advance(published, max_blocks)
-        found = [(span.layer, block) for span in spans for block in range(span.start, span.stop)]
+        found = [(span.plane, block) for span in spans for block in range(span.start, span.stop)]
         assert len(found) <= max_blocks
         assert all(block < published[layer] for layer, block in found)
         passed.extend(found)
@@ -111,7 +111,7 @@ def test_a_stream_passes_every_block_of_every_layer_once_and_none_before_it_is_p
 
 
 def test_what_was_computed_first_is_read_first() -> None:
-    progress = Progress(0, 4, num_layers=3)
+    progress = Progress(0, 4, num_planes=3)
 
     first = progress.advance([2, 2, 0], 2)
     then = progress.advance([4, 2, 2], 99)

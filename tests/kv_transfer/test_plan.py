@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,17 @@ def test_a_latent_is_one_vector_a_token() -> None:
         replace(LATENT, num_kv_heads=2)
     with pytest.raises(ValueError, match="as wide as they are"):
         replace(LATENT, dtype="int8")
+
+
+@pytest.mark.parametrize("other", [{"dtype": "float16"}, {"dtype": "int4", "block_size": 8}])
+def test_what_is_sealed_goes_only_where_it_is_kept_alike(other: dict[str, Any]) -> None:
+    sealed = replace(LAYOUT, dtype="int4", block_size=4)
+    kept = replace(LAYOUT, **{"block_size": 4, **other})
+
+    for sender, receiver in ((sealed, kept), (kept, sealed)):
+        with pytest.raises(LayoutMismatch, match="one is sealed"):
+            plan_streams([sender], [receiver])
+    assert plan_streams([sealed], [sealed])
 
 
 def test_equal_layouts_take_one_copy_a_block() -> None:

@@ -87,7 +87,7 @@ class LocalSource:
 
 @asynccontextmanager
 async def peers(alter: Alter = unaltered) -> AsyncIterator[tuple[World, PrefixFetcher]]:
-    world = World("memory", alter, decode_layout=LAYOUT)
+    world = World("memory", alter, LAYOUT, LAYOUT)
     await world.start_serving()
     fetcher = PrefixFetcher(
         pool=world.decode.pool,

@@ -48,7 +48,7 @@ def piece_of(
         transfer_id=TRANSFER,
         sender_epoch=sender,
         receiver_epoch=decode.receiver.epoch,
-        layer=layer,
+        plane=layer,
         first_block=first_block,
         views=views,
         checksums=checksums_of(views),
@@ -115,8 +115,8 @@ def malformed() -> Iterator[tuple[str, KvPiece]]:
     yield "beyond the prompt", replace(good, first_block=1)
     yield "before the prompt", replace(good, first_block=-1)
     yield "too many blocks", resealed(good, *map(bytes, good.views), bytes(size))
-    yield "no such layer", replace(good, layer=LAYOUT.num_layers)
-    yield "negative layer", replace(good, layer=-1)
+    yield "no such layer", replace(good, plane=LAYOUT.num_layers)
+    yield "negative layer", replace(good, plane=-1)
 
 
 @pytest.mark.parametrize("piece", [pytest.param(p, id=name) for name, p in malformed()])

@@ -40,7 +40,7 @@ def opened(prefill: PrefillReplica, first_block: int = 0) -> Stream:
 
 
 def span_of(reading: Reading) -> tuple[int, int, int]:
-    return reading.layer, reading.first_block, reading.first_block + len(reading.blocks)
+    return reading.plane, reading.first_block, reading.first_block + len(reading.blocks)
 
 
 def num_leased(prefill: PrefillReplica) -> int:

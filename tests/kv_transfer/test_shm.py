@@ -260,7 +260,7 @@ async def test_a_ticket_for_anything_but_blocks_of_the_arena_is_refused(ticket: 
 async def test_some_heads_of_a_block_are_read_where_they_are() -> None:
     half = Forging(ARENA)
     half.ticket = shm._SPAN.pack(LAYOUT.unit_bytes, LAYOUT.unit_bytes) + b"\5\0\0\0"
-    ARENA.layers[0][5, 1] = 7.0
+    ARENA.planes[0][5, 1] = 7.0
     async with sharing(half=half) as (it, _, transport):
         pieces = transport.open(it.address, it.request)
 

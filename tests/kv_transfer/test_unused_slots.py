@@ -63,7 +63,7 @@ def test_the_unused_slots_of_the_last_block_are_zero_before_anybody_reads_them()
     for layer in range(LAYOUT.num_layers):
         sent = bytes(prefill.pool.view(holder, LAST, layer))
         expected = kv_of(PROMPT, LAST, layer)
-        assert used(sent, LAST, len(PROMPT), LAYOUT) == used(expected, LAST, len(PROMPT), LAYOUT)
+        assert used(sent, LAST, len(PROMPT), layer) == used(expected, LAST, len(PROMPT), layer)
         assert sent == expected  # which has zeros where there is no token
     prefill.finish()
 
@@ -89,6 +89,19 @@ def test_a_tail_is_cleared_in_every_dtype_and_nothing_else(dtype: str) -> None:
         used_bytes = len(tokens) // layout.block_size * NUM_USED
         assert set(tokens[:used_bytes]) == {0x11}
         assert set(tokens[used_bytes:]) == {0}
+
+
+def test_a_block_that_would_be_sealed_is_cleared_as_a_whole() -> None:
+    layout = replace(LAYOUT, dtype="int4", head_dim=16)
+    cache = KvCache(layout, 2)
+    for layer in range(2):
+        for block in range(2):
+            cache.write(block, layer, memoryview(b"\x11" * layout.layer_block_bytes))
+
+    cache.clear_tail(1, 1, NUM_USED)
+
+    assert not any(cache.view(1, 1))
+    assert all(cache.view(0, 1)) and all(cache.view(1, 0))
 
 
 def parts(layout: KvLayout, size: int, data: bytes) -> list[bytes]:

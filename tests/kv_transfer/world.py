@@ -88,12 +88,12 @@ def unaltered(number: int, piece: KvPiece) -> KvPiece:
 class World:
     """P and D, each with an engine's thread, joined by one transport."""
 
-    def __init__(self, name: str, alter: Alter, decode_layout: KvLayout) -> None:
+    def __init__(self, name: str, alter: Alter, layout: KvLayout, decode_layout: KvLayout) -> None:
         self.name = name
         # Small readings and pieces, so that a prompt is several of each.
-        self.prefill = PrefillReplica(config=SenderConfig(max_blocks_per_read=4))
+        self.prefill = PrefillReplica(config=SenderConfig(max_blocks_per_read=4), layout=layout)
         self.decode = DecodeReplica(layout=decode_layout)
-        self.decode.sender_layout = LAYOUT
+        self.decode.sender_layout = layout
         self.on_p, self.on_d = OneThread(), OneThread()
         self.outbox = Outbox(
             self.prefill.sender, self.on_p, max_piece_bytes=2 * LAYOUT.layer_block_bytes
@@ -181,9 +181,14 @@ class World:
 
 @asynccontextmanager
 async def connected(
-    name: str, *, alter: Alter = unaltered, decode_layout: KvLayout = LAYOUT
+    name: str,
+    *,
+    alter: Alter = unaltered,
+    layout: KvLayout = LAYOUT,
+    decode_layout: KvLayout | None = None,
 ) -> AsyncIterator[World]:
-    it = World(name, alter, decode_layout)
+    """With P's layout on D as well, unless D has another."""
+    it = World(name, alter, layout, decode_layout or layout)
     await it.start_serving()
     try:
         yield it

@@ -6,7 +6,7 @@ import array
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import shake_128
 from itertools import count
 
@@ -14,6 +14,7 @@ from tests.kv_transfer.tiers.blocks import LAYOUT
 
 from baton.core.clock import ManualClock
 from baton.core.ids import new_epoch
+from baton.core.kv_layout import KvGroup
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OneThread
 from baton.engine.block_pool import BlockPool
@@ -27,18 +28,21 @@ from baton.kv_transfer.tiers.record import RecordFormat
 from baton.kv_transfer.tiers.stack import TierStack
 from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
 
-SIZE = LAYOUT.block_size
-FORMAT = RecordFormat(LAYOUT)
+INDEX = KvGroup(name="index", layers=(1,), width=3, dtype="float32")
+GROUPED = replace(LAYOUT, groups=(INDEX,))
+SIZE = GROUPED.block_size
+FORMAT = RecordFormat(GROUPED)
 
 
 def host(num_blocks: int = 1000) -> HostTier:
     return HostTier(FORMAT, num_blocks * FORMAT.record_bytes)
 
 
-def kv_of(tokens: Sequence[int], salt: bytes, block: int, layer: int) -> bytes:
+def kv_of(tokens: Sequence[int], salt: bytes, block: int, plane: int) -> bytes:
     """A hash of all there is up to the block's end; of the salt, too, so that any mix-up shows."""
     seen = array.array("I", tokens[: (block + 1) * SIZE]).tobytes()
-    return shake_128(salt + bytes([layer, block]) + seen).digest(LAYOUT.layer_block_bytes)
+    num_bytes = GROUPED.planes[plane].layer_block_bytes
+    return shake_128(salt + bytes([plane, block]) + seen).digest(num_bytes)
 
 
 @dataclass
@@ -93,13 +97,13 @@ class PoolWorld:
         holder = Holder(HolderKind.REQUEST, f"request-{next(self.numbers)}")
         num_cached = self.pool.reserve(holder, tokens, salt)
         assert num_cached is not None, "no blocks"
-        for index in range(LAYOUT.num_blocks_for(len(tokens))):
-            for layer in range(LAYOUT.num_layers):
-                data = kv_of(tokens, salt, index, layer)
+        for index in range(GROUPED.num_blocks_for(len(tokens))):
+            for plane in range(GROUPED.num_planes):
+                data = kv_of(tokens, salt, index, plane)
                 if index * SIZE < num_cached:
-                    assert self.pool.view(holder, index, layer) == data, "wrong KV was found"
+                    assert self.pool.view(holder, index, plane) == data, "wrong KV was found"
                 else:
-                    self.pool.write(holder, index, layer, memoryview(data))
+                    self.pool.write(holder, index, plane, memoryview(data))
         self.pool.commit(holder, tokens, len(tokens), salt)
         self.pool.release(holder)
         return num_cached
@@ -110,7 +114,7 @@ async def running_world(
     *tiers: Tier, num_blocks: int = 16, config: TiersConfig | None = None
 ) -> AsyncIterator[PoolWorld]:
     clock, owner = ManualClock(), OneThread()
-    pool = BlockPool(KvCache(LAYOUT, num_blocks))
+    pool = BlockPool(KvCache(GROUPED, num_blocks))
     receiver = Receiver(pool, new_epoch(), ReceiverConfig(max_leased_fraction=1.0))
     parts = PoolParts(pool=pool, owner=owner, receiver=receiver, clock=clock)
     stack = TierStack(FORMAT, tiers or (host(),))

@@ -68,7 +68,7 @@ async def test_under_any_faults_what_is_found_has_the_right_bytes_and_nothing_st
 
 def test_a_harmed_block_is_another_one_than_the_one_that_was_given() -> None:
     tier = ChaoticTier(host(), Chaos([rule("tier.write", Fault.CORRUPT)], seed=1))
-    whole = record_of(1)
+    whole = record_of(1, FORMAT)
 
     tier.put(whole)
 
