@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.window import Chunks, Window, first_seen, size_of, within
+from baton.kernels.window import (
+    Chunks,
+    Streaming,
+    Window,
+    first_seen,
+    num_first_of,
+    size_of,
+    within,
+)
 
 GATHER_BYTES = 4 << 20
 """K and V copied out of the arena at once: more than the last-level cache holds is slower."""
@@ -73,6 +81,8 @@ class _Requests:
 
     def first_block(self, position: int) -> int:
         """The first block that a token at `position` looks into."""
+        if num_first_of(self.window):
+            return 0
         return first_seen(self.window, position) // self.shape.block_size
 
     def decode_span(self, request: int) -> int:
@@ -146,7 +156,9 @@ def _plan_decodes(requests: _Requests, members: list[int]) -> AttentionGroup:
         tables = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
         places = places + firsts.unsqueeze(1) * requests.shape.block_size  # [R, M * S]
         seen = [first_seen(requests.window, n - 1) for n in context_lens]
-        visible = (places < ends) & (places >= torch.tensor(seen, device=device).unsqueeze(1))
+        is_seen = places >= torch.tensor(seen, device=device).unsqueeze(1)
+        is_seen |= places < num_first_of(requests.window)
+        visible = (places < ends) & is_seen
     return AttentionGroup(
         tokens=tokens,
         rows=_rows(tables, requests.shape),
@@ -178,6 +190,8 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
         visible = places <= queries
         if isinstance(window, Chunks):
             visible &= places >= queries // window.size * window.size
+        elif isinstance(window, Streaming):
+            visible &= (places > queries - window.size) | (places < window.num_first)
         elif window is not None:
             visible &= places > queries - window
         yield AttentionGroup(
@@ -192,7 +206,7 @@ def _cut(context_len: int, window: Window) -> int:
 
     With a window no more than it is wide: each cut reads itself and a window before it.
     """
-    if window is None:
+    if window is None or isinstance(window, Streaming):
         return max(1, MASK_ITEMS // context_len)
     widest = max(size_of(window), MIN_WINDOW_CUT)
     return max(1, min(widest, MASK_ITEMS // (2 * widest)))

@@ -81,12 +81,12 @@ def reference(  # noqa: PLR0913  # as above
     """The definition, of the kernels that it is made of."""
     latent, turned = torch.split(kv, [len(norm.weight), 2 * rotation[0].shape[1]], dim=-1)
     kept = rms_norm(latent.contiguous(), norm.weight, norm.eps)
-    write_latents(kept, _turn(turned, *rotation, is_interleaved), arena, sequences)
+    write_latents(kept, turned_pairs(turned, *rotation, is_interleaved), arena, sequences)
     cos, sin = (part.unsqueeze(1) for part in rotation)
-    return _turn(q[..., -turned.shape[1] :], cos, sin, is_interleaved)
+    return turned_pairs(q[..., -turned.shape[1] :], cos, sin, is_interleaved)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool) -> Tensor:
+def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool) -> Tensor:
     """x [..., R] by angles [..., R/2], in float32."""
     halves = (*x.shape[:-1], -1, 2) if is_interleaved else (*x.shape[:-1], 2, -1)
     pairs, axis = x.float().reshape(halves), -1 if is_interleaved else -2

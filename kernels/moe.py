@@ -46,12 +46,13 @@ class Gating:
     """One of `GATES`, or `CLAMPED`."""
     alpha: float = 1.702
     limit: float = 7.0
-    """These two are of `CLAMPED`."""
+    offset: float = 1.0
+    """These three are of `CLAMPED`."""
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         """[T, 2F] -> [T, F]"""
         if self.activation == CLAMPED:
-            return clamped_swiglu(gate_up, self.alpha, self.limit)
+            return clamped_swiglu(gate_up, self.alpha, self.limit, self.offset)
         return GATES[self.activation](gate_up)
 
 
@@ -99,6 +100,21 @@ def moe(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None
     return cpu.down(inner, down, weights.down_bias, routed, more, scaled=not scaled)
 
 
+def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
+    """What it is made of: tensors of which each has a part of every expert, one after the other."""
+    found: tuple[Tensor | None, ...]
+    match weight:
+        case PackedExperts():
+            found = (weight.packed,)
+        case QuantizedExperts():
+            found = (weight.packed, weight.scales)
+        case NarrowExperts():
+            found = (weight.items, weight.scales, weight.zeros)
+        case _:
+            found = (weight,)
+    return tuple(tensor for tensor in found if tensor is not None)
+
+
 def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
     """x [P, K] sorted by expert, weights [E, N, K] -> [P, N], each row by its expert's."""
     if isinstance(weights, NarrowExperts):
@@ -139,6 +155,7 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
     pairs = routed.pairs.flatten().long()  # [P]
     num_choices = routed.experts.shape[1]
     experts, shares = routed.experts.flatten()[pairs].long(), routed.shares.flatten()[pairs, None]
+    experts = experts.clamp(max=len(routed.stops) - 1) if routed.is_partial else experts
     rows = x[pairs // num_choices]
     if weights.is_input_scaled:
         rows, shares = (rows * shares).to(x.dtype), torch.ones_like(shares)
@@ -148,12 +165,17 @@ def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared
     outer = grouped_linear(weights.gating(inner), weights.down, routed.stops)
     if weights.down_bias is not None:
         outer = outer + weights.down_bias[experts]
+    scaled = outer.float() * shares
+    if routed.is_partial:  # behind the last stop nothing was computed
+        is_own = torch.arange(len(pairs), device=x.device) < routed.stops[-1]
+        scaled = torch.where(is_own[:, None], scaled, 0.0)
     by_pair = torch.empty(outer.shape, device=x.device)
-    by_pair[pairs] = outer.float() * shares
-    return _with_shared(by_pair.view(len(x), num_choices, -1).sum(1), shared).to(x.dtype)
+    by_pair[pairs] = scaled
+    return with_shared(by_pair.view(len(x), num_choices, -1).sum(1), shared).to(x.dtype)
 
 
-def _with_shared(y: Tensor, shared: Shared | None) -> Tensor:
+def with_shared(y: Tensor, shared: Shared | None) -> Tensor:
+    """y [T, D] float32, what the experts of each token gave, and what all tokens get."""
     if shared is None:
         return y
     part = 1.0 if shared.gate is None else shared.gate.float().sigmoid()
@@ -196,4 +218,4 @@ def reference(
                 outer = outer + weights.down_bias[expert].float()
             out = out + (outer if weights.is_input_scaled else share * outer)
         rows.append(out)
-    return _with_shared(torch.stack(rows), shared).to(x.dtype)
+    return with_shared(torch.stack(rows), shared).to(x.dtype)

@@ -31,17 +31,19 @@ from torch.nn import functional
 
 from baton.kernels.attention_plan import ArenaShape, AttentionGroup, AttentionPlan
 from baton.kernels.cpu import attention as compiled
+from baton.kernels.cpu import sealed_kv as compiled_sealed
 from baton.kernels.cpu.kv_arena import runs
 from baton.kernels.explicit_attention import explicit_attention
 from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.scoring import PLAIN, Scoring
+from baton.kernels.sealed_kv import AnyArena, SealedArena
 from baton.kernels.sequences import Sequences
-from baton.kernels.window import Window, first_seen
+from baton.kernels.window import Window, first_seen, num_first_of
 
 
 def paged_attention(
     q: Tensor,
-    arena: Arena,
+    arena: AnyArena,
     sequences: Sequences,
     window: Window = None,
     scoring: Scoring = PLAIN,
@@ -49,6 +51,10 @@ def paged_attention(
 ) -> Tensor:
     """What q [T, N, H] attends to, [T, N, H]; `sinks` are [N], float32 or as q."""
     _check(q, arena, sequences, sinks)
+    if isinstance(arena, SealedArena):
+        if compiled_sealed.runs(q, arena):
+            return compiled_sealed.paged_attention(q, arena, sequences, window, scoring, sinks)
+        return arena.attend(q, sequences, window, scoring, sinks)
     if q.is_cuda:
         from baton.kernels.gpu import paged_attention as gpu  # Triton, which CPUs do without
 
@@ -59,8 +65,8 @@ def paged_attention(
     return _attend(q, arena, plan, _Rules(scoring, sinks))
 
 
-def _check(q: Tensor, arena: Arena, sequences: Sequences, sinks: Tensor | None) -> None:
-    if isinstance(arena, QuantizedArena):
+def _check(q: Tensor, arena: AnyArena, sequences: Sequences, sinks: Tensor | None) -> None:
+    if isinstance(arena, QuantizedArena | SealedArena):
         kv_heads, block_size, width = arena.units.shape[1], arena.block_size, arena.width
     else:
         _, kv_heads, _, block_size, width = arena.shape
@@ -184,7 +190,8 @@ def reference(
     for table, query_len, context_len in requests:
         for place in range(context_len - query_len, context_len):
             first = first_seen(window, place)
-            past = arena[list(table)].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, first : place + 1]
+            seen = [*range(min(num_first_of(window), first)), *range(first, place + 1)]
+            past = arena[list(table)].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, seen]
             for head in range(q.shape[1]):
                 keys, values = past[head // heads_per_kv].float()
                 scores = keys @ q[token, head].float() * scoring.scale_of(q.shape[-1])

@@ -3,6 +3,7 @@
     q, k = norm(q), norm(k)      RMS norm over each head, in some models     kernels/rms_norm.py
     q, k = rope(q), rope(k)      in most models                              kernels/rope.py
     k, v --> the arena           each token into its place of its block      kernels/quantized_kv.py
+                                 or full blocks sealed, in 4 bits            kernels/sealed_kv.py
 
 What is not finite is stored as 0: slots are read (and weighted zero) by whoever comes later.
 
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cpu import rope_kv_write as compiled
+from baton.kernels.cpu import sealed_kv as compiled_sealed
 from baton.kernels.cpu.kv_arena import runs
-from baton.kernels.quantized_kv import Arena, QuantizedArena
+from baton.kernels.quantized_kv import QuantizedArena
 from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope import rope
+from baton.kernels.sealed_kv import AnyArena, SealedArena
 from baton.kernels.sequences import Sequences
 
 Rotation = tuple[Tensor, Tensor]
@@ -38,13 +41,18 @@ class HeadNorm:
 
 def rope_kv_write(
     qkv: Tensor,
-    arena: Arena,
+    arena: AnyArena,
     sequences: Sequences,
     *,
     head_norm: HeadNorm | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
     """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention."""
+    if isinstance(arena, SealedArena):
+        arena.check(len(qkv), sequences)
+        if compiled_sealed.runs(qkv, arena):
+            return compiled_sealed.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
+        return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
     if qkv.is_cuda:
         from baton.kernels.gpu import rope_kv_write as gpu  # Triton, which CPUs do without
 
@@ -56,14 +64,14 @@ def rope_kv_write(
 
 def reference(
     qkv: Tensor,
-    arena: Arena,
+    arena: AnyArena,
     sequences: Sequences,
     *,
     head_norm: HeadNorm | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
     """The definition, of the kernels that it is made of."""
-    kv_heads = (arena.units if isinstance(arena, QuantizedArena) else arena).shape[1]
+    kv_heads = (arena if isinstance(arena, Tensor) else arena.units).shape[1]
     q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if head_norm is not None:
         q = rms_norm(q, head_norm.q_weight, head_norm.eps)
@@ -74,9 +82,12 @@ def reference(
     return q
 
 
-def write_kv(k: Tensor, v: Tensor, arena: Arena, sequences: Sequences) -> None:
+def write_kv(k: Tensor, v: Tensor, arena: AnyArena, sequences: Sequences) -> None:
     """Put k and v [T, K, H] where the tables say."""
     kv = torch.stack((k, v), dim=1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # [T, 2, K, H]
+    if isinstance(arena, SealedArena):
+        arena.write(kv, sequences)
+        return
     starts = sequences.query_starts[: sequences.num_requests + 1]
     owners = torch.repeat_interleave(starts[1:] - starts[:-1])  # [T]
     positions = sequences.positions[: len(k)]

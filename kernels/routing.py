@@ -1,13 +1,14 @@
 """Which experts a token goes to, and with what shares: the C best of E by the router's logits.
 
-    s[t, e] = softmax over e, or sigmoid, of z[t, e] = logits[t, e] + b[e]
+    s[t, e] = softmax over e, sigmoid, or root of softplus, of z[t, e] = logits[t, e] + b[e]
     chosen  = the C largest of  s[t, e] + c[e]  , best first; of equals the lower number
     p[t, e] = scale * s[t, e] / (1 or the sum over the chosen)
 
 c is DeepSeek's correction, which evens out the load without a loss: it joins the choice and not the
 share. Where experts come in groups, the best groups are chosen first, each as good as its best, or
 its two best, experts together. Scores may also be taken of the chosen alone: then z is what is
-compared, and softmax goes over C.
+compared, and softmax goes over C. Or a table has chosen, by the token alone (DeepSeek V4): then
+only the shares are left to say.
 
     pairs (t, c) sorted by expert    | expert 0   | 1 | 2        | ...             P = T C pairs
                                      0            ^ stops[0]     ^ stops[2] ...
@@ -37,10 +38,7 @@ class Score(StrEnum):
     SIGMOID = "sigmoid"
     SOFTMAX_OF_CHOSEN = "softmax of chosen"
     SIGMOID_OF_CHOSEN = "sigmoid of chosen"
-
-    @property
-    def is_of_chosen(self) -> bool:
-        return self in (Score.SOFTMAX_OF_CHOSEN, Score.SIGMOID_OF_CHOSEN)
+    ROOT_OF_SOFTPLUS = "root of softplus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +76,14 @@ class Routing:
             )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ByToken:
+    """Who has chosen already: a table, by the tokens themselves."""
+
+    tokens: Tensor  # [T] int64
+    table: Tensor  # [V, C] int64
+
+
 @dataclass(frozen=True, slots=True)
 class Routed:
     """Where the tokens of a pass go."""
@@ -90,6 +96,8 @@ class Routed:
     """[T, C] int32: all pairs token * C + choice, end to end, by expert, and then by token."""
     stops: Tensor
     """[E] int32: where the pairs of each expert end. Their differences are the load of a pass."""
+    is_partial: bool = False
+    """Whether experts are slots of a rank, and pairs behind the last stop are for other ranks."""
 
 
 def router_logits(x: Tensor, weight: Weight) -> Tensor:
@@ -105,6 +113,7 @@ def route(
     *,
     bias: Tensor | None = None,
     correction: Tensor | None = None,
+    by_token: ByToken | None = None,
 ) -> Routed:
     """logits [T, E]; bias [E] joins them, correction [E] the scores that are compared."""
     if logits.dim() != 2 or logits.shape[1] != routing.num_experts:
@@ -115,8 +124,10 @@ def route(
     if any(tensor.shape != (routing.num_experts,) for tensor in given[1:]):
         raise ValueError(f"one for each expert is wanted: {bias=} {correction=}")
     if operators.runs(*given):
-        return Routed(*cpu.route(logits, routing, bias, correction))
-    experts, shares = reference(logits, routing, bias=bias, correction=correction)
+        return Routed(*cpu.route(logits, routing, bias, correction, by_token))
+    experts, shares = reference(
+        logits, routing, bias=bias, correction=correction, by_token=by_token
+    )
     return routed_to(experts, shares, routing.num_experts)
 
 
@@ -135,12 +146,16 @@ def reference(
     *,
     bias: Tensor | None = None,
     correction: Tensor | None = None,
+    by_token: ByToken | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition: experts [T, C] and their shares."""
     z = logits if bias is None else logits + bias
     scores = _scores(z, routing.score)
     compared = scores if correction is None else scores + correction
-    experts = _best(_in_best_groups(compared, routing.groups), routing.num_choices)
+    if by_token is not None:
+        experts = by_token.table[by_token.tokens]
+    else:
+        experts = _best(_in_best_groups(compared, routing.groups), routing.num_choices)
     shares = scores.gather(1, experts)
     if routing.score is Score.SOFTMAX_OF_CHOSEN:
         shares = shares.softmax(-1)
@@ -154,6 +169,8 @@ def reference(
 def _scores(z: Tensor, score: Score) -> Tensor:
     if score is Score.SOFTMAX:
         return z.softmax(-1)
+    if score is Score.ROOT_OF_SOFTPLUS:
+        return functional.softplus(z).sqrt()
     return z.sigmoid() if score is Score.SIGMOID else z
 
 

@@ -10,12 +10,14 @@ T new tokens of R requests, M blocks of the longest of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from baton.kernels.attention_plan import ArenaShape, AttentionPlan, plan_attention
+from baton.kernels.quantized_kv import Arena
 from baton.kernels.window import Window, within
 
 
@@ -33,19 +35,34 @@ class Sequences:
     """At least the new tokens of any request: 1 if all decode."""
     max_context_len: int
     """At least the tokens of any request."""
+    lanes: Tensor | None = None  # [R] int64
+    """Where the open block of each is, in caches that have such (kernels/sealed_kv.py)."""
+    on_written: Callable[[Arena], None] | None = None
+    """Called with an arena when the new tokens are in it, and before anybody attends to them:
+    others may have written some of the tokens that these see."""
     _plans: dict[tuple[Window, ArenaShape], AttentionPlan] = field(
         default_factory=dict, init=False, repr=False
     )
     _lengths: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
 
     def lengths(self) -> list[tuple[int, int]]:
-        """(query_len, context_len) of each request; the first to ask waits for the device."""
+        """(query_len, context_len) of each request; the first to ask waits for the device.
+
+        Raises RuntimeError while a graph is captured: it would know these lengths for ever.
+        """
+        if self.query_starts.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("what asks for the lengths of requests cannot be captured")
         if not self._lengths:
             starts = self.query_starts[: self.num_requests + 1]
             query_lens = (starts[1:] - starts[:-1]).tolist()
             context_lens = self.context_lens[: self.num_requests].tolist()
             self._lengths.extend(zip(query_lens, context_lens, strict=True))
         return self._lengths
+
+    def wait_for_others(self, arena: Arena) -> None:
+        """After writing to `arena`."""
+        if self.on_written is not None:
+            self.on_written(arena)
 
     def last_token(self) -> Sequences:
         """The same request, of which only the last token is new; there must be no other."""
@@ -73,6 +90,7 @@ class Sequences:
             block_tables=self.block_tables[first:stop],
             max_query_len=max(query_len for query_len, _ in lengths[first:stop]),
             max_context_len=max(context_len for _, context_len in lengths[first:stop]),
+            lanes=None if self.lanes is None else self.lanes[first:stop],
         )
         part._lengths.extend(lengths[first:stop])
         return part

@@ -2,6 +2,7 @@
 
     position        0 1 2 3 4 5 6 7 8
     3               ............[. . 8]     the last three
+    Streaming(3, 2) [0 1].......[. . 8]     those and the first two: StreamingLLM (Xiao et al. 2023)
     Chunks(3)       ............[6 7 8]     positions 6 to 8 are one chunk: 7 sees 6 and 7, 6 itself
 
 What is behind it no token sees, whatever its window.
@@ -18,22 +19,53 @@ class Chunks:
     size: int
 
 
-Window: TypeAlias = int | Chunks | None
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    size: int
+    """Of the last tokens."""
+    num_first: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.num_first < 0:
+            raise ValueError(f"impossible sizes of a window: {self}")
+
+
+Window: TypeAlias = int | Chunks | Streaming | None
 """None: a token sees all before it."""
 
 
-def size_of(window: int | Chunks) -> int:
+def size_of(window: int | Chunks | Streaming) -> int:
     """The most that a token sees."""
-    return window.size if isinstance(window, Chunks) else window
+    match window:
+        case Chunks():
+            return window.size
+        case Streaming():
+            return window.size + window.num_first
+        case _:
+            return window
+
+
+def num_first_of(window: Window) -> int:
+    """The tokens at the beginning that are seen by all behind them."""
+    return window.num_first if isinstance(window, Streaming) else 0
+
+
+def last_of(window: Window) -> int | Chunks | None:
+    """The same without them."""
+    return window.size if isinstance(window, Streaming) else window
 
 
 def first_seen(window: Window, position: int) -> int:
-    """By a token at `position`."""
-    if window is None:
-        return 0
-    if isinstance(window, Chunks):
-        return position // window.size * window.size
-    return max(0, position - window + 1)
+    """By a token at `position`: from here on all, and before it `num_first_of` the first."""
+    match window:
+        case None:
+            return 0
+        case Chunks():
+            return position // window.size * window.size
+        case Streaming():
+            return max(0, position - window.size + 1)
+        case _:
+            return max(0, position - window + 1)
 
 
 def within(window: Window, context_len: int) -> Window:
@@ -42,5 +74,6 @@ def within(window: Window, context_len: int) -> Window:
 
 
 def as_number(window: Window) -> int:
-    """As operators have it: 0 for none, less than 0 for chunks."""
-    return -window.size if isinstance(window, Chunks) else window or 0
+    """As operators have it, but for the first tokens: 0 for none, less than 0 for chunks."""
+    last = last_of(window)
+    return -last.size if isinstance(last, Chunks) else last or 0

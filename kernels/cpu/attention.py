@@ -10,7 +10,7 @@ from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 from baton.kernels.quantized_kv import Arena
 from baton.kernels.scoring import Scoring
 from baton.kernels.sequences import Sequences
-from baton.kernels.window import Window, as_number
+from baton.kernels.window import Window, as_number, num_first_of
 
 
 def paged_attention(
@@ -46,6 +46,7 @@ def paged_attention(
             layout.items,
             layout.unit_bytes,
             sinks is not None and sinks.dtype is torch.float32,
+            num_first_of(window),
         ),
         floats=(scoring.scale_of(width), scoring.softcap or 0.0),
     )

@@ -25,7 +25,7 @@ def mla_attention(
     if not arena.is_contiguous():
         raise ValueError("an arena on a CPU must be contiguous")
     tokens, num_heads, latent = q_latent.shape
-    q_latent, q_rope = _by_token(q_latent), _by_token(q_rope)
+    q_latent, q_rope = by_token(q_latent), by_token(q_rope)
     out = torch.empty(tokens, num_heads, latent, dtype=q_latent.dtype)
     made = Call(
         of_dtype("mla_attention", q_latent.dtype),
@@ -54,7 +54,7 @@ def mla_attention(
     return out
 
 
-def _by_token(x: Tensor) -> Tensor:
+def by_token(x: Tensor) -> Tensor:
     """x [T, N, width] itself, perhaps part of wider heads, or a copy whose tokens follow each
     other: only then do its strides not depend on T, as a tape wants it."""
     token, head, item = x.stride()

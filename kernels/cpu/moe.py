@@ -43,6 +43,8 @@ class Gating(Protocol):
     def alpha(self) -> float: ...
     @property
     def limit(self) -> float: ...
+    @property
+    def offset(self) -> float: ...
 
 
 class Choice(Protocol):
@@ -70,7 +72,7 @@ def gate_up(
             inputs=(*_rows(x, weight, 1), bias, routed.pairs, routed.stops, shares),
             outputs=(inner,),
             ints=_ints(weight, routed, GATINGS[gating.activation]),
-            floats=(gating.alpha, gating.limit),
+            floats=(gating.alpha, gating.limit, gating.offset),
         )
     )
     return inner

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from baton.kernels.cpu.operators import Call, call
 
-SCORES = ("softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen")
+SCORES = ("softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "root of softplus")
 """As source/route.cpp numbers them."""
 ALONE_ROWS = 8
 
@@ -21,6 +21,15 @@ class Groups(Protocol):
     def num_chosen(self) -> int: ...
     @property
     def num_best(self) -> int: ...
+
+
+class Lookup(Protocol):
+    """See `ByToken` of kernels/routing.py."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def table(self) -> Tensor: ...
 
 
 class Choosing(Protocol):
@@ -41,7 +50,11 @@ class Choosing(Protocol):
 
 
 def route(
-    logits: Tensor, routing: Choosing, bias: Tensor | None, correction: Tensor | None
+    logits: Tensor,
+    routing: Choosing,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    by_token: Lookup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Experts, shares, pairs, stops. A tape keeps the stops where the first pass had them."""
     shape = len(logits), routing.num_choices
@@ -53,7 +66,14 @@ def route(
         Call(
             "route",
             rows=len(logits),
-            inputs=(logits.contiguous(), bias, correction, stops),
+            inputs=(
+                logits.contiguous(),
+                bias,
+                correction,
+                stops,
+                None if by_token is None else by_token.tokens,
+                None if by_token is None else by_token.table,
+            ),
             outputs=(experts, shares, pairs),
             ints=(
                 routing.num_experts,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from baton.kernels.gpu.paged_cache import load_tile
 from baton.kernels.gpu.scoring_rules import ScoringRules
-from baton.kernels.gpu.softmax_tile import first_seen, first_top
+from baton.kernels.gpu.softmax_tile import first_seen, first_top, split_of_first
 from baton.kernels.sequences import Sequences
 
 MERGED_AT_ONCE = 16
@@ -40,7 +40,7 @@ def merge_splits(
         rules.sinks, sequences.context_lens, sequences.query_starts, rules.window_size,
         WIDTH=width, COLUMNS=triton.next_power_of_2(width), SPLIT=split,
         HAS_SINKS=rules.sinks is not None, HAS_WINDOW=rules.window is not None,
-        IS_CHUNKED=rules.is_chunked, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
+        IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first, AT_ONCE=MERGED_AT_ONCE, num_warps=4,
     )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def _merge(
     sinks, context_lens, query_starts, window,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    NUM_FIRST: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
@@ -59,7 +59,7 @@ def _merge(
         return
     context = tl.load(context_lens + request).to(tl.int32)
     first = first_seen(context - 1, window, IS_CHUNKED) if HAS_WINDOW else 0
-    used = tl.cdiv(context, SPLIT) - first // SPLIT
+    used = tl.cdiv(context, SPLIT) - split_of_first(first, SPLIT, NUM_FIRST)
     columns = tl.arange(0, COLUMNS)
     at = (request * tl.num_programs(0) + head) * num_splits
     acc = tl.zeros([COLUMNS], tl.float32)

@@ -10,7 +10,8 @@ are the rows of its products, padded to the 16 that tensor cores take. What a sp
 L and its keys alone, and they are merged in order, so neither the batch nor W changes a result; L
 depends on how many tokens a table can hold. The grid follows from upper bounds that the host knows,
 so that a captured graph fits all contexts below; programs without a split end at once, and W keeps
-them few.
+them few. First tokens that are seen beside a window, and lie in a split before it, are a split of
+their own: the one before the window's first.
 
     partial [R, N, splits, H], lse [R, N, splits] float32      of the splits from the window's first
 
@@ -28,7 +29,7 @@ from baton.kernels.gpu.dot import dot
 from baton.kernels.gpu.merge_splits import merge_splits
 from baton.kernels.gpu.paged_cache import PagedCache, as_computed, load_tile
 from baton.kernels.gpu.scoring_rules import ScoringRules
-from baton.kernels.gpu.softmax_tile import first_seen, scored, weigh
+from baton.kernels.gpu.softmax_tile import first_seen, scored, split_of_first, weigh
 from baton.kernels.sequences import Sequences
 
 MIN_SPLIT_KEYS = 256
@@ -68,7 +69,8 @@ def paged_decode(
     split = split_keys(sequences) if keys_a_split is None else keys_a_split
     reach = sequences.max_context_len
     if rules.window is not None:
-        reach = min(reach, rules.window_size + split)  # a window may begin and end amid splits
+        # A window may begin and end amid splits.
+        reach = min(reach, rules.window_size + split * (2 if rules.num_first else 1))
     num_splits, num_requests = triton.cdiv(reach, split), sequences.num_requests
     num_heads = q.shape[1]
     group = num_heads // cache.num_kv_heads
@@ -88,7 +90,7 @@ def paged_decode(
         partial, lse, num_splits, *rules.numbers(cache.width),
         GROUP=group, WIDTH=cache.width, BLOCK_SIZE=cache.block_size, SPLIT=split,
         HAS_SCALES=cache.has_scales, HAS_SOFTCAP=rules.has_softcap,
-        HAS_WINDOW=rules.window is not None, IS_CHUNKED=rules.is_chunked,
+        HAS_WINDOW=rules.window is not None, IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
         HEAD_TILES=triton.cdiv(group, rows), ROWS=rows, COLUMNS=cache.column_tile, KEYS=keys,
         num_warps=4,
         # One tile of K and V (32 KB) is read ahead, its table entries one earlier. Registers let
@@ -107,7 +109,7 @@ def _attend_splits(
     partial, lse, num_splits, scale, softcap, window,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    IS_CHUNKED: tl.constexpr,
+    IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
     HEAD_TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(1) // HEAD_TILES
@@ -125,16 +127,21 @@ def _attend_splits(
     )
     items += kv_head * head_stride
     scales += kv_head * scale_head_stride
-    for split in range(
-        first // SPLIT + tl.program_id(0), tl.cdiv(context, SPLIT), tl.num_programs(0)
-    ):
+    first_split = split_of_first(first, SPLIT, NUM_FIRST)
+    for split in range(first_split + tl.program_id(0), tl.cdiv(context, SPLIT), tl.num_programs(0)):
+        begin = tl.maximum(split * SPLIT, first // KEYS * KEYS)
         stop = tl.minimum(split * SPLIT + SPLIT, context)
+        if NUM_FIRST > 0:
+            begin = tl.where(split * SPLIT < NUM_FIRST, split * SPLIT, begin)
+            is_before = split < first // SPLIT
+            begin = tl.where(is_before, 0, begin)
+            stop = tl.where(is_before, tl.minimum(first // SPLIT * SPLIT, NUM_FIRST), stop)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(tl.maximum(split * SPLIT, first // KEYS * KEYS), stop, KEYS):
+        for start in range(begin, stop, KEYS):
             key = start + tl.arange(0, KEYS)
-            inside = (key >= first) & (key < stop)
+            inside = ((key >= first) | (key < NUM_FIRST)) & (key < stop)
             block = tl.load(
                 tables + request * table_stride + key // BLOCK_SIZE, mask=inside, other=0
             )
@@ -155,7 +162,7 @@ def _attend_splits(
                 acc, top, total, scores, inside[None, :], v, v_scales, HAS_SCALES
             )
         at = (request * tl.num_programs(1) // HEAD_TILES * GROUP + heads) * num_splits
-        at += split - first // SPLIT
+        at += split - first_split
         tl.store(lse + at, top + tl.log2(total), mask=row < GROUP)
         kept = (row < GROUP)[:, None] & (columns < WIDTH)[None, :]
         tl.store(partial + at[:, None] * WIDTH + columns[None, :], acc / total[:, None], mask=kept)

@@ -79,7 +79,7 @@ def paged_prefill(
         GROUP=group, HEADS=heads, HEAD_TILES=head_tiles, TOKENS=tokens,
         WIDTH=cache.width, BLOCK_SIZE=cache.block_size, HAS_SCALES=cache.has_scales,
         HAS_SOFTCAP=rules.has_softcap, HAS_WINDOW=rules.window is not None,
-        HAS_SINKS=rules.sinks is not None, IS_CHUNKED=rules.is_chunked,
+        HAS_SINKS=rules.sinks is not None, IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
         ROWS=tiling.rows, KEYS=tiling.keys, COLUMNS=cache.column_tile,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def _along(
     items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
-    MASKED: tl.constexpr,
+    NUM_FIRST: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Go on with the keys begin .. end - 1 of a request that has `stop`."""
@@ -131,7 +131,8 @@ def _along(
             visible = visible & (key[None, :] <= positions[:, None])
             if HAS_WINDOW:
                 seen = first_seen(positions, window, IS_CHUNKED)
-                visible = visible & (key[None, :] >= seen[:, None])
+                is_seen = (key[None, :] >= seen[:, None]) | (key[None, :] < NUM_FIRST)
+                visible = visible & is_seen
         acc, top, total = weigh(acc, top, total, scores, visible, v, v_scales, HAS_SCALES)
     return acc, top, total
 
@@ -145,7 +146,8 @@ def _attend_tiles(
     GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TOKENS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    IS_CHUNKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+    IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     request = _owner(query_starts, num_requests, tile, TOKENS)
@@ -182,13 +184,21 @@ def _attend_tiles(
         acc, top, total = _along(
             acc, top, total, q_tile, positions, begin, open_end, stop,
             items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
-            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, False,
+            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, False,
+            ROWS, KEYS, COLUMNS,
+        )  # fmt: skip
+    if NUM_FIRST > 0:
+        first_end = tl.minimum(tl.cdiv(NUM_FIRST, KEYS) * KEYS, begin)
+        acc, top, total = _along(
+            acc, top, total, q_tile, positions, 0, first_end, stop,
+            items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
+            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, True,
             ROWS, KEYS, COLUMNS,
         )  # fmt: skip
     acc, top, total = _along(
         acc, top, total, q_tile, positions, open_end, stop, stop,
         items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
-        WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, True,
+        WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, True,
         ROWS, KEYS, COLUMNS,
     )  # fmt: skip
     columns = tl.arange(0, COLUMNS)

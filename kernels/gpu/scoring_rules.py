@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.kernels.scoring import PLAIN, Scoring
-from baton.kernels.window import Chunks, Window, size_of
+from baton.kernels.window import Chunks, Window, last_of, num_first_of, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,14 @@ class ScoringRules:
 
     @property
     def window_size(self) -> int:
-        return 0 if self.window is None else size_of(self.window)
+        """But for the first tokens."""
+        last = last_of(self.window)
+        return 0 if last is None else size_of(last)
+
+    @property
+    def num_first(self) -> int:
+        """Tokens at the beginning that all see."""
+        return num_first_of(self.window)
 
     @property
     def is_chunked(self) -> bool:

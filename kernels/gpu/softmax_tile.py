@@ -29,6 +29,15 @@ def first_seen(position, window, IS_CHUNKED: tl.constexpr):
 
 
 @triton.jit
+def split_of_first(first, SPLIT: tl.constexpr, NUM_FIRST: tl.constexpr):
+    """The first split that is read: that of the window or, for the first tokens, one before it."""
+    if NUM_FIRST > 0:
+        return tl.maximum(first // SPLIT - 1, 0)
+    else:
+        return first // SPLIT
+
+
+@triton.jit
 def scored(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """q.k -> score times log2 e."""
     if HAS_SOFTCAP:

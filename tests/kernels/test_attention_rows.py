@@ -16,7 +16,7 @@ from baton.kernels.cpu.operators import runs
 from baton.kernels.paged_attention import paged_attention, reference
 from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.scoring import PLAIN, Scoring
-from baton.kernels.window import Chunks, Window
+from baton.kernels.window import Chunks, Streaming, Window
 
 pytestmark = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
 
@@ -72,6 +72,8 @@ LAYERS = [
     pytest.param(Layer(width=128, block_size=5), id="odd blocks"),
     pytest.param(Layer(window=70), id="window"),
     pytest.param(Layer(window=Chunks(70)), id="chunks"),
+    pytest.param(Layer(window=Streaming(70, 5)), id="first tokens"),
+    pytest.param(Layer(window=Streaming(30, 100), items=torch.int8), id="many first tokens, int8"),
     pytest.param(Layer(scoring=Scoring(softcap=2.0), has_sinks=True), id="soft cap and sinks"),
     pytest.param(Layer(items=torch.int8), id="int8"),
     pytest.param(Layer(items=torch.float8_e4m3fn, width=24), id="fp8"),

@@ -17,7 +17,7 @@ from baton.kernels import paged_attention as kernel
 from baton.kernels.cpu.operators import runs
 from baton.kernels.rope_kv_write import write_kv
 from baton.kernels.scoring import PLAIN, Scoring
-from baton.kernels.window import Chunks, Window
+from baton.kernels.window import Chunks, Streaming, Window
 
 NUM_BLOCKS, BLOCK_SIZE, WIDTH = 64, 4, 8
 
@@ -123,6 +123,9 @@ KINDS = [
     pytest.param(Heads(4, 2, window=100), id="window that hides nothing"),
     pytest.param(Heads(4, 2, window=Chunks(6)), id="chunks"),
     pytest.param(Heads(4, 2, window=Chunks(1)), id="chunks of one"),
+    pytest.param(Heads(4, 2, window=Streaming(5, 3)), id="first tokens"),
+    pytest.param(Heads(4, 2, window=Streaming(4, 90)), id="first tokens are all"),
+    pytest.param(Heads(4, 2, window=Streaming(3, 0)), id="none of the first"),
     pytest.param(Heads(4, 2, window=Chunks(100)), id="chunks that hide nothing"),
     pytest.param(Heads(4, 2, scoring=Scoring(scale=0.9)), id="scale"),
     pytest.param(Heads(4, 2, scoring=CAPPED), id="soft cap"),
@@ -207,7 +210,7 @@ def test_many_long_requests_are_attended_in_groups(
 
 @by_torch
 @pytest.mark.parametrize("scoring", [PLAIN, CAPPED], ids=["plain", "capped"])
-@pytest.mark.parametrize("window", [None, 9, Chunks(9)])
+@pytest.mark.parametrize("window", [None, 9, Chunks(9), Streaming(9, 2)])
 def test_a_long_chunk_is_cut_and_still_sees_its_past(
     window: Window, scoring: Scoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ class Attending {
     load_queries(tile);
     if (is_whole) desk_.whole.clear(tile.rows());
     for (int64_t segment = item.first_segment; segment < item.end_segment; segment++) {
+      if (is_whole && is_hidden(tile, segment)) continue;
       const int64_t done = (segment - item.first_segment) * tile.rows();
       sums_ = is_whole ? desk_.segment : kept.from(item.first_kept + done);
       sum_up(item, segment, next);
@@ -58,25 +59,33 @@ class Attending {
 
  private:
   int64_t first_key(const Item& item) const {
-    return std::max(item.first_segment * SEGMENT, problem_.first_chunk(item.tile.position(0)));
+    return problem_.next_chunk(item.tile.position(0), item.first_segment * SEGMENT);
   }
   static int64_t end_key(const Item& item) {
     return std::min(item.end_segment * SEGMENT, item.tile.last_position() + 1);
   }
 
+  // From all rows of the tile.
+  bool is_hidden(const Tile& tile, int64_t segment) const {
+    return problem_.next_chunk(tile.position(0), segment * SEGMENT) >= (segment + 1) * SEGMENT;
+  }
+
   void sum_up(const Item& item, int64_t segment, const Item* next) {
     const Tile& tile = item.tile;
     sums_.clear(tile.rows());
-    const int64_t end = std::min(end_key(item), (segment + 1) * SEGMENT);
-    for (int64_t from = std::max(first_key(item), segment * SEGMENT); from < end; from += CHUNK) {
+    const int64_t end = std::min(end_key(item), (segment + 1) * SEGMENT), position = tile.position(0);
+    int64_t from = problem_.next_chunk(position, segment * SEGMENT);
+    while (from < end) {
+      const int64_t following = problem_.next_chunk(position, from + CHUNK);
       upcoming_.clear();
-      expect_after(item, from + CHUNK, next);
+      expect_after(item, following, next);
       attend_chunk(tile, from, std::min(CHUNK, end - from));
       upcoming_.fetch_all();
+      from = following;
     }
   }
 
-  // What is read after the chunk that ends at `from`.
+  // What is read from key `from` on, or else by the next.
   void expect_after(const Item& item, int64_t from, const Item* next) {
     if (from < end_key(item))
       problem_.expect_rows(item.tile, from, std::min(CHUNK, end_key(item) - from), upcoming_);
@@ -87,8 +96,22 @@ class Attending {
 
   // Keys from position `first` on. `count` may be less than CHUNK: where the tile ends.
   void attend_chunk(const Tile& tile, int64_t first, int64_t count) {
+    if constexpr (Problem::HAS_OPEN) {
+      const int64_t kept = std::min(count, problem_.own_block(tile.last_position()) - first);
+      if (kept > 0) attend_rows(tile, first, kept, Rows::KEPT);
+      if (problem_.own_block(tile.position(0)) < first + count) attend_rows(tile, first, count, Rows::OPEN);
+    } else {
+      attend_rows(tile, first, count, Rows::KEPT);
+    }
+  }
+
+  void attend_rows(const Tile& tile, int64_t first, int64_t count, Rows rows) {
     const uint8_t *keys[CHUNK], *values[CHUNK];
-    problem_.find_rows(tile, first, count, desk_.copies, keys, values);
+    rows_ = rows;
+    if constexpr (Problem::HAS_OPEN)
+      problem_.find_rows(tile, first, count, rows, desk_.copies, keys, values);
+    else
+      problem_.find_rows(tile, first, count, desk_.copies, keys, values);
     for (int64_t key = count; key < CHUNK; key++)
       keys[key] = values[key] = reinterpret_cast<const uint8_t*>(desk_.zeros);
     switch (tile.rows()) {
@@ -141,9 +164,9 @@ class Attending {
   // where they come to an end, a few, so that little of what is hidden is computed.
   template <typename DoBand>
   void each_band(const Tile& tile, int64_t first, int64_t count, DoBand do_band) const {
-    const int64_t rows = tile.rows(), step = positions_[0] - first + 1 < count ? BAND_ROWS : rows;
+    const int64_t rows = tile.rows(), step = visible(0, first).end < count ? BAND_ROWS : rows;
     for (int64_t row = 0; row < rows; row += step) {
-      const int64_t size = std::min(step, rows - row), seen = positions_[row + size - 1] - first + 1;
+      const int64_t size = std::min(step, rows - row), seen = visible(row + size - 1, first).end;
       if (seen > 0) do_band(row, size, std::min(seen, count));
     }
   }
@@ -158,17 +181,15 @@ class Attending {
     ((query_stride_ == STRIDES && score.template operator()<STRIDES>()) || ...);
   }
 
+  Visible visible(int64_t row, int64_t first) const { return problem_.visible(positions_[row], first, rows_); }
   static int64_t cells_of(int64_t count) { return (count + PER_CELL<T> - 1) / PER_CELL<T>; }
   Cells weights() const { return {reinterpret_cast<const Cell*>(desk_.weights), CHUNK / PER_CELL<T>}; }
   Floats out() const { return {sums_.values(0), sums_.stride()}; }
 
   void weigh(int64_t first, int64_t begin, int64_t count) {
     for (int64_t row = begin; row < begin + count; row++) {
-      const int64_t position = positions_[row] - first;
-      const Visible visible{std::max<int64_t>(0, problem_.first_seen(positions_[row]) - first),
-                            std::min(CHUNK, position + 1)};
       float *scores = desk_.scores + row * CHUNK, &highest = sums_.top(row);
-      const float top = std::max(highest, score_row<CHUNK>(scores, problem_.scoring, visible));
+      const float top = std::max(highest, score_row<CHUNK>(scores, problem_.scoring, visible(row, first)));
       const float shrink = exp2(splat(highest - top))[0];
       weigh_row<T, CHUNK>(scores, top, shrink, desk_.weights + row * CHUNK, sums_.totals(row));
       desk_.shrinks[row] = shrink;
@@ -215,6 +236,7 @@ class Attending {
   Desk<T> desk_;
   Sums sums_;                      // of the segment at hand
   int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows
+  Rows rows_ = Rows::KEPT;                 // of the chunk at hand
   Upcoming upcoming_;
 };
 

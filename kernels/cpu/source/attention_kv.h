@@ -10,7 +10,7 @@ namespace {
 
 // in: q, arena, query starts, context lengths, block tables, sinks [N] or null; out: as q
 // i: N, K, H, S, items from one table to the next, window (attention_problem.h) or 0, Items, unit bytes,
-// sinks are float
+// sinks are float, keys at the beginning that all see
 // f: scale, soft cap or 0
 template <typename T>
 struct KvProblem : AttentionProblem<T> {
@@ -40,6 +40,7 @@ struct KvProblem : AttentionProblem<T> {
         q(static_cast<const T*>(args.in[0])),
         sinks(args.in[5]),
         sinks_are_float(args.i[8]) {
+    this->num_first = args.i[9];
     const Items items = Items(args.i[6]);
     arena = {static_cast<uint8_t*>(const_cast<void*>(args.in[1])), args.i[1], args.i[3], args.i[2],
              items, args.i[7], items == Items::WIDE ? int64_t(sizeof(T)) : 1};

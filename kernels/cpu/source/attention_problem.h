@@ -22,14 +22,21 @@ constexpr int64_t BAND_ROWS = 8;  // that end together; see each_band
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// Keys as the cache keeps them or, where that is not what was computed, those of the query's own block as
+// they were: see attention_sealed.h.
+enum class Rows { KEPT, OPEN };
+
 template <typename T>
 struct AttentionProblem {
+  static constexpr bool HAS_OPEN = false;
+
   T* out;  // [T][N][value width]
   const int64_t *query_starts, *context_lens, *block_tables;
   int64_t num_requests, table_stride, block_size;
   int64_t num_heads, num_kv_heads, key_width, value_width;
   int64_t window;  // the keys that a query sees, itself among them; -n: those of its chunk of n
   Scoring scoring;
+  int64_t num_first = 0;  // keys at the beginning that are seen by all queries behind them, too
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_key() const { return round_up(key_width, 16 * PER_CELL<T>); }
@@ -42,8 +49,17 @@ struct AttentionProblem {
     return window < 0 ? position - position % -window : std::max<int64_t>(0, position - window + 1);
   }
 
-  // And of the first key of the first CHUNK in which it sees any.
-  int64_t first_chunk(int64_t position) const { return first_seen(position) / CHUNK * CHUNK; }
+  // What it sees of the keys from position `first` on.
+  Visible visible(int64_t position, int64_t first, Rows) const {
+    const int64_t end = std::min(CHUNK, position + 1 - first);
+    return {std::max<int64_t>(0, first_seen(position) - first), end, 0, std::min(num_first - first, end)};
+  }
+
+  // The first CHUNK from `chunk` on in which it or any behind it sees a key.
+  int64_t next_chunk(int64_t position, int64_t chunk) const {
+    return chunk < num_first ? chunk : std::max(chunk, first_seen(position) / CHUNK * CHUNK);
+  }
+  int64_t first_chunk(int64_t position) const { return next_chunk(position, 0); }
 };
 
 // Some rows of one request on one KV head.

@@ -62,15 +62,19 @@ struct Scoring {
   }
 };
 
-// Keys of a chunk that a row sees: begin .. end - 1, perhaps none.
+// Keys of a chunk that a row sees, perhaps none: begin .. end - 1, and perhaps some that were the first of
+// all; those do not reach beyond the end.
 struct Visible {
   int64_t begin, end;
+  int64_t first_begin = 0, first_end = 0;
 };
 
 static inline f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
   if (visible.begin <= first && first + 16 <= visible.end) return scores;
   const i32x16 key = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + int32_t(first);
-  const i32x16 is_seen = (key >= int32_t(visible.begin)) & (key < int32_t(visible.end));
+  const i32x16 is_last = (key >= int32_t(visible.begin)) & (key < int32_t(visible.end));
+  const i32x16 is_first = (key >= int32_t(visible.first_begin)) & (key < int32_t(visible.first_end));
+  const i32x16 is_seen = is_last | is_first;
   return is_seen ? scores : splat(HIDDEN);
 }
 

@@ -32,13 +32,13 @@ struct Pairs {
   }
 };
 
-// The same of gates that are cut off, as in GPT-OSS: (up + 1) * gate * sigmoid(alpha * gate)
+// The same of gates that are cut off, as in GPT-OSS: (up + offset) * gate * sigmoid(alpha * gate)
 template <typename T>
 struct ClampedGate {
   const T* bias;  // [2F] or null
   T* y;
   int64_t width;  // F
-  float alpha, limit;
+  float alpha, limit, offset;
 
   void operator()(int64_t row, int64_t panel, const float* sums) const {
     const int64_t column = panel * (PANEL / 2), count = width - column;
@@ -51,7 +51,7 @@ struct ClampedGate {
     gate = gate > most ? most : gate;
     up = up > most ? most : up < least ? least : up;
     const f32x16 passed = gate / (1.0f + exp(-alpha * gate));
-    store_up_to(y + row * width + column, (up + 1.0f) * passed, count);
+    store_up_to(y + row * width + column, (up + offset) * passed, count);
   }
 };
 
@@ -60,7 +60,8 @@ enum Gating { SILU_GATE, GELU_GATE, CLAMPED_GATE };
 // `Rows` has row_bytes, gather(token, share or null, row) and
 //     multiply(expert, rows, num_rows, panels, finish)
 // in: x or its rows in eight bits, weights, scales or null, bias [E][2F] or null, pairs [P], stops [E],
-// shares [T][C] or null; out: [P][F] in the order of pairs; i: 2F, D, E, C, what is gating; f: alpha, limit
+// shares [T][C] or null; out: [P][F] in the order of pairs; i: 2F, D, E, C, what is gating; f: alpha, limit,
+// offset
 template <typename Rows, typename T>
 static inline void experts_gate_up(const Args& args, const Rows& rows, Work& work) {
   const Pairs pairs{static_cast<const int32_t*>(args.in[4]), static_cast<const int32_t*>(args.in[5]),
@@ -87,7 +88,8 @@ static inline void experts_gate_up(const Args& args, const Rows& rows, Work& wor
     if (args.i[4] == SILU_GATE) multiply(Gate<T, silu>{own_bias, y, width});
     if (args.i[4] == GELU_GATE) multiply(Gate<T, gelu_tanh>{own_bias, y, width});
     if (args.i[4] == CLAMPED_GATE)
-      multiply(ClampedGate<T>{own_bias, y, width, float(args.f[0]), float(args.f[1])});
+      multiply(ClampedGate<T>{own_bias, y, width, float(args.f[0]), float(args.f[1]),
+                              float(args.f[2])});
   };
   Span items;
   while (work.take(num_items, grain_of(num_items, work), items)) {

@@ -4,6 +4,8 @@
 // Each step rounds to the dtype of the model, as the kernels it stands for would.
 #include "operator.h"
 #include "rows.h"
+#include "token_slots.h"
+#include "turn.h"
 
 namespace {
 
@@ -11,8 +13,6 @@ f32x16 finite(f32x16 x) {
   const i32x16 is_finite = (i32x16)((u32x16)x & 0x7F800000) != 0x7F800000;
   return is_finite ? x : f32x16{};
 }
-
-float finite(float x) { return std::isfinite(x) ? x : 0.0f; }
 
 // y = x / sqrt(mean(x^2) + eps) * weight, what is not finite being 0.
 template <typename T>
@@ -29,40 +29,26 @@ void normalise(const T* x, const T* weight, T* y, int64_t width, float eps) {
   });
 }
 
-// Pairs of x, as y: `step` apart from the next pair, `apart` from each other.
-template <bool IS_STORED, typename T>
-void turn(const T* x, const float* cos, const float* sin, int64_t half, bool is_interleaved, T* y) {
-  const int64_t step = is_interleaved ? 2 : 1, apart = is_interleaved ? 1 : half;
-  for (int64_t i = 0; i < half; i++) {
-    const float low = to_float(x[i * step]), high = to_float(x[i * step + apart]);
-    const float first = low * cos[i] - high * sin[i], second = high * cos[i] + low * sin[i];
-    narrow(IS_STORED ? finite(first) : first, y + i * step);
-    narrow(IS_STORED ? finite(second) : second, y + i * step + apart);
-  }
-}
-
 // in: q [T][N][H], kv [T][L + 2 half], arena, positions, query starts, block tables, norm [L], cos, sin
 // out: q_rope [T][N][2 half]
 // i: N, H, L, half, S, items from one table to the next, is interleaved; f: eps of the norm
 template <typename T>
 void run(const Args& args, const Pass& pass, Work& work) {
   const int64_t heads = args.i[0], width = args.i[1], latent = args.i[2], half = args.i[3];
-  const int64_t block_size = args.i[4], row = latent + 2 * half;
+  const int64_t row = latent + 2 * half;
   const bool is_interleaved = args.i[6];
   const auto* positions = static_cast<const int64_t*>(args.in[3]);
-  const auto* query_starts = static_cast<const int64_t*>(args.in[4]);
-  const auto* tables = static_cast<const int64_t*>(args.in[5]);
+  const TokenSlots slots{positions, static_cast<const int64_t*>(args.in[4]),
+                         static_cast<const int64_t*>(args.in[5]), args.i[4], args.i[5]};
   T* arena = static_cast<T*>(const_cast<void*>(args.in[2]));
   int64_t request = 0;  // of the token last asked for
   Span span;
   while (work.take(row_count(args, pass), 1, span)) {
     for (int64_t token = span.begin; token < span.end; token++) {
-      if (token < query_starts[request]) request = 0;
-      while (token >= query_starts[request + 1]) request++;
+      request = slots.request_of(token, request);
       const float* cos = static_cast<const float*>(args.in[7]) + token * half;
       const float* sin = static_cast<const float*>(args.in[8]) + token * half;
-      const int64_t block = tables[request * args.i[5] + positions[token] / block_size];
-      T* kept = arena + (block * block_size + positions[token] % block_size) * row;
+      T* kept = arena + slots.slot(request, positions[token]) * row;
       const T* kv = static_cast<const T*>(args.in[1]) + token * row;
       normalise(kv, static_cast<const T*>(args.in[6]), kept, latent, float(args.f[0]));
       turn<true>(kv + latent, cos, sin, half, is_interleaved, kept + latent);

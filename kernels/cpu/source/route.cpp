@@ -1,6 +1,7 @@
 // Which experts a token goes to, and its shares; then all pairs of token and choice, by expert. See
 // kernels/routing.py.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "functions.h"
@@ -8,7 +9,7 @@
 
 namespace {
 
-enum Score { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN };
+enum Score { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SIGMOID_OF_CHOSEN, ROOT_OF_SOFTPLUS };
 
 constexpr int64_t ROWS_AT_ONCE = 16;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
@@ -65,6 +66,14 @@ struct Scores {
   void sigmoid() const {
     each_vector([](f32x16 v) { return 1.0f / (1.0f + exp(-v)); });
   }
+
+  void root_of_softplus() const {
+    for (int64_t e = 0; e < count; e++) {
+      const float v = values[e];
+      values[e] = std::sqrt(v > 20 ? v : std::log1p(std::exp(v)));
+    }
+    pad();
+  }
 };
 
 struct Router {
@@ -92,11 +101,20 @@ struct Router {
         num_best(args.i[6]),
         scale(float(args.f[0])) {}
 
-  void route(const float* logits, int32_t* experts, float* shares) const {
+  // `given` are the experts, if somebody else has chosen; or null.
+  void route(const float* logits, const int64_t* given, int32_t* experts, float* shares) const {
     for (int64_t e = 0; e < scores.count; e++) scores.values[e] = logits[e] + (bias ? bias[e] : 0);
     scores.pad();
     if (score == SOFTMAX) scores.softmax();
     if (score == SIGMOID) scores.sigmoid();
+    if (score == ROOT_OF_SOFTPLUS) scores.root_of_softplus();
+    if (given) {
+      for (int64_t c = 0; c < num_choices; c++) {
+        experts[c] = int32_t(given[c]);
+        shares[c] = scores.values[experts[c]];
+      }
+      return finish(shares);
+    }
     for (int64_t e = 0; e < scores.count; e++)
       compared.values[e] = scores.values[e] + (correction ? correction[e] : 0);
     compared.pad();
@@ -162,11 +180,13 @@ void sort_pairs(const int32_t* experts, int64_t num_pairs, int64_t num_experts, 
 }  // namespace
 
 // in: logits [rows][E] float, bias [E] or null, correction [E] or null, stops [E] int32, which are
-// written; out: experts [rows][C] int32, shares [rows][C] float, pairs [rows][C] int32; i: E, C, score,
+// written, tokens [rows] and a table of their experts [V][C], both int64 or both null; out: experts [rows][C] int32, shares [rows][C] float, pairs [rows][C] int32; i: E, C, score,
 // is normalised, groups, groups chosen, experts that rank a group; f: scale
 OPERATOR(route) {
   const int64_t num_rows = row_count(args, pass), num_experts = args.i[0], num_choices = args.i[1];
   const float* logits = static_cast<const float*>(args.in[0]);
+  const int64_t* tokens = static_cast<const int64_t*>(args.in[4]);
+  const int64_t* table = static_cast<const int64_t*>(args.in[5]);
   int32_t* experts = static_cast<int32_t*>(args.out[0]);
   float* shares = static_cast<float*>(args.out[1]);
   void* scratch = work.scratch(size_t(Router::scratch_floats(args)) * sizeof(float));
@@ -174,8 +194,8 @@ OPERATOR(route) {
   Span span;
   while (work.take(num_rows, ROWS_AT_ONCE, span))
     for (int64_t row = span.begin; row < span.end; row++)
-      router.route(logits + row * num_experts, experts + row * num_choices,
-                   shares + row * num_choices);
+      router.route(logits + row * num_experts, tokens ? table + tokens[row] * num_choices : nullptr,
+                   experts + row * num_choices, shares + row * num_choices);
   work.barrier();
   while (work.take(1, 1, span))
     sort_pairs(experts, num_rows * num_choices, num_experts,

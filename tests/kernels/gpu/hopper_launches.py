@@ -28,7 +28,7 @@ from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.rope_kv_write import HeadNorm
 from baton.kernels.scoring import Scoring
 from baton.kernels.sequences import Sequences
-from baton.kernels.window import Chunks
+from baton.kernels.window import Chunks, Streaming
 
 BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
 BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -122,6 +122,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "fp8": lambda: attend(FP8),
     "int8": lambda: attend(torch.int8),
     "with chunks": lambda: attend(window=Chunks(8192)),
+    "with first tokens": lambda: attend(window=Streaming(4096, 4)),
     "wide, with a window, capped and sinking": lambda: attend(
         width=256, scoring=Scoring(softcap=50.0), window=512, sinks=torch.empty(32)
     ),

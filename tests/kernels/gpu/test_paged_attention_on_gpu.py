@@ -14,7 +14,7 @@ from baton.kernels.gpu.paged_cache import PagedCache
 from baton.kernels.gpu.paged_decode import paged_decode, split_keys
 from baton.kernels.gpu.scoring_rules import ScoringRules
 from baton.kernels.scoring import Scoring
-from baton.kernels.window import Chunks, Window
+from baton.kernels.window import Chunks, Streaming, Window
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
 FP8 = torch.float8_e4m3fn
@@ -32,6 +32,8 @@ KINDS = [
     pytest.param({"rules": ScoringRules(window=99)}, id="window that hides nothing"),
     pytest.param({"rules": ScoringRules(window=Chunks(6))}, id="chunks"),
     pytest.param({"rules": ScoringRules(window=Chunks(1))}, id="chunks of one"),
+    pytest.param({"rules": ScoringRules(window=Streaming(6, 3))}, id="first tokens"),
+    pytest.param({"rules": ScoringRules(window=Streaming(1, 20))}, id="many first tokens"),
     pytest.param({"rules": ScoringRules(CAPPED)}, id="soft cap"),
     pytest.param({"rules": ScoringRules(sinks=torch.tensor([1.0, -2, 0, 9]))}, id="sinks"),
     pytest.param({"dtype": FLOAT16}, id="float16"),
@@ -118,6 +120,10 @@ def test_attention_on_a_device_is_as_defined(
         (16, None),
         (17, None),
         (Chunks(16), None),
+        (Streaming(7, 3), None),
+        (Streaming(16, 16), None),
+        (Streaming(2, 18), torch.tensor([1.0, -2, 0, 9])),
+        (Streaming(40, 2), None),
         (Chunks(20), torch.tensor([1.0, -2, 0, 9])),
     ],
 )

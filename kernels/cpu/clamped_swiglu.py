@@ -1,0 +1,24 @@
+"""A gate that is cut off, by the operator of source/clamped_gate.cpp."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float, offset: float) -> Tensor:
+    tokens, width = len(gate_up), gate_up.shape[1] // 2
+    y = gate_up.new_empty(tokens, width)
+    call(
+        Call(
+            of_dtype("clamped_gate", gate_up.dtype),
+            rows=tokens,
+            inputs=(gate_up.contiguous(),),
+            outputs=(y,),
+            ints=(width,),
+            floats=(alpha, limit, offset),
+            alone_rows=small_rows(2 * width * gate_up.element_size()),
+        )
+    )
+    return y

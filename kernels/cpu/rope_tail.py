@@ -1,0 +1,27 @@
+"""Rotary positions of the ends of heads by the operator of source/rope_tail.cpp."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
+
+
+def rope_tail(
+    x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool, unit_eps: float | None
+) -> Tensor:
+    """x [T, N, H]"""
+    tokens, heads, width = x.shape
+    cos, sin, y = cos.contiguous(), sin.contiguous(), x.new_empty(x.shape)
+    call(
+        Call(
+            of_dtype("rope_tail", x.dtype),
+            rows=tokens,
+            inputs=(x.contiguous(), cos, sin),
+            outputs=(y,),
+            ints=(heads, width, cos.shape[1], int(is_back), int(unit_eps is not None)),
+            floats=(unit_eps or 0.0,),
+            alone_rows=small_rows(y.nbytes // tokens),
+        )
+    )
+    return y

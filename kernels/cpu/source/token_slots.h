@@ -1,0 +1,25 @@
+// Where tokens lie in a paged arena of one vector a token: arena [blocks][S][width].
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+struct TokenSlots {
+  const int64_t *positions, *query_starts, *tables;
+  int64_t block_size, table_stride;
+
+  // Whose token it is. `request` is where to begin to look: that of a token before.
+  int64_t request_of(int64_t token, int64_t request) const {
+    if (token < query_starts[request]) request = 0;
+    while (token >= query_starts[request + 1]) request++;
+    return request;
+  }
+
+  int64_t slot(int64_t request, int64_t position) const {
+    const int64_t block = tables[request * table_stride + position / block_size];
+    return block * block_size + position % block_size;
+  }
+};
+
+}  // namespace
