@@ -14,11 +14,14 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar import GrammarCompiler
 from baton.engine.kv_cache import KvCache
-from baton.engine.parallel.assemble import following_runner, lead_runner
-from baton.engine.parallel.lead import follow
-from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
+from baton.engine.parallel.assemble import check_alike, following_runner, lead_runner
+from baton.engine.parallel.expert_balancer import ExpertBalancer
+from baton.engine.parallel.lead import LeadRunner, follow
+from baton.engine.parallel.lockstep import LockstepRunner
+from baton.engine.parallel.ranks import ONE_RANK, MeshGroups, RankGroup
 from baton.engine.runner import ModelRunner
 from baton.engine.structured_output import LlGuidanceCompiler
+from baton.kernels.window import Streaming
 
 
 class ModelOptions(TypedDict, total=False):
@@ -28,6 +31,7 @@ class ModelOptions(TypedDict, total=False):
     device: str
     load_format: str
     quantize: str
+    streaming: Streaming | None
 
 
 def assemble_engine(
@@ -38,7 +42,7 @@ def assemble_engine(
     groups: MeshGroups = ONE_RANK,
     **options: Unpack[ModelOptions],
 ) -> Engine:
-    """Of several ranks the lead has the engine; the others call `follow_lead` with the same.
+    """Of an engine's ranks the lead has it; the others call `follow_lead` with the same.
 
     Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache, or if
     the model cannot be split among so many ranks.
@@ -58,6 +62,7 @@ def follow_lead(
     """
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups)
+    check_alike(loaded)
     follow(following_runner(loaded, plan_cache(loaded, config, device)))
 
 
@@ -88,8 +93,21 @@ def engine_around(
     grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
-    plan = plan_cache(loaded, config, device)
-    if loaded.groups.mesh.size > 1:
-        return Engine(lead_runner(loaded, plan), config, grammars=grammars)
-    cache = KvCache(plan.layout, plan.num_blocks, device)
-    return Engine(ModelRunner(loaded, cache, plan.limits), config, grammars=grammars)
+    plan, groups = plan_cache(loaded, config, device), loaded.groups
+    if groups.mesh.size > 1:
+        check_alike(loaded)
+    own: LeadRunner | ModelRunner
+    if groups.engine.size > 1:
+        own = lead_runner(loaded, plan)
+    else:
+        cache = KvCache(plan.layout, plan.num_blocks, device)
+        own = ModelRunner(loaded, cache, plan.limits)
+    if loaded.held is not None:
+        own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
+    if isinstance(groups.data, RankGroup):
+        runner = LockstepRunner(own, groups.data)
+        engine = Engine(runner, config, grammars=grammars, pace=runner)
+    else:
+        engine = Engine(own, config, grammars=grammars)
+    engine.stats.expert_load = None if own.balancer is None else own.balancer.load
+    return engine

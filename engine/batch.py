@@ -31,6 +31,8 @@ class Chunk:
     """Its block table, covering at least `start + len(tokens)` tokens."""
     num_outputs: int
     """Of the last so many of `tokens` the hidden states are wanted: 1 to sample, 0 for nothing."""
+    lane: int = 0
+    """Its request's alone while it runs: where its open block is, if the cache has such."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +74,7 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | 
             block_size=block_size,
             max_query_len=max(query_lens),
             max_context_len=max(context_lens),
+            lanes=_tensor(array("q", [chunk.lane for chunk in chunks]), device),
         ),
     )
 

@@ -25,9 +25,11 @@ class CacheConfig:
     """Memory of the pool, on each rank. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
     memory_fraction: float = 0.85
     """Share of the GPU memory left after the weights that becomes blocks."""
-    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    kv_dtype: Literal["auto", "int8", "fp8", "int4"] = "auto"
     """Of the KV kept. `auto`: as the model computes. Eight bits hold nearly twice the tokens of
-    sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and head."""
+    sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and head. int4
+    (CPUs) holds three times as many, four with a block_size of 128: full blocks have 4 bits, what
+    follows them is as wide as the model computes."""
     prefix_caching: bool = True
     """Let prompts that begin alike share the blocks they have in common."""
     pinned_fraction: float = 0.25
@@ -60,6 +62,9 @@ class SchedulerConfig:
     step_ahead: Literal["auto", "on", "off"] = "auto"
     """Begin a decode pass before the tokens of the one before are read, so that the device computes
     while they are given out. `auto`: where decode passes are CUDA graphs."""
+    micro_batch_tokens: int = 64
+    """With pipeline parallelism a pass goes through the stages in pieces, so that all compute at
+    once; none has fewer tokens than this, as each reads all weights anew."""
 
     def __post_init__(self) -> None:
         _check_positive(
@@ -67,6 +72,7 @@ class SchedulerConfig:
             max_running=self.max_running,
             max_model_len=self.max_model_len,
             prefill_chunk=self.prefill_chunk,
+            micro_batch_tokens=self.micro_batch_tokens,
         )
 
 
@@ -76,3 +82,5 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     kv_shares: Mapping[str, float] = field(default_factory=dict)
     """By tenant: the share of the blocks that it may hold, and that is kept for what it caches."""
+    rebalance_passes: int = 0
+    """Forward passes after which experts are moved so that ranks get like loads. 0: never."""

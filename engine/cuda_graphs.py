@@ -183,6 +183,9 @@ def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> Deco
     """None where there is no CUDA; or, said in the log, if a pass cannot be captured."""
     if cache.device.type != "cuda" or cache.spare_block is None:
         return None
+    if not model.is_capturable:
+        logger.warning("decode passes run without graphs, which is slower: lengths are looked at")
+        return None
     try:
         capture = CudaCapture(cache.device)
         graphs = DecodeGraphs(model, cache, batch, cache.spare_block, capture)

@@ -25,7 +25,11 @@ class Decoding(Sequence[Chunk]):
     """Changes from turn to turn; read it before the next."""
 
     def __init__(
-        self, tokens: Sequence[int], positions: Sequence[int], tables: Sequence[Sequence[int]]
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        lanes: Sequence[int],
     ) -> None:
         """`tables` are the requests' own, and grow."""
         self.turn = 0
@@ -36,6 +40,7 @@ class Decoding(Sequence[Chunk]):
         """[R] int64 The tokens on their device, if the host has not read them."""
         self._tokens: Sequence[int] | None = tokens
         self._first_positions = positions
+        self._lanes = lanes
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -74,4 +79,5 @@ class Decoding(Sequence[Chunk]):
             start=self.position(row),
             blocks=self.tables[row],
             num_outputs=1,
+            lane=self._lanes[row],
         )

@@ -81,7 +81,7 @@ class EchoRunner:
         self.cache = KvCache(info.layout(block_size), num_blocks)
         self.is_verifying = is_verifying
         self._arenas = [  # [blocks, 2, S, 4]
-            arena.view(torch.int64).squeeze(1) for arena in self.cache.layers
+            arena.view(torch.int64).squeeze(1) for arena in self.cache.planes
         ]
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:

@@ -10,6 +10,7 @@ pass may have been launched by the step before: see `baton.engine.step_ahead`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -51,6 +52,17 @@ def _nothing_to_run() -> None:
     """The same, between layers."""
 
 
+class Pace(Protocol):
+    """That of engines which compute their passes together."""
+
+    @property
+    def tick_s(self) -> float:
+        """For how long the others are let wait."""
+
+    def keep_pace(self) -> bool:
+        """Join a pass of others, with nothing of one's own. False if there is none."""
+
+
 class Engine:
     """Not thread-safe: see `baton.engine.engine_thread`.
 
@@ -71,6 +83,7 @@ class Engine:
         *,
         clock: Clock = monotonic,
         grammars: GrammarCompiler | None = None,
+        pace: Pace | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
         if block_size != config.cache.block_size:
@@ -80,6 +93,8 @@ class Engine:
         self.clock = clock
         self.grammars = grammars
         """For the tokens of this model; None if it cannot follow a grammar."""
+        self.pace = pace
+        """To be kept whenever no step computes; None for an engine on its own."""
         self.reclaim: Callable[[], bool] = _nothing_to_reclaim
         self.on_scheduled: Callable[[Request], None] = _ignore
         self.on_layer: Callable[[int, Sequence[ScheduledChunk]], None] = _ignore_layer
@@ -151,14 +166,20 @@ class Engine:
     def adopt(self, request: Request, lease: Holder) -> None:
         """Take in a request whose known tokens, all but the last, are computed in `lease`'s blocks.
 
-        The blocks become the request's. Raises InvalidRequest as `add` does, ValueError if the
-        lease is too short; it then keeps its blocks.
+        The blocks become the request's; tokens in one that was to be sealed when it is full are
+        computed again. Raises InvalidRequest as `add` does, ValueError if the lease is too short;
+        it then keeps its blocks.
         """
         self._check(request)
         num_computed = len(request.tokens) - 1
         num_needed = self.pool.layout.num_blocks_for(num_computed)
         if not 0 < num_needed <= len(self.pool.table(lease)):
             raise ValueError(f"{lease} has no blocks for {num_computed} computed tokens")
+        num_computed = self.pool.layout.num_lasting(num_computed)
+        if not num_computed:
+            self.pool.release(lease)
+            self._enter(request)
+            return
         self.pool.hand_over(lease, request.holder)
         request.num_computed = num_computed
         self.pool.commit(request.holder, request.tokens, num_computed, request.salt)
@@ -278,6 +299,7 @@ class Engine:
             start=start,
             blocks=self.pool.table(request.holder)[: self.pool.layout.num_blocks_for(end)],
             num_outputs=chunk.num_tokens if request.needs_every_token else int(is_last),
+            lane=request.lane,
         )
 
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:

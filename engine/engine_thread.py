@@ -9,9 +9,11 @@
 
 What is interjected runs in order among itself, and before what waits in the mailbox.
 
-Without work, or with work that only a command can get going, it sleeps until a command comes. An
-exception in a step, in `on_step` or in a posted command is the end: the pool is not to be trusted
-any more, every call fails from then on, and the replica must be replaced.
+Without work, or with work that only a command can get going, it sleeps until a command comes; an
+engine that has to keep pace with others joins their passes instead, and sleeps from tick to tick:
+commands in between wait for nobody.
+An exception in a step, in `on_step` or in a posted command is the end: the pool is not to be
+trusted any more, every call fails from then on, and the replica must be replaced.
 """
 
 from __future__ import annotations
@@ -66,6 +68,8 @@ class EngineThread:
         self._changed = threading.Condition()
         self._loop_to_tell: asyncio.AbstractEventLoop | None = None
         self._is_idle = False
+        self._pace_at = self.last_progress
+        """When others may wait for this engine, on its clock."""
         self._is_stopping = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)
@@ -168,9 +172,11 @@ class EngineThread:
         needs_command = True
         while True:
             with self._changed:
-                if needs_command:
-                    self._sleep()
+                has_come = not needs_command or self._sleep()
                 num_commands, is_stopping = len(self._mailbox), self._is_stopping
+            if not has_come:
+                needs_command = not self._keep_pace()
+                continue
             if num_commands or is_stopping:
                 self.before_commands()
             self._run_express()
@@ -185,22 +191,40 @@ class EngineThread:
             for _ in range(len(self._express)):
                 self._express.popleft().run()
 
-    def _sleep(self) -> None:
+    def _sleep(self) -> bool:
+        """Whether a command has come; else it is time to keep pace."""
         self._is_idle = not self.engine.has_work
-        self._changed.wait_for(lambda: self._mailbox or self._express or self._is_stopping)
+        pace = self.engine.pace
+        has_come = self._changed.wait_for(
+            lambda: bool(self._mailbox or self._express or self._is_stopping),
+            timeout=None if pace is None else max(0.0, self._pace_at - self.engine.clock()),
+        )
         if self._is_idle:
             self.last_progress = self.engine.clock()
         self._is_idle = False
+        return has_come
 
     def _step(self) -> bool:
         """Run a step if there is work. Whether only a command can bring more of it."""
+        if self.engine.has_work:
+            report = self.engine.step()
+            if not report.is_stalled:
+                self.last_progress = self._pace_at = self.engine.clock()
+            self._on_step(report)
+            if not report.is_stalled:
+                return False
+        return self.engine.clock() < self._pace_at or not self._keep_pace()
+
+    def _keep_pace(self) -> bool:
+        """Whether others computed something, and may at once again."""
+        pace = self.engine.pace
+        if pace is None:
+            return False
+        has_joined = pace.keep_pace()
+        self._pace_at = self.engine.clock() + (0.0 if has_joined else pace.tick_s)
         if not self.engine.has_work:
-            return True
-        report = self.engine.step()
-        if not report.is_stalled:
             self.last_progress = self.engine.clock()
-        self._on_step(report)
-        return report.is_stalled
+        return has_joined
 
     def _end(self) -> None:
         with self._changed:

@@ -32,6 +32,7 @@ class Lineup:
             tokens=self._next_tokens(),
             positions=[request.num_computed for request in self.requests],
             tables=[pool.table(request.holder) for request in self.requests],
+            lanes=[request.lane for request in self.requests],
         )
         """What the runner sees of them."""
         self._plan: SamplingPlan | None = None

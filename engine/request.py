@@ -90,6 +90,8 @@ class Request:
         """By the limits of the engine that has it."""
 
         self.phase = Phase.WAITING
+        self.lane = 0
+        """Of those of the engine's scheduler, while it runs its alone."""
         self.num_computed = 0
         self.num_cached = 0
         """Tokens found in the prefix cache when the request was first admitted."""

@@ -14,6 +14,8 @@ from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.cuda_graphs import DecodeGraphs, capture_decoding
 from baton.engine.kv_cache import KvCache
+from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.parallel.expert_balancer import ExpertBalancer
 from baton.engine.static_batch import PassLimits, StaticBatch
 from baton.engine.taped_model import record
 
@@ -58,14 +60,22 @@ class ModelRunner:
         self.info = loaded.info
         self.groups = loaded.groups
         """Of the ranks that compute with it."""
+        self.held = loaded.held
+        self.balancer: ExpertBalancer | None = None
+        """Of a lead that has nobody to lead."""
         self.cache = cache
+        cache.open_blocks(self.info.dtype, limits)
         batch = StaticBatch(limits, layout.block_size, cache.device)
-        is_alone = self.groups.mesh.size == 1  # what ranks say to each other is neither on the tape
-        self.taped = record(loaded, cache, batch) if is_alone else None
-        self.graphs = capture_decoding(loaded.model, cache, batch) if is_alone else None
+        is_whole = self.groups.mesh.has_whole_models  # what ranks say to each other is on neither
+        self.taped = record(loaded, cache, batch) if is_whole else None
+        self.graphs = capture_decoding(loaded.model, cache, batch) if is_whole else None
         self._model = loaded.model
+        parts = loaded.model.modules()  # layer by layer, as passes go
+        self._mixtures = [part for part in parts if isinstance(part, MoeFeedForward)]
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        if self.balancer is not None:
+            self.balancer.turn()
         cache = self.cache
         if cache.staging is not None:
             on_layer = cache.staging.marking(on_layer)
@@ -77,6 +87,19 @@ class ModelRunner:
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
             hidden: Tensor = self._model(batch, cache.arenas, on_layer)
         return hidden
+
+    def join(self) -> None:
+        """Compute what the pass of other engines asks of the experts here."""
+        if self.balancer is not None:
+            self.balancer.turn()
+        with torch.inference_mode():
+            for mixture in self._mixtures:
+                mixture.join()
+
+    def expect(self, max_tokens: int) -> None:
+        """Before a pass that is computed together with other engines, of which none has more."""
+        for mixture in self._mixtures:
+            mixture.experts.expect(max_tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
         with torch.inference_mode():

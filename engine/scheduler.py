@@ -65,6 +65,8 @@ class Scheduler:
         """Preemptions so far."""
         self._reclaim = reclaim
         self._running: list[Request] = []
+        self._lanes = list(range(config.max_running))
+        """Those that nobody runs in."""
         self._adopted = WaitingLine()
         self._waiting = WaitingLine()
         self._over_share: set[Request] = set()
@@ -181,7 +183,7 @@ class Scheduler:
             num_tokens = self._chunk_len(request, budget)
             chunks.append(ScheduledChunk(request, num_tokens))
             budget -= num_tokens
-            request.phase = Phase.RUNNING
+            request.phase, request.lane = Phase.RUNNING, self._lanes.pop()
             self._lineup = None
             insort(self._running, request, key=_rank)
         return chunks
@@ -326,6 +328,7 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         if request.phase is Phase.RUNNING:
             self._running.remove(request)
+            self._lanes.append(request.lane)
             self._lineup = None
         self._adopted.discard(request)
         self._waiting.discard(request)

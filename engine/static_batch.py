@@ -1,7 +1,7 @@
 """The tensors that describe a pass, where they always are: a pass is written over the one before.
 
     tokens [T'], positions [T'], output_rows [T']      query_starts [R' + 1], context_lens [R']
-    block_tables [R', M']
+    block_tables [R', M'], lanes [R']
 
 What was recorded once (a tape on a CPU, a graph on a GPU) then runs any pass that fits: T' tokens
 of R' requests, each of at most M' blocks. The `Batch` of a pass is views of their beginnings.
@@ -35,6 +35,8 @@ class PassLimits:
     max_requests: int = 64
     max_blocks: int = 2048
     """Of one request."""
+    micro_batch_tokens: int = 64
+    """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
 
 
 class _Words:
@@ -86,6 +88,7 @@ class StaticBatch:
         self._output_rows = _Words(limits.max_tokens, place)
         self._query_starts = _Words(limits.max_requests + 1, place)
         self._context_lens = _Words(limits.max_requests, place)
+        self._lanes = _Words(limits.max_requests, place)
         self._tables = _Words(limits.max_requests * limits.max_blocks, place)
         self._filled: _Turn | None = None
         """What lies here, if it is a turn of a decoding."""
@@ -173,6 +176,7 @@ class StaticBatch:
                 block_size=self._block_size,
                 max_query_len=max(query_lens),
                 max_context_len=max(context_lens),
+                lanes=_written(self._lanes, array("q", [chunk.lane for chunk in chunks])),
             ),
         )
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from baton.core.errors import BatonError
 from baton.core.messages import FinishReason, TokenLogprob
+from baton.engine.expert_load import ExpertLoad
 from baton.engine.request import Request
 
 
@@ -71,6 +72,8 @@ class EngineStats:
     schedule_ms: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
+    expert_load: ExpertLoad | None = None
+    """Where ranks have whole experts."""
 
     def add(self, report: StepReport) -> None:
         self.num_steps += 1
@@ -94,4 +97,5 @@ class EngineStats:
             "schedule_seconds_total": self.schedule_ms / 1e3,
             "forward_seconds_total": self.forward_ms / 1e3,
             "sample_seconds_total": self.sample_ms / 1e3,
+            **({} if self.expert_load is None else self.expert_load.as_metrics()),
         }

@@ -168,11 +168,11 @@ class _Trials:
         return found + self._kv()
 
     def wipe(self) -> None:
-        for layer in self.cache.layers:
-            layer[: self.num_blocks].zero_()
+        for plane in self.cache.planes:
+            plane[: self.num_blocks].zero_()
 
     def _kv(self) -> list[bytes]:
-        return [_bits(layer[: self.num_blocks]) for layer in self.cache.layers]
+        return [_bits(plane[: self.num_blocks]) for plane in self.cache.planes]
 
 
 def _trials(cache: KvCache, batch: StaticBatch) -> _Trials | None:
@@ -198,8 +198,8 @@ def _trials(cache: KvCache, batch: StaticBatch) -> _Trials | None:
         recorded=[Chunk(range(NUM_TOKENS), 0, one, NUM_OUTPUTS)],
         played=[
             [Chunk(many, 0, range(num_blocks), 1)],
-            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2)],
-            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1)],
+            [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, lane=1)],
+            [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, lane=1)],
         ],
     )
 

@@ -17,12 +17,18 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -264,6 +270,69 @@ def make_deepseek_v3(folder: Path, **overrides: Any) -> Path:
     return _make(DeepseekV3ForCausalLM, DeepseekV3Config, folder, options)
 
 
+INDEXED: dict[str, Any] = {
+    **LATENT,
+    "index_n_heads": 16,  # few would often all find nothing: tokens as bad as each other
+    "index_head_dim": 12,
+    "index_topk": 5,
+    "num_hidden_layers": 4,
+}
+
+
+def make_deepseek_v32(folder: Path, **overrides: Any) -> Path:
+    options = {
+        **_without(TINY, "head_dim"),
+        **INDEXED,
+        "rope_parameters": DEEPSEEK_YARN,
+        **overrides,
+    }
+    return _make(DeepseekV32ForCausalLM, DeepseekV32Config, folder, options)
+
+
+def make_glm_moe_dsa(folder: Path, **overrides: Any) -> Path:
+    """Layers with an index around two that share one's choice."""
+    options = {
+        **_without(TINY, "head_dim"),
+        **INDEXED,
+        "indexer_types": ["full", "shared", "shared", "full"],
+        **overrides,
+    }
+    return _make(GlmMoeDsaForCausalLM, GlmMoeDsaConfig, folder, options)
+
+
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+COMPRESSED: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", SPARSE, HEAVY, SPARSE],
+    "compress_rates": {SPARSE: 4, HEAVY: 6},
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
+    "sliding_window": WINDOW,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 20,
+    "o_groups": 2,
+    "o_lora_rank": 12,
+    "index_n_heads": 16,  # few would often all find nothing: entries as bad as each other
+    "index_head_dim": 8,
+    "index_topk": 3,
+    "hc_sinkhorn_iters": 5,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "swiglu_limit": 1.5,
+    "initializer_range": 0.25,
+}
+
+
+def make_deepseek_v4(folder: Path, **overrides: Any) -> Path:
+    """A layer that sees a window, and two with entries that are chosen around one without."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    options = {**TINY, **COMPRESSED, "rope_parameters": yarn, "seed": 4, **overrides}
+    del options["intermediate_size"]
+    return _make(DeepseekV4ForCausalLM, DeepseekV4Config, folder, options)
+
+
 def make_llama4(folder: Path, **overrides: Any) -> Path:
     """Three layers that see chunks, the second of them dense; the last has no positions."""
     options = {
@@ -300,6 +369,9 @@ FAMILIES: Mapping[str, Callable[..., Path]] = {
     "deepseek v2": make_deepseek_v2,
     "deepseek v2 lite": make_deepseek_v2_lite,
     "deepseek v3": make_deepseek_v3,
+    "deepseek v3.2": make_deepseek_v32,
+    "glm moe dsa": make_glm_moe_dsa,
+    "deepseek v4": make_deepseek_v4,
 }
 
 
@@ -325,6 +397,9 @@ def _make(model_type: Any, config_type: Any, folder: Path, options: dict[str, An
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 torch.nn.init.normal_(buffer, std=0.3)
+            elif name.endswith("tid2eid"):
+                choices = torch.rand(len(buffer), options["n_routed_experts"]).argsort(dim=1)
+                buffer.copy_(choices[:, : buffer.shape[1]])
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

@@ -12,14 +12,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from baton.core.errors import CheckpointError
-from baton.core.kv_layout import WIDE
+from baton.core.errors import CheckpointError, InvalidConfig
+from baton.core.kv_layout import WIDE, KvGroup
 from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.moe_config import MoeConfig
 from baton.engine.layers.attention import AttentionKind, HeadShape
+from baton.engine.layers.compressed_attention import CompressedConfig, Compression
+from baton.engine.layers.hyper_connections import HyperConfig
+from baton.engine.layers.indexer import IndexConfig
 from baton.engine.layers.mla import LatentConfig
 from baton.engine.layers.rope import Rope
 from baton.engine.layers.rope_scaling import DynamicScaling, YarnScaling
+from baton.kernels.window import Streaming
 
 MUST_BE: Mapping[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False,),
@@ -39,6 +43,10 @@ class LayerConfig:
     attention: AttentionKind = field(default_factory=AttentionKind)
     moe: MoeConfig | None = None
     """None: one feed-forward, of the model's `intermediate_size`."""
+    compression: Compression | None = None
+    """Of what came before the window, which is then seen as well."""
+    has_index: bool = False
+    """Of a model whose attention is sparse; without one a layer takes what the last has chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +77,30 @@ class ModelConfig:
     logit_softcap: float | None = None
     latent: LatentConfig | None = None
     """Heads share a latent, which alone is cached; `heads` are then what attends to it."""
+    compressed: CompressedConfig | None = None
+    """Keys are values, and layers may have a `compression`."""
+    index: IndexConfig | None = None
+    """Attention is sparse: what chooses the tokens that a query attends to."""
+    hyper: HyperConfig | None = None
+    """The residual is several streams."""
 
     @property
     def num_vectors(self) -> int:
         """Of a token and KV head, as `KvLayout` counts them."""
-        return 2 if self.latent is None else 1
+        return 2 if self.latent is None and self.compressed is None else 1
+
+    def kv_groups(self, dtype: str) -> tuple[KvGroup, ...]:
+        """What layers keep beside their KV, of a model that computes in `dtype`."""
+        layers: dict[tuple[str, int], list[int]] = {}
+        for number, layer in enumerate(self.layers):
+            for kept in () if layer.compression is None else layer.compression.kept:
+                layers.setdefault(kept, []).append(number)
+            if self.index is not None and layer.has_index:
+                layers.setdefault(self.index.kept, []).append(number)
+        return tuple(
+            KvGroup(name=name, layers=tuple(numbers), width=width, dtype=dtype)
+            for (name, width), numbers in layers.items()
+        )
 
     @property
     def num_layers(self) -> int:
@@ -96,6 +123,21 @@ class ModelConfig:
     def serving(self, max_model_len: int) -> ModelConfig:
         """The same model for requests of up to `max_model_len` tokens, as far as it allows."""
         return replace(self, max_model_len=min(max_model_len, self.max_context))
+
+    def streaming(self, window: Streaming) -> ModelConfig:
+        """The same model whose tokens see `window`, in layers where they would see all before them.
+
+        Raises InvalidConfig for attention of a kind that has no such window.
+        """
+        if self.num_vectors == 1 or self.index is not None:
+            raise InvalidConfig(
+                f"attention_window: {self.architecture} attends to latents, or to tokens that it "
+                "chooses itself; leave it out"
+            )
+        kinds = [layer.attention for layer in self.layers]
+        narrowed = [replace(kind, window=window) if kind.window is None else kind for kind in kinds]
+        layers = zip(self.layers, narrowed, strict=True)
+        return replace(self, layers=tuple(replace(layer, attention=kind) for layer, kind in layers))
 
 
 def read_json(path: Path) -> dict[str, object]:

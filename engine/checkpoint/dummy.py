@@ -52,10 +52,7 @@ class DummyEntry:
     name: str
     shape: tuple[int, ...]
     pool: RandomPool = field(repr=False)
-
-    @property
-    def dtype(self) -> str:
-        return "F32"
+    dtype: str = "F32"
 
     @property
     def num_bytes(self) -> int:
@@ -66,7 +63,12 @@ class DummyEntry:
         return f"dummy {SEED} {POOL_SIZE}".encode()
 
     def load(self, dtype: torch.dtype) -> Tensor:
-        """Products of unit size for inputs of unit size; norms scale by one, biases are small."""
+        """Products of unit size for inputs of unit size; norms scale by one, biases are small.
+
+        Whole numbers count the columns: a token's experts, say, which are then different ones.
+        """
+        if not dtype.is_floating_point:
+            return torch.arange(self.shape[-1], dtype=dtype).expand(self.shape).contiguous()
         if len(self.shape) == 1 and not self.name.endswith("bias"):
             return torch.ones(self.shape, dtype=dtype)
         return self._made_up(self.name, self.shape, dtype)
@@ -84,7 +86,13 @@ class DummyEntry:
         """Nothing is kept."""
 
 
-def dummy_entries(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, DummyEntry]:
-    """An entry for each tensor that a checkpoint of the model would hold."""
+def dummy_entries(
+    shapes: Mapping[str, tuple[int, ...]], integers: tuple[str, ...] = ()
+) -> Mapping[str, DummyEntry]:
+    """An entry for each tensor that a checkpoint of the model would hold; names that end like
+    `integers` are of whole numbers."""
     pool = RandomPool()
-    return {name: DummyEntry(name, shape, pool) for name, shape in shapes.items()}
+    return {
+        name: DummyEntry(name, shape, pool, "I64" if name.endswith(integers) else "F32")
+        for name, shape in shapes.items()
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_layout import QUANTIZED, KvLayout
+from baton.core.kv_layout import QUANTIZED, SEALED, KvGroup, KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,8 @@ class ModelInfo:
     head_dim: int
     num_vectors: int = 2
     """Of a token and KV head: a key and a value, or a latent that is both."""
+    groups: tuple[KvGroup, ...] = ()
+    """What layers keep beside that."""
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
         """`auto`: KV of the dtype that the model computes in.
@@ -43,12 +45,13 @@ class ModelInfo:
             head_dim=self.head_dim,
             block_size=block_size,
             num_vectors=self.num_vectors,
+            groups=self.groups,
         )
 
 
 def check_kv_dtype(kv_dtype: str, num_vectors: int) -> None:
-    """Raise InvalidConfig for latents in 8 bits: an error in one is an error in all heads."""
-    if num_vectors == 1 and kv_dtype in QUANTIZED:
+    """Raise InvalidConfig for latents in few bits: an error in one is an error in all heads."""
+    if num_vectors == 1 and kv_dtype in (*QUANTIZED, SEALED):
         raise InvalidConfig(
             f"cache.kv_dtype {kv_dtype}: latents of DeepSeek's attention are kept as wide as the "
             "model computes, which is little already; set it to auto"

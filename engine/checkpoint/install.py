@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from baton.core.errors import InvalidConfig
 from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.grouped_linear import GroupedLinear
+from baton.engine.layers.hash_moe import HashRouter
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
-from baton.engine.layers.router import Router
 from baton.kernels import (
     int4_weight,
     int8_weight,
@@ -26,6 +27,7 @@ from baton.kernels import (
     quantized_experts,
 )
 from baton.kernels.cpu import operators
+from baton.kernels.head_linear import PackedHeads
 from baton.kernels.latent_heads import LatentWeights
 from baton.kernels.moe import ExpertWeight
 from baton.kernels.narrow_weight import NarrowWeight, to_int4, to_int8
@@ -47,8 +49,10 @@ def install(
     """Make a copy of `tensor` the weight, or the bias, that is called `target`."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
-    kept: Weight | LatentWeights
-    if isinstance(module, LatentHeads):
+    if isinstance(module, HashRouter) and name in module.integer_names:
+        module.check(target, tensor)
+    kept: Weight | LatentWeights | PackedHeads
+    if isinstance(module, LatentHeads | GroupedLinear):
         kept = module.kept(tensor.to(device, copy=True))
     elif quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
         kept = _rounded(module, target, tensor, device, quantize)
@@ -107,7 +111,9 @@ def dtype_of(model: nn.Module, target: str, wanted: str) -> torch.dtype:
     """Of a weight, or a bias, in a model that computes in `wanted`."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
-    is_wide = isinstance(module, Router) and name in module.float32_names
+    if name in getattr(module, "integer_names", ()):
+        return torch.int64
+    is_wide = name in getattr(module, "float32_names", ())
     wide: torch.dtype = getattr(torch, wanted)
     return torch.float32 if is_wide else wide
 

@@ -8,7 +8,8 @@ from are given back: a model is never in memory twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -38,6 +39,7 @@ from baton.engine.checkpoint.placement import Placement, find_sources, place
 from baton.engine.checkpoint.quantized_checkpoint import as_whole, parse_layout
 from baton.engine.checkpoint.quantized_keep import NarrowKeeper
 from baton.engine.checkpoint.reading import Progress, Reading
+from baton.engine.checkpoint.tensor_check import STORED_DTYPES, check_tensors
 from baton.engine.checkpoint.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import Family
@@ -49,11 +51,13 @@ from baton.engine.parallel.cutting import (
     share_of_kv,
     splits_vocabulary,
 )
-from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
+from baton.engine.parallel.held_experts import HeldExperts
+from baton.engine.parallel.ranks import ONE_RANK, MeshGroups, RankGroup
+from baton.engine.parallel.stages import Stages, keep_own_stage, kv_of_layers
 from baton.kernels.cpu import operators
+from baton.kernels.window import Streaming
 
 logger = logging.getLogger(__name__)
-STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,26 @@ class LoadedModel:
     """Of the whole."""
     groups: MeshGroups = ONE_RANK
     """Of the ranks that have a part each."""
+    stages: Stages = ()
+    """The layers of each, if they are several."""
+    held: HeldExperts | None = None
+    """Of this rank, where others have other experts."""
 
     def own(self, layout: KvLayout) -> KvLayout:
         """What this rank keeps of the whole model's KV."""
-        return share_of_kv(layout, self.groups.mesh, self.groups.everyone.rank)
+        return self.share(layout, self.groups.engine.rank)
+
+    def share(self, layout: KvLayout, rank: int) -> KvLayout:
+        """What a rank of its engine keeps of it."""
+        own = share_of_kv(layout, self.groups.mesh.engine, rank)
+        return kv_of_layers(own, self._layers(rank)) if self.stages else own
+
+    def first_plane(self, layout: KvLayout, rank: int) -> int:
+        """That a rank of its engine keeps."""
+        return layout.planes_of(self._layers(rank).start).start if self.stages else 0
+
+    def _layers(self, rank: int) -> range:
+        return self.stages[self.groups.mesh.engine.place(rank).stage]
 
 
 def load_model(  # noqa: PLR0913  # what the configuration says of a model
@@ -78,12 +98,14 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     load_format: str = "auto",
     quantize: str = "none",
     max_model_len: int | None = None,
+    streaming: Streaming | None = None,
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
 ) -> LoadedModel:
     """Read a model. `auto` is the dtype that config.json declares, else that of the tensors.
 
     `max_model_len` is the longest request that will be served; None is the model's own context.
+    `streaming` is what tokens see in layers where they would see all before them.
     The load format `dummy` makes up weights from config.json alone. Weights may be quantised on the
     way, to `int8` or `int4`; those that come quantised are kept so where the device multiplies
     them, unless quantize is `wide`.
@@ -91,45 +113,75 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     supported, if it cannot be served, and InvalidConfig if it cannot be quantised for the device or
     split among so many.
     """
-    config, model, entries, placements = _plan(folder, load_format, max_model_len)
-    cutter = None
-    if groups.mesh.size > 1:
-        whole, model = model, family_of(config.architecture).build(share_of(config, groups.mesh))
-        cutter = Cutter(whole, model, groups)
+    config, model, entries, placements = _plan(folder, load_format, max_model_len, streaming)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
     _check_quantize(quantize, device, wanted)
-    reading = Reading(config, {p.source: entries[p.source] for p in placements}, progress, cutter)
-    keeper = NarrowKeeper(placements, entries, getattr(torch, wanted), device, quantize)
-    for (target, expert), found in groupby(placements, lambda each: (each.target, each.expert)):
+    cutter = None
+    stages: Stages = ()
+    if groups.mesh.size > 1:
+        whole, model = model, family_of(config.architecture).build(share_of(config, groups.mesh))
+        stages = keep_own_stage(model, config, groups)
+        cutter = Cutter(whole, model, groups)
+        placements = _of_parameters(model, placements)
+    held = HeldExperts(model, config, groups)
+    placements = held.own(placements)
+    own_entries = {p.source: entries[p.source] for p in placements}
+    reading = Reading(config, placements, own_entries, progress, cutter)
+    keeper = NarrowKeeper(placements, own_entries, getattr(torch, wanted), device, quantize)
+    for (target, slot), found in groupby(placements, lambda each: (each.target, each.slot)):
         sources = list(found)
-        if cutter is None and keeper.install(model, target, sources):
+        is_whole = cutter is None or cutter.keeps_whole(target)
+        if is_whole and keeper.install(model, target, sources):
             reading.skip(sources)
             continue
         with reading.assembled(sources, dtype_of(model, target, wanted)) as tensor:
-            if expert is None:
+            if slot is None:
                 install(model, target, tensor, device, quantize)
             else:
-                install_expert(model, target, expert, tensor, device, quantize)
+                install_expert(model, target, slot, tensor, device, quantize)
     keeper.report()
+    held.join(device)
     join_ranks(model, groups, splits_vocabulary=splits_vocabulary(config, groups.mesh.tensor))
-    rounding = keeper.rounding(rounding_of(quantize, device, getattr(torch, wanted)))
+    rounding = rounding_of(quantize, device, getattr(torch, wanted))
+    if _is_anywhere(keeper.has_kept, groups):
+        rounding = keeper.rounding(is_of_experts=groups.mesh.tensor > 1)
     return LoadedModel(
         model=model.to(device).eval(),
-        info=ModelInfo(
-            architecture=config.architecture,
-            vocab_size=config.vocab_size,
-            max_model_len=config.max_model_len,
-            eos_token_ids=config.eos_token_ids,
-            dtype=wanted,
-            quantize=quantize,
-            fingerprint=fingerprint(config, entries, wanted, rounding),
-            num_layers=config.num_layers,
-            num_kv_heads=config.heads.num_kv_heads,
-            head_dim=config.heads.head_dim,
-            num_vectors=config.num_vectors,
-        ),
+        info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),
         groups=groups,
+        stages=stages,
+        held=held if held.modules else None,
     )
+
+
+def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelInfo:
+    return ModelInfo(
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_model_len,
+        eos_token_ids=config.eos_token_ids,
+        dtype=dtype,
+        quantize=quantize,
+        fingerprint=name,
+        num_layers=config.num_layers,
+        num_kv_heads=config.heads.num_kv_heads,
+        head_dim=config.heads.head_dim,
+        num_vectors=config.num_vectors,
+        groups=config.kv_groups(dtype),
+    )
+
+
+def _is_anywhere(is_here: bool, groups: MeshGroups) -> bool:
+    """On any rank: all of them must give the model the same name."""
+    if not isinstance(groups.everyone, RankGroup):
+        return is_here
+    return any(found for (found,) in groups.everyone.gather(array("q", (is_here,))))
+
+
+def _of_parameters(model: Decoder, placements: Sequence[Placement]) -> list[Placement]:
+    """Those that are of a parameter it has."""
+    targets = {name for name, _ in model.named_parameters()}
+    return [placement for placement in placements if placement.target in targets]
 
 
 def _check_quantize(quantize: str, device: str, dtype: str) -> None:
@@ -157,30 +209,36 @@ def check_model(
     dtype: str = "auto",
     quantize: str = "none",
     device: str | None = None,
+    streaming: Streaming | None = None,
 ) -> None:
     """Raise the error that `load_model` would raise, without reading any weights.
 
     Whether a device multiplies what is quantised is asked only if one is named.
     """
-    config, _, entries, placements = _plan(folder, load_format)
+    config, _, entries, placements = _plan(folder, load_format, streaming=streaming)
     wanted = _serving_dtype(dtype, config, entries[placements[0].source])
     if device is not None:
         _check_quantize(quantize, device, wanted)
 
 
 def _plan(
-    folder: Path, load_format: str, max_model_len: int | None = None
+    folder: Path,
+    load_format: str,
+    max_model_len: int | None = None,
+    streaming: Streaming | None = None,
 ) -> tuple[ModelConfig, Decoder, Mapping[str, TensorEntry], list[Placement]]:
     config = read_config(folder)
     if max_model_len is not None:
         config = config.serving(max_model_len)
+    if streaming is not None:
+        config = config.streaming(streaming)
     family = family_of(config.architecture)
     model = family.build(config)
     stored = {} if load_format == "dummy" else read_entries(folder)
     placements = list(place(model, family, config.num_layers, stored.keys()))
-    entries = _entries(folder, stored, placements, load_format)
+    entries = _entries(folder, stored, placements, load_format, family)
     placements = find_sources(placements, entries.keys(), family.base_prefix)
-    _check(placements, entries, config, family)
+    check_tensors(placements, entries, config, family)
     return config, model, entries, placements
 
 
@@ -189,9 +247,11 @@ def _entries(
     stored: Mapping[str, StoredEntry],
     placements: list[Placement],
     load_format: str,
+    family: Family,
 ) -> Mapping[str, TensorEntry]:
     if load_format == "dummy":
-        return dummy_entries({placement.source: placement.shape for placement in placements})
+        shapes = {placement.source: placement.shape for placement in placements}
+        return dummy_entries(shapes, family.integers)
     layout = parse_layout(read_json(folder / "config.json"))
     return as_whole(stored, layout, {placement.source for placement in placements})
 
@@ -207,58 +267,6 @@ def read_config(folder: Path) -> ModelConfig:
         if eos_token_id is not None:
             return replace(config, eos_token_ids=parse_eos(eos_token_id))
     return config
-
-
-def _check(
-    placements: list[Placement],
-    entries: Mapping[str, TensorEntry],
-    config: ModelConfig,
-    family: Family,
-) -> None:
-    wanted = {placement.source: placement.shape for placement in placements}
-    missing = sorted(wanted.keys() - entries.keys())
-    unexpected = sorted(
-        name for name in entries.keys() - wanted.keys() if not _is_redundant(name, config, family)
-    )
-    misfits = [
-        f"{name} is {list(entries[name].shape)}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name in entries and entries[name].shape != shape
-    ]
-    odd = sorted(
-        f"{name} is {entries[name].dtype}, not one of {', '.join(STORED_DTYPES)}"
-        for name in wanted.keys() & entries.keys()
-        if entries[name].dtype not in STORED_DTYPES
-    )
-    problems = {
-        "missing tensors": missing,
-        "unexpected tensors": unexpected,
-        "wrong shapes": misfits,
-        "unsupported dtypes": odd,
-    }
-    if any(problems.values()):
-        raise CheckpointError(
-            f"the checkpoint is no {config.architecture} of its config.json: "
-            + "; ".join(f"{what}: {_first(names)}" for what, names in problems.items() if names)
-        )
-    if any(family.is_of_further_layer(name, config.num_layers) for name in entries):
-        logger.info("layers behind the last, which predict further tokens, are not loaded")
-
-
-def _is_redundant(name: str, config: ModelConfig, family: Family) -> bool:
-    """Old checkpoints store buffers, and some with a tied head store the head as well; others have
-    layers that plain decoding does without, or see as well as read."""
-    return (
-        name.endswith(family.buffers)
-        or name.startswith(family.foreign)
-        or (config.tie_word_embeddings and name.endswith("lm_head.weight"))
-        or family.is_of_further_layer(name, config.num_layers)
-    )
-
-
-def _first(names: list[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def _serving_dtype(dtype: str, config: ModelConfig, first: TensorEntry) -> str:

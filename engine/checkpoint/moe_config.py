@@ -21,6 +21,8 @@ class MoeConfig:
 
     routing: Routing
     expert_width: int
+    num_slots: int | None = None
+    """Experts that are kept, if these are not all."""
     shared_width: int = 0
     """Of what all tokens go through; 0 if there is none."""
     gating: Gating = SWIGLU
@@ -30,6 +32,8 @@ class MoeConfig:
     has_router_bias: bool = False
     has_correction: bool = False
     """Whether the router has one that joins the choice alone."""
+    num_hashed_tokens: int = 0
+    """How many there are that say which experts, the router only saying how much of each; or 0."""
     has_expert_bias: bool = False
 
 

@@ -30,6 +30,8 @@ class Placement:
     """That it is a part of, if the target is of all experts."""
     is_of_stack: bool = False
     """Whether the source holds all experts, of which this is one."""
+    slot: int | None = None
+    """Where that expert is kept among those that are."""
 
 
 def place(
@@ -100,6 +102,7 @@ def _place_experts(
                 arrangement=arrangement,
                 expert=expert,
                 is_of_stack=is_of_stack,
+                slot=expert,
             )
 
 

@@ -1,5 +1,5 @@
 """Weights in e4m3 with scales beside them: DeepSeek's and Qwen's blocks, AutoFP8's tensors, and
-FBGEMM's outputs.
+FBGEMM's outputs; and those of four bits that DeepSeek V4 has among them.
 
     X        F8_E4M3 [.., N, K]
     X_scale_inv, or X_scale       one number       for all of it
@@ -7,6 +7,9 @@ FBGEMM's outputs.
                                   [N / b, K / c]   a block of b x c, of 128 x 128 as a rule
 
     W = X * scale           (the name says `inv` because writing divides by it)
+
+DeepSeek V4 writes Y.weight with Y.scale, and its experts as MXFP4: I8 [N, K / 2], two items a byte,
+with one scale for 32 (engine/checkpoint/quantized_mxfp4.py).
 
 Blocks at the edges are cut off. Scales of activations, which other engines fix ahead, are not used:
 here activations are rounded by what they are, or not at all.
@@ -24,13 +27,16 @@ from torch import Tensor
 from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.config_keys import ConfigKeys
 from baton.engine.checkpoint.quantized_entry import QuantizedEntry
+from baton.engine.checkpoint.quantized_mxfp4 import Mxfp4Stack, mxfp4_matrix
 from baton.engine.checkpoint.tensor_files import StoredEntry
 from baton.kernels.narrow_weight import FP8_BLOCK, NarrowWeight
 
 E4M3 = "F8_E4M3"
 OTHER_FP8 = ("F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+PACKED = "I8"
 ENDS = ("_scale_inv", "_scale")
+WEIGHT, SCALE = ".weight", ".scale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,8 @@ class Fp8Layout:
                 raise CheckpointError(f"{name} is {entry.dtype}; of these only {E4M3} is supported")
             if entry.dtype == E4M3:
                 yield name, QuantizedEntry(fp8_matrix(entries, name, self.block))
+            if entry.dtype == PACKED and _scale_of(entries, name) is not None:
+                yield name, QuantizedEntry(_fp4_matrix(entries, name))
 
 
 def fp8_matrix(
@@ -99,12 +107,12 @@ def fp8_matrix(
 ) -> Fp8Matrix:
     """Raises CheckpointError without a scale that fits."""
     items = entries[name]
-    ends = [end for end in ENDS if name + end in entries]
-    if not ends:
+    found = _scale_of(entries, name)
+    if found is None:
         raise CheckpointError(
             f"{name} is {items.dtype} but there is neither {' nor '.join(name + e for e in ENDS)}"
         )
-    scale = entries[name + ends[0]]
+    scale = entries[found]
     *lead, num_columns, width = items.shape if len(items.shape) > 1 else (0, 0)
     options = [(num_columns, width), (1, width), *([block] if block else [])]
     for rows, inputs in options if num_columns and width else []:
@@ -115,10 +123,25 @@ def fp8_matrix(
             return Fp8Matrix(items=items, scale=scale, block=(rows, inputs))
     blocks = f" or for each {block[0]} x {block[1]}" if block else ""
     raise CheckpointError(
-        f"{name}{ends[0]} is {scale.dtype} {list(scale.shape)} for a weight {list(items.shape)}; "
+        f"{found} is {scale.dtype} {list(scale.shape)} for a weight {list(items.shape)}; "
         f"scales are {', '.join(SCALES)}, one, one an output{blocks}, see "
         "`quantization_config` of config.json"
     )
+
+
+def _fp4_matrix(entries: Mapping[str, StoredEntry], name: str) -> Mxfp4Stack:
+    """Raises CheckpointError without scales that fit."""
+    scale = _scale_of(entries, name)
+    assert scale is not None
+    return mxfp4_matrix(entries, name, scale)
+
+
+def _scale_of(entries: Mapping[str, StoredEntry], name: str) -> str | None:
+    """What the scale of a weight is called, if there is one."""
+    names = [name + end for end in ENDS]
+    if name.endswith(WEIGHT):
+        names.append(name.removesuffix(WEIGHT) + SCALE)
+    return next((each for each in names if each in entries), None)
 
 
 def parse_fp8(keys: ConfigKeys) -> Fp8Layout:

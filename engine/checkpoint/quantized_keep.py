@@ -86,9 +86,15 @@ class NarrowKeeper:
             return self._install_expert(module, target, sources)
         return False
 
-    def rounding(self, otherwise: str) -> str:
-        """A word for what products round, where something stayed narrow."""
-        return f"as stored {torch.device(self._device).type}" if self._kept else otherwise
+    @property
+    def has_kept(self) -> bool:
+        """Something narrow."""
+        return bool(self._kept)
+
+    def rounding(self, *, is_of_experts: bool = False) -> str:
+        """A word for what products round, where something stayed narrow: experts alone, or all."""
+        kind = torch.device(self._device).type
+        return f"as stored {kind}, experts" if is_of_experts else f"as stored {kind}"
 
     def report(self) -> None:
         """Say what became of the checkpoint."""
@@ -130,8 +136,8 @@ class NarrowKeeper:
         """Raises CheckpointError if it is of another kind than the first, which stays."""
         if self._experts_stay.get(target) is False:
             return False
-        name, expert = target.rpartition(".")[2], sources[0].expert
-        assert expert is not None
+        name, slot = target.rpartition(".")[2], sources[0].slot
+        assert slot is not None
         narrow = self._narrow(sources)
         if target not in self._experts_stay:
             room = None if narrow is None else self._room(module, name, narrow)
@@ -142,7 +148,7 @@ class NarrowKeeper:
             setattr(module, name, room)
             self._kept[target] = room.nbytes
         try:
-            _put(getattr(module, name), expert, narrow)
+            _put(getattr(module, name), slot, narrow)
         except ValueError as error:
             raise CheckpointError(
                 f"{sources[0].source}: {error}; serve this checkpoint with quantize: wide"
@@ -153,10 +159,10 @@ class NarrowKeeper:
         self, module: Experts, name: str, first: NarrowWeight
     ) -> QuantizedExperts | NarrowExperts | None:
         if self._device == "cpu":
-            return experts_on_cpu(module.num_experts, first, is_gated=name == GATE_UP)
+            return experts_on_cpu(module.num_slots, first, is_gated=name == GATE_UP)
         if first.order is not None:
             return None
-        return narrow_experts.empty_like(module.num_experts, first, self._device)
+        return narrow_experts.empty_like(module.num_slots, first, self._device)
 
     def _narrow(self, sources: Sequence[Placement]) -> NarrowWeight | None:
         found = []

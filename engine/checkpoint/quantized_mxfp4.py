@@ -6,7 +6,7 @@
     X [.., K, N]  =  (blocks * scales), transposed
 
     Y.weight_packed [N, K / 2] and Y.weight_scale [N, K / 32] are the same of a single Y.weight
-    [N, K], as compressed-tensors writes them.
+    [N, K], as compressed-tensors writes them; and so are Y.weight, I8, and Y.scale (DeepSeek V4).
 
     e2m1      0  0.5  1  1.5  2  3  4  6, and with the highest bit their negatives
 
@@ -53,15 +53,19 @@ class Mxfp4Stack:
 
     def rows(self, matrix: int, rows: slice) -> Tensor:
         num_columns, num_groups = self.scales.shape[-2:]
-        blocks = self.blocks.stored().view(-1, num_columns, num_groups, GROUP_BYTES)[matrix, rows]
         scales = self.scales.stored().view(-1, num_columns, num_groups)[matrix, rows]
-        return widen(blocks, scales)
+        return widen(self._blocks()[matrix, rows], scales)
 
     def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
         num_columns, num_groups = self.scales.shape[-2:]
-        blocks = self.blocks.stored().view(-1, num_columns, num_groups, GROUP_BYTES)
         scales = self.scales.stored().view(-1, num_columns, num_groups)
-        return narrow_fp4(blocks[matrix], scales[matrix], dtype)
+        return narrow_fp4(self._blocks()[matrix], scales[matrix], dtype)
+
+    def _blocks(self) -> Tensor:
+        """uint8 [E, N, K / 32, 16]"""
+        num_columns, num_groups = self.scales.shape[-2:]
+        bits = self.blocks.stored().view(torch.uint8)
+        return bits.view(-1, num_columns, num_groups, GROUP_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,19 @@ class Mxfp4Layout:
 
 def packed_mxfp4(entries: Mapping[str, StoredEntry], name: str) -> Mxfp4Stack:
     """Of one matrix. Raises CheckpointError without scales that fit."""
-    blocks, scales = entries[f"{name}_packed"], entries.get(f"{name}_scale")
+    return mxfp4_matrix(entries, f"{name}_packed", f"{name}_scale")
+
+
+def mxfp4_matrix(
+    entries: Mapping[str, StoredEntry], blocks_name: str, scales_name: str
+) -> Mxfp4Stack:
+    """Of one matrix, by both names. Raises CheckpointError without scales that fit."""
+    blocks, scales = entries[blocks_name], entries.get(scales_name)
     if scales is None or len(blocks.shape) != 2:
-        raise CheckpointError(f"{name}_packed {list(blocks.shape)} is no matrix with {name}_scale")
+        raise CheckpointError(f"{blocks_name} {list(blocks.shape)} is no matrix with {scales_name}")
     num_rows, num_bytes = blocks.shape
-    expect(scales, f"{name}_scale", (num_rows, num_bytes // GROUP_BYTES), ("U8", "F8_E8M0"))
-    expect(blocks, f"{name}_packed", (num_rows, scales.shape[1] * GROUP_BYTES), ("U8",))
+    expect(scales, scales_name, (num_rows, num_bytes // GROUP_BYTES), ("U8", "F8_E8M0"))
+    expect(blocks, blocks_name, (num_rows, scales.shape[1] * GROUP_BYTES), ("U8", "I8"))
     return Mxfp4Stack(blocks=blocks, scales=scales)
 
 

@@ -24,11 +24,12 @@ Progress = Callable[[int, int], None]
 
 
 class Reading:
-    """Of the entries of a checkpoint, with a word after each."""
+    """Of the entries of a checkpoint that are placed, with a word after each."""
 
     def __init__(
         self,
         config: ModelConfig,
+        placements: Sequence[Placement],
         entries: Mapping[str, TensorEntry],
         progress: Progress | None,
         cutter: Cutter | None,
@@ -39,7 +40,7 @@ class Reading:
         self._progress = progress
         self._num_bytes = 0
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._total_bytes = sum(entry.num_bytes for entry in entries.values())
+        self._total_bytes = sum(self._bytes_of(placement) for placement in placements)
 
     @contextmanager
     def assembled(self, sources: Sequence[Placement], dtype: torch.dtype) -> Iterator[Tensor]:
@@ -77,11 +78,14 @@ class Reading:
         return loaded if self._cutter is None else self._cutter.cut(source, loaded)
 
     def _count(self, source: Placement) -> None:
+        self._num_bytes += self._bytes_of(source)
+        if self._progress is not None:
+            self._progress(self._num_bytes, self._total_bytes)
+
+    def _bytes_of(self, source: Placement) -> int:
         """Of a stack, each of its matrices is counted as it is read."""
         num_bytes = self._entries[source.source].num_bytes
         if source.is_of_stack and source.expert is not None:
             num_experts, expert = source.shape[0], source.expert
             num_bytes = num_bytes * (expert + 1) // num_experts - num_bytes * expert // num_experts
-        self._num_bytes += num_bytes
-        if self._progress is not None:
-            self._progress(self._num_bytes, self._total_bytes)
+        return num_bytes

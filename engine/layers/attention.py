@@ -13,12 +13,12 @@ from baton.engine.layers.norm import RmsNorm
 from baton.engine.parallel.split import Split
 from baton.kernels.explicit_attention import attention_weights
 from baton.kernels.paged_attention import paged_attention
-from baton.kernels.quantized_kv import Arena
 from baton.kernels.query_temperature import Temperature, query_temperature
 from baton.kernels.rope_kv_write import HeadNorm, Rotation, rope_kv_write
 from baton.kernels.scoring import PLAIN, Scoring
+from baton.kernels.sealed_kv import AnyArena, SealedArena
 from baton.kernels.sequences import Sequences
-from baton.kernels.window import Window, first_seen
+from baton.kernels.window import Window, first_seen, num_first_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,14 @@ class Attention(nn.Module):
             self.k_norm = head_norm()
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+        self, x: Tensor, rotation: Rotation | None, arena: AnyArena, sequences: Sequences
     ) -> Tensor:
         """x is [T, D]. Heads of a model without rotary positions have no rotation."""
         kind = self.kind
         qkv = self.qkv(x).view(len(x), -1, self.heads.head_dim)  # [T, N + 2K, H]
         q = rope_kv_write(qkv, arena, sequences, head_norm=self._head_norm(), rotation=rotation)
+        if not isinstance(arena, SealedArena):  # of which others have no part
+            sequences.wait_for_others(arena)
         if kind.temperature is not None:
             q = query_temperature(q, sequences.positions, kind.temperature)
         attended = paged_attention(q, arena, sequences, kind.window, kind.scoring, self.sinks)
@@ -83,7 +85,7 @@ class Attention(nn.Module):
         return out
 
     def last_weights(
-        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+        self, x: Tensor, rotation: Rotation | None, arena: AnyArena, sequences: Sequences
     ) -> Tensor:
         """What the last token of a pass of one request gives to each of its tokens, [N, context].
 
@@ -101,7 +103,8 @@ class Attention(nn.Module):
         blocks = arena[sequences.block_tables[0]]  # [M, K, 2, S, H]
         k = blocks[:, :, 0].transpose(0, 1).flatten(1, 2)[:, :context]  # [K, context, H]
         bias = torch.zeros(1, context, device=x.device)
-        bias[:, : first_seen(self.kind.window, context - 1)] = -torch.inf
+        window = self.kind.window
+        bias[:, num_first_of(window) : first_seen(window, context - 1)] = -torch.inf
         queries = q.view(1, kv_heads, -1, 1, self.heads.head_dim)
         weights = attention_weights(queries, k.unsqueeze(0), bias, self.kind.scoring, self.sinks)
         return weights.view(self.heads.num_heads, context)

@@ -4,6 +4,7 @@
     SandwichBlock        s' = s + norm(attn(norm(s)))    s'' = s' + norm(ffn(norm(s')))        Gemma
     ParallelBlock        s' = s + attn(norm(s)) + ffn(norm(s)), one norm for both          Falcon 7B
     SplitParallelBlock   the same with two norms                                          Falcon 40B
+    SparseBlock          as Block, and passes on which tokens attention reads          DeepSeek V3.2
 
 The stream is carried as two tensors, x and residual, whose sum it is: adding them and normalising
 the sum is one operation, at the start of the next part.
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from baton.engine.layers.attention import Attention
 from baton.kernels.add import add
+from baton.kernels.choose_tokens import Chosen
+from baton.kernels.grouped_arena import LayerArena
 from baton.kernels.quantized_kv import Arena
 from baton.kernels.rope_kv_write import Rotation
 from baton.kernels.sequences import Sequences
@@ -45,6 +48,24 @@ class Block(nn.Module):
         x = self.attn(x, rotation, arena, sequences)
         x, residual = self.ffn_norm(x, residual)
         return self.ffn(x), residual
+
+
+class SparseBlock(Block):
+    """`attn` is a `SparseLatentAttention`."""
+
+    def forward(  # type: ignore[override]  # with one more input and output
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        rotation: Rotation | None,
+        arena: LayerArena,
+        sequences: Sequences,
+        chosen: Chosen | None,
+    ) -> tuple[Tensor, Tensor, Chosen]:
+        x, residual = self.attn_norm(x, residual)
+        x, chosen = self.attn(x, rotation, arena, sequences, chosen)
+        x, residual = self.ffn_norm(x, residual)
+        return self.ffn(x), residual, chosen
 
 
 class SandwichBlock(nn.Module):

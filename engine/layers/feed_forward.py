@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from baton.engine.layers.linear import GatedLinear, Linear
 from baton.engine.parallel.split import Split
 from baton.kernels.gelu import gelu, gelu_tanh
+from baton.kernels.moe import Gating
 from baton.kernels.relu import relu
 
 PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -35,6 +36,21 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]"""
         out: Tensor = self.down(self.gate_up(x))
+        return out
+
+
+class LimitedFeedForward(nn.Module):
+    """Gated by what experts may be gated by: cut off at a limit, say."""
+
+    def __init__(self, width: int, hidden_width: int, gating: Gating) -> None:
+        super().__init__()
+        self.gating = gating
+        self.gate_up = Linear(width, hidden_width, hidden_width)
+        self.down = Linear(hidden_width, width, split=Split.INPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]"""
+        out: Tensor = self.down(self.gating(self.gate_up(x)))
         return out
 
 

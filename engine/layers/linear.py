@@ -35,6 +35,8 @@ class Linear(nn.Module):
         self.split = split
         self.ranks: Ranks = ALONE
         """Among which it is split."""
+        self.gives_summands = False
+        """If it is split by inputs: who uses what comes out adds it up over the ranks."""
         self.weight = nn.Parameter(torch.empty(sum(rows), width, device="meta"), False)
         self.bias = nn.Parameter(torch.empty(sum(rows), device="meta"), False) if has_bias else None
 

@@ -123,6 +123,7 @@ class LatentAttention(nn.Module):
         assert rotation is not None and isinstance(arena, Tensor), "latents turn, and are wide"
         q = self._queries(x).view(len(x), -1, self.shape.query_dim)  # [T, N, P + R]
         q_rope = self._write(q, x, arena, sequences, rotation)
+        sequences.wait_for_others(arena)
         scale = self.kind.scoring.scale_of(self.shape.query_dim)
         attended = latent_attention(q, q_rope, self._weights(), arena, sequences, scale)
         out: Tensor = self.out(attended.flatten(1))  # [T, N, V] -> [T, D]

@@ -8,28 +8,32 @@ What a pass asks of each expert is `Routed.stops`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from baton.engine.layers.feed_forward import GatedFeedForward
+from baton.engine.layers.feed_forward import GatedFeedForward, LimitedFeedForward
 from baton.engine.layers.linear import ExactLinear
 from baton.engine.layers.router import Router
+from baton.engine.parallel.expert_exchange import ExpertExchange, weighted
 from baton.engine.parallel.ranks import ALONE, Ranks
-from baton.kernels.moe import ExpertWeight, ExpertWeights, Gating, Shared, moe
-from baton.kernels.routing import Routed
+from baton.kernels.expert_slots import ExpertSlots, own_pairs, slot_of_pairs
+from baton.kernels.moe import ExpertWeight, ExpertWeights, Gating, Shared, moe, with_shared
+from baton.kernels.routing import Routed, routed_to
 
 GATE_UP, DOWN, DOWN_BIAS = "gate_up", "down", "down_bias"
 
 
 class Experts(nn.Module):
-    """All experts of a layer: E gated feed-forwards of one shape."""
+    """The experts of a layer, all or some: gated feed-forwards of one shape."""
 
     gate_up: ExpertWeight
     down: ExpertWeight
     gate_up_bias: nn.Parameter | None
     down_bias: nn.Parameter | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what config.json says of experts
         self,
         num_experts: int,
         width: int,
@@ -38,22 +42,30 @@ class Experts(nn.Module):
         *,
         has_bias: bool = False,
         is_input_scaled: bool = False,
+        num_slots: int | None = None,
     ) -> None:
+        """`num_slots` is how many of the experts are kept, if not all."""
         super().__init__()
         self.num_experts = num_experts
+        self.num_slots = num_experts if num_slots is None else num_slots
         self.hidden_width = hidden_width
         self.gating = gating
         self.ranks: Ranks = ALONE
-        """Each has a part of every expert."""
+        """Each has a part of every expert, or some experts."""
+        self.slots: ExpertSlots | None = None
+        """Where which are, if each has some."""
+        self.exchange: ExpertExchange | None = None
+        """With ranks that have other tokens, if some of the experts are there."""
         self.is_input_scaled = is_input_scaled
-        self.gate_up = _nothing_yet(num_experts, 2 * hidden_width, width)
-        self.down = _nothing_yet(num_experts, width, hidden_width)
-        self.gate_up_bias = _nothing_yet(num_experts, 2 * hidden_width) if has_bias else None
-        self.down_bias = _nothing_yet(num_experts, width) if has_bias else None
+        count = self.num_slots
+        self.gate_up = _nothing_yet(count, 2 * hidden_width, width)
+        self.down = _nothing_yet(count, width, hidden_width)
+        self.gate_up_bias = _nothing_yet(count, 2 * hidden_width) if has_bias else None
+        self.down_bias = _nothing_yet(count, width) if has_bias else None
 
-    def forward(self, x: Tensor, routed: Routed, shared: Shared | None = None) -> Tensor:
-        """x [T, width] -> [T, width]"""
-        weights = ExpertWeights(
+    @property
+    def weights(self) -> ExpertWeights:
+        return ExpertWeights(
             gate_up=self.gate_up,
             down=self.down,
             gate_up_bias=self.gate_up_bias,
@@ -61,10 +73,53 @@ class Experts(nn.Module):
             gating=self.gating,
             is_input_scaled=self.is_input_scaled,
         )
+
+    def forward(self, x: Tensor, routed: Routed, shared: Shared | None = None) -> Tensor:
+        """x [T, width] -> [T, width]"""
+        weights = self.weights
+        if self.exchange is not None:
+            return self.ranks.all_reduce_(self._exchanged(self.exchange, x, routed, shared))
         if self.ranks.size == 1:
             return moe(x, weights, routed, shared)
-        summand = moe(x, weights, routed, shared if self.ranks.rank == 0 else None)
-        return self.ranks.all_reduce_(summand)
+        own = routed if self.slots is None else own_pairs(routed, self.slots)
+        return self.ranks.all_reduce_(moe(x, weights, own, shared))
+
+    def join(self, num_choices: int) -> None:
+        """Compute what the tokens of other ranks ask of the experts here, where there are none."""
+        assert self.exchange is not None and self.slots is not None, "there are no other tokens"
+        device = self.slots.slots.device
+        x = torch.empty(0, self.gate_up.shape[2], dtype=self.gate_up.dtype, device=device)
+        nowhere = torch.empty(0, num_choices, dtype=torch.int32, device=device)
+        self.exchange(x, nowhere, self.num_slots, self._of_slots)
+
+    def expect(self, max_tokens: int) -> None:
+        """Before a pass with other engines: none of them has more tokens in it."""
+        assert self.exchange is not None, "there are no other engines"
+        self.exchange.max_tokens = max_tokens
+
+    def _exchanged(
+        self, exchange: ExpertExchange, x: Tensor, routed: Routed, shared: Shared | None
+    ) -> Tensor:
+        """Of the tokens that this rank sends; of others what all tokens go through alone."""
+        assert self.slots is not None, "experts are sent tokens where each rank has some of them"
+        self.slots.add_loads(routed)
+        own = exchange.share.run(len(x))
+        rows, shares = x[own], routed.shares[own]
+        slots = slot_of_pairs(routed.experts[own], shares, self.slots)
+        scales = None
+        if self.is_input_scaled:
+            scales, shares = shares, torch.ones_like(shares)
+        outs = exchange(rows, slots, self.num_slots, self._of_slots, scales)
+        y = torch.zeros_like(x, dtype=torch.float32)
+        y[own] = weighted(outs, shares)
+        return with_shared(y, shared).to(x.dtype)
+
+    def _of_slots(self, rows: Tensor, slots: Tensor) -> Tensor:
+        """rows [P, width], each by the expert in a slot of this rank; of others anything"""
+        choices = slots[:, None].to(torch.int32)
+        ones = torch.ones_like(choices, dtype=torch.float32)
+        routed = replace(routed_to(choices, ones, self.num_slots), is_partial=True)
+        return moe(rows, self.weights, routed)
 
 
 def _nothing_yet(*shape: int) -> nn.Parameter:
@@ -72,14 +127,17 @@ def _nothing_yet(*shape: int) -> nn.Parameter:
 
 
 class MoeFeedForward(nn.Module):
-    """`shared` is what all tokens go through, `shared_gate` how much of it they get."""
+    """`shared` is what all tokens go through, `shared_gate` how much of it they get.
+
+    Tensor ranks have a summand each of what is shared, and add it up with those of the experts.
+    """
 
     def __init__(
         self,
         *,
         router: Router,
         experts: Experts,
-        shared: GatedFeedForward | None = None,
+        shared: GatedFeedForward | LimitedFeedForward | None = None,
         shared_gate: ExactLinear | None = None,
     ) -> None:
         super().__init__()
@@ -87,12 +145,19 @@ class MoeFeedForward(nn.Module):
         self.experts = experts
         self.shared = shared
         self.shared_gate = shared_gate
+        if shared is not None:
+            assert shared.down.bias is None, "of a sum: one rank would have to add it"
+            shared.down.gives_summands = True
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]"""
         routed = self.router.choose(self.router(x))
         out: Tensor = self.experts(x, routed, self._shared(x))
         return out
+
+    def join(self) -> None:
+        """Take part without tokens."""
+        self.experts.join(self.router.routing.num_choices)
 
     def _shared(self, x: Tensor) -> Shared | None:
         if self.shared is None:

@@ -8,6 +8,7 @@ are one operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +19,18 @@ from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.rope import RotaryAngles
 from baton.kernels.add import add
+from baton.kernels.grouped_arena import LayerArena
 from baton.kernels.linear import logits
-from baton.kernels.quantized_kv import Arena
+from baton.kernels.sequences import Sequences
 from baton.kernels.soft_cap import soft_cap_
 from baton.kernels.take_rows import take_rows
 
 
 class Decoder(nn.Module):
     """`norm` is the last one, of the kind that adds."""
+
+    is_capturable: ClassVar[bool] = True
+    """Whether a decode pass on a GPU does the same whatever the lengths of its requests."""
 
     def __init__(
         self,
@@ -37,7 +42,7 @@ class Decoder(nn.Module):
         has_learned_positions: bool = False,
     ) -> None:
         super().__init__()
-        width = config.hidden_size
+        self.width = width = config.hidden_size
         self.embed = Embedding(
             config.vocab_size, width, scale=embed_scale, is_tied=config.tie_word_embeddings
         )
@@ -45,6 +50,8 @@ class Decoder(nn.Module):
             Embedding(config.max_position_embeddings, width) if has_learned_positions else None
         )
         self.blocks = nn.ModuleList(new_block(layer) for layer in config.layers)
+        self.layers = range(config.num_layers)
+        """That are computed here; others may be elsewhere: see `baton.engine.parallel.stages`."""
         self.norm = norm
         self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
         self.logit_softcap = config.logit_softcap
@@ -57,21 +64,39 @@ class Decoder(nn.Module):
             for layer in config.layers
         ]
 
-    def forward(self, batch: Batch, arenas: Sequence[Arena], on_layer: OnLayer) -> Tensor:
+    def forward(self, batch: Batch, arenas: Sequence[LayerArena], on_layer: OnLayer) -> Tensor:
         """Write the tokens' KV into the arenas, one a layer; return the outputs [S, D]."""
-        sequences = batch.sequences
-        rotations = [angles(sequences.positions) for angles in self.angles]
+        x = self.embedded(batch)
+        x, residual = self.through(x, None, batch.sequences, arenas, on_layer)
+        return self.outputs(x, residual, batch.output_rows)
+
+    def embedded(self, batch: Batch) -> Tensor:
+        """[T, D]"""
         x: Tensor = self.embed(batch.tokens)
         if self.positions is not None:
-            x = add(x, self.positions(sequences.positions))
-        residual: Tensor | None = None
-        layers = zip(self.blocks, arenas, self.angles_of_block, strict=True)
-        for layer, (block, arena, index) in enumerate(layers):
+            x = add(x, self.positions(batch.sequences.positions))
+        return x
+
+    def through(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        sequences: Sequences,
+        arenas: Sequence[LayerArena],
+        on_layer: OnLayer,
+    ) -> tuple[Tensor, Tensor]:
+        """The layers that are here, of which each has an arena; both [T, D]."""
+        rotations = [angles(sequences.positions) for angles in self.angles]
+        for layer, arena in zip(self.layers, arenas, strict=True):
+            index = self.angles_of_block[layer]
             rotation = None if index is None else rotations[index]
-            x, residual = block(x, residual, rotation, arena, sequences)
+            x, residual = self.blocks[layer](x, residual, rotation, arena, sequences)
             on_layer(layer)
         assert residual is not None
-        rows = batch.output_rows
+        return x, residual
+
+    def outputs(self, x: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
+        """[S, D] of the tokens at `rows`."""
         x, _ = self.norm(take_rows(x, rows), take_rows(residual, rows))
         return x
 

@@ -29,6 +29,8 @@ class Family:
     """Checkpoints of the model without its head may leave it out of their names."""
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
     """Ends of names that checkpoints have but that are no weights."""
+    integers: tuple[str, ...] = ()
+    """Ends of names of what is no weight either, but is needed: whole numbers."""
     further_layers: str = ""
     """How the names of layers begin; there may be some behind the last, which are left alone."""
     foreign: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ def _mixture(width: int, activation: str, moe: MoeConfig) -> MoeFeedForward:
             moe.gating,
             has_bias=moe.has_expert_bias,
             is_input_scaled=moe.is_input_scaled,
+            num_slots=moe.num_slots,
         ),
         shared=GatedFeedForward(width, moe.shared_width, activation) if moe.shared_width else None,
         shared_gate=ExactLinear(width, 1, split=Split.NONE) if moe.has_shared_gate else None,

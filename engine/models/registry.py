@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from baton.core.errors import CheckpointError
 from baton.engine.models.deepseek_v2 import DEEPSEEK_V2
 from baton.engine.models.deepseek_v3 import DEEPSEEK_V3
+from baton.engine.models.deepseek_v4 import DEEPSEEK_V4
+from baton.engine.models.deepseek_v32 import DEEPSEEK_V32
 from baton.engine.models.falcon import FALCON
 from baton.engine.models.family import Family
 from baton.engine.models.gemma2 import GEMMA2
 from baton.engine.models.gemma3 import GEMMA3
+from baton.engine.models.glm_moe_dsa import GLM_MOE_DSA
 from baton.engine.models.gpt2 import GPT2
 from baton.engine.models.gpt_oss import GPT_OSS
 from baton.engine.models.llama import LLAMA
@@ -35,6 +38,9 @@ FAMILIES: Mapping[str, Family] = {
     "FalconForCausalLM": FALCON,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "DeepseekV32ForCausalLM": DEEPSEEK_V32,
+    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
+    "GlmMoeDsaForCausalLM": GLM_MOE_DSA,
     "GptOssForCausalLM": GPT_OSS,
     "MixtralForCausalLM": MIXTRAL,
     "Qwen2MoeForCausalLM": QWEN2_MOE,

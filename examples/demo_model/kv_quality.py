@@ -1,9 +1,9 @@
-"""What eight-bit KV costs in quality: perplexity of the demo model on held-out text.
+"""What KV of few bits, and seeing less of it, cost: perplexity of the demo model on held-out text.
 
     python examples/demo_model/kv_quality.py
 
 Every window is read in chunks, so that all but the first attend to what the cache kept. In float32:
-the difference is the cache's alone.
+the difference is the cache's alone, or that of what tokens see.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ from baton.engine.cache_plan import KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.kv_cache import KvCache
 from baton.engine.runner import ModelRunner
+from baton.kernels.window import Streaming
 
 HERE = Path(__file__).parent
+STREAMING = [Streaming(size, num_first) for size in (64, 128, 256) for num_first in (0, 4)]
 NUM_WINDOWS, WINDOW, CHUNK, BLOCK_SIZE = 24, 512, 32, 16
 
 
@@ -47,6 +49,14 @@ def main() -> None:
         print(
             f"{name:5} {bits:5.2f} bits an item   perplexity {quality.perplexity:.4f}   "
             f"same top token {quality.same_token:.2%}   furthest {quality.furthest:.4f} nats"
+        )
+    for window in STREAMING:
+        narrowed = load_model(HERE / "checkpoint", dtype="float32", streaming=window)
+        found = read(narrowed, narrowed.info.layout(BLOCK_SIZE), windows)
+        quality = compare(exact, found, windows)
+        print(
+            f"the last {window.size}, the first {window.num_first}   "
+            f"perplexity {quality.perplexity:.4f}   same top token {quality.same_token:.2%}"
         )
 
 

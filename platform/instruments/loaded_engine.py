@@ -92,6 +92,7 @@ def load_measured(
         device=device,
         load_format=config.load_format,
         quantize=config.quantize,
+        streaming=config.streaming,
         max_model_len=config.decode.scheduler.max_model_len,
     )
     engine_config = _sized(config.decode.engine, loaded, device, sizes, max_running)
@@ -99,7 +100,7 @@ def load_measured(
     ready_s = time.perf_counter() - started
     cache = engine.runner.cache
     assert isinstance(cache, KvCache), "one rank is measured"
-    for layer in cache.layers:
+    for layer in cache.planes:
         layer.view(torch.uint8).fill_(FILLING)
     return LoadedEngine(
         engine=engine,

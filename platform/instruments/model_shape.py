@@ -10,10 +10,13 @@ from torch import nn
 
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.engine.layers.attention import Attention
+from baton.engine.layers.compressed_attention import CompressedAttention
+from baton.engine.layers.indexer import IndexConfig
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentAttention
 from baton.engine.layers.moe import DOWN, GATE_UP, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
+from baton.engine.layers.sparse_mla import SparseLatentAttention
 from baton.engine.models.decoder import Decoder
 from baton.kernels.latent_heads import LatentShape
 from baton.kernels.weight import Weight
@@ -86,6 +89,10 @@ class AttentionShape:
     """Of heads that make their keys and values of a latent."""
     weight_bytes: int = 0
     """Of the matrices that do."""
+    num_chosen: int | None = None
+    """Tokens that a query reads, where an index chooses them."""
+    index: IndexConfig | None = None
+    """Of a layer that has one of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +130,19 @@ def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
             _attention_shape(attention, kv_token_bytes)
             for block in model.blocks
             for attention in block.modules()
-            if isinstance(attention, Attention | LatentAttention)
+            if isinstance(attention, Attention | LatentAttention | CompressedAttention)
         ),
         num_norms=sum(1 for block in model.blocks for _ in _wide_norms(block)) + 1,
     )
 
 
-def _attention_shape(attention: Attention | LatentAttention, kv_token_bytes: int) -> AttentionShape:
+def _attention_shape(
+    attention: Attention | LatentAttention | CompressedAttention, kv_token_bytes: int
+) -> AttentionShape:
+    """Of contexts that are compressed, the window alone: what entries cost is left out."""
     of_latents = attention if isinstance(attention, LatentAttention) else None
+    of_chosen = attention if isinstance(attention, SparseLatentAttention) else None
+    indexer = None if of_chosen is None else of_chosen.indexer
     return AttentionShape(
         num_heads=attention.heads.num_heads,
         num_kv_heads=attention.heads.num_kv_heads,
@@ -139,6 +151,8 @@ def _attention_shape(attention: Attention | LatentAttention, kv_token_bytes: int
         kv_token_bytes=kv_token_bytes,
         latent=None if of_latents is None else of_latents.shape,
         weight_bytes=0 if of_latents is None else of_latents.kv_b.nbytes,
+        num_chosen=None if of_chosen is None else of_chosen.num_chosen,
+        index=None if indexer is None else indexer.config,
     )
 
 
@@ -167,11 +181,13 @@ def products_of_experts(module: MoeFeedForward) -> Iterator[Product]:
 def part_of(name: str) -> Part:
     """Of a weight, by the name of its module within a block or the model."""
     match name.rpartition(".")[2]:
-        case "qkv" | "q" | "q_a" | "q_b" | "kv_a":
+        case "qkv" | "q" | "q_a" | "q_b" | "kv_a" | "k" | "weights":
             return Part.QKV
         case "out":
             return Part.OUT
-        case "router" | "shared_gate":
+        case "inputs":
+            return Part.QKV
+        case "router" | "shared_gate" | "mix":
             return Part.ROUTER
         case "gate_up" | "up":
             return Part.GATE_UP

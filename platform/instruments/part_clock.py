@@ -19,7 +19,8 @@ from typing import Any, Self
 from torch import nn
 
 from baton.engine.layers.attention import Attention
-from baton.engine.layers.feed_forward import FeedForward, GatedFeedForward
+from baton.engine.layers.compressed_attention import CompressedAttention
+from baton.engine.layers.feed_forward import FeedForward, GatedFeedForward, LimitedFeedForward
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentAttention
 from baton.engine.layers.moe import Experts, MoeFeedForward
@@ -96,9 +97,9 @@ def _timed_modules(model: Decoder) -> Iterator[tuple[Part, nn.Module]]:
                 yield Part.EXPERTS, module
             case MoeFeedForward():
                 yield Part.ROUTER, module  # the choice, which is no product
-            case Attention() | LatentAttention():
+            case Attention() | LatentAttention() | CompressedAttention():
                 yield Part.ATTENTION, module
-            case FeedForward() | GatedFeedForward():
+            case FeedForward() | GatedFeedForward() | LimitedFeedForward():
                 yield Part.GATE_UP, module  # the first product and what follows it
             case RmsNorm() | LayerNorm():
                 yield _norm_part(name), module

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from baton.kernels.latent_attention import multiplications
 from baton.kernels.latent_heads import LatentShape
-from baton.kernels.window import Chunks, Window, first_seen
+from baton.kernels.window import Chunks, Streaming, Window, first_seen
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.model_shape import AttentionShape, ModelShape, Part, Product
 
@@ -43,6 +43,8 @@ class Chunk:
         """Of a new token and one that it sees, itself included."""
         if isinstance(window, Chunks):
             return self._pairs_within(window.size)
+        if isinstance(window, Streaming):  # as many as if the first were of the window
+            return self.num_pairs(window.size + window.num_first)
         first = self.context - self.num_tokens + 1  # what the first of them sees
         if window is None or self.context <= window:
             return (first + self.context) * self.num_tokens // 2
@@ -62,6 +64,8 @@ class Chunk:
 
     def num_seen(self, window: Window) -> int:
         """Tokens whose K and V are read."""
+        if isinstance(window, Streaming):
+            return min(self.context, window.num_first + self.num_seen(window.size))
         if window is None or isinstance(window, Chunks):
             return self.context - first_seen(window, self.context - self.num_tokens)
         return min(self.context, window + self.num_tokens - 1)
@@ -141,6 +145,9 @@ def rope_work(attention: AttentionShape, num_tokens: int, item_bytes: int) -> Wo
 
 
 def attention_work(attention: AttentionShape, chunks: Sequence[Chunk], item_bytes: int) -> Work:
+    if attention.latent is not None and attention.num_chosen is not None:
+        work = _chosen_work(attention, attention.latent, attention.num_chosen, chunks, item_bytes)
+        return work + _index_work(attention, chunks, item_bytes)
     if attention.latent is not None:
         return _latent_work(attention, attention.latent, chunks, item_bytes)
     num_query = attention.num_heads * attention.head_dim
@@ -173,3 +180,31 @@ def _latent_work(
     numbers = latent.num_heads * (latent.query_dim + latent.value_dim)
     moved = sum(chunk.num_tokens for chunk in chunks) * numbers * item_bytes
     return Work(float(flops), float(read + moved + attention.weight_bytes))
+
+
+def _chosen_work(
+    attention: AttentionShape,
+    latent: LatentShape,
+    num_chosen: int,
+    chunks: Sequence[Chunk],
+    item_bytes: int,
+) -> Work:
+    """Absorbed; each token reads what was chosen for it."""
+    num_tokens = sum(chunk.num_tokens for chunk in chunks)
+    pairs = sum(chunk.num_pairs(num_chosen) for chunk in chunks)
+    making = latent.latent_dim * (latent.nope_dim + latent.value_dim)
+    of_head = pairs * (latent.latent_dim + latent.cached_dim) + num_tokens * making
+    moved = num_tokens * latent.num_heads * (latent.query_dim + latent.value_dim) * item_bytes
+    num_bytes = pairs * attention.kv_token_bytes + moved + attention.weight_bytes
+    return Work(2.0 * latent.num_heads * of_head, float(num_bytes))
+
+
+def _index_work(attention: AttentionShape, chunks: Sequence[Chunk], item_bytes: int) -> Work:
+    """Scores of all that a token sees, where that is more than are chosen."""
+    index = attention.index
+    if index is None:
+        return Work()
+    scored = [chunk for chunk in chunks if chunk.context > index.num_chosen]
+    pairs = sum(chunk.num_pairs(None) for chunk in scored)
+    keys = sum(chunk.context for chunk in scored) * index.head_dim * item_bytes
+    return Work(2.0 * pairs * index.num_heads * index.head_dim, float(keys))

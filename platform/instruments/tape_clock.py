@@ -28,16 +28,23 @@ from baton.platform.instruments.part_clock import Span
 OPERATOR_PARTS = {
     "attention": Part.ATTENTION,
     "head_linear": Part.ATTENTION,
+    "choose_tokens": Part.ATTENTION,
     "latent_write": Part.ROPE,
+    "index_write": Part.ROPE,
+    "choose_entries": Part.ATTENTION,
+    "write_rows": Part.ROPE,
+    "close_windows": Part.ROPE,
     "rope": Part.ROPE,
     "rotary": Part.ROPE,
     "embedding": Part.EMBEDDING,
     "norm": Part.NORMS,
+    "streams": Part.NORMS,
     "take_rows": Part.NORMS,
     "route": Part.ROUTER,
     "silu": Part.GATE_UP,
     "gelu": Part.GATE_UP,
     "relu": Part.GATE_UP,
+    "clamped_gate": Part.GATE_UP,
 }
 """By what is part of an operator's name. Products are told apart by their weights."""
 

@@ -19,22 +19,22 @@ class NoBytes:
             block_size=block_size,
         )
 
-    def view(self, block: int, layer: int) -> memoryview:
+    def view(self, block: int, plane: int) -> memoryview:
         raise AssertionError("no KV is read here")
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
         raise AssertionError("no KV is read here")
 
-    def write(self, block: int, layer: int, data: memoryview) -> None:
+    def write(self, block: int, plane: int, data: memoryview) -> None:
         raise AssertionError("no KV is written here")
 
-    def clear_tail(self, block: int, layer: int, num_used: int) -> None:
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None:
         raise AssertionError("no KV is written here")
 
     is_in_memory = False
 
-    def writable(self, block: int, layer: int) -> memoryview:
+    def writable(self, block: int, plane: int) -> memoryview:
         raise AssertionError("no KV is written here")
 
-    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
         raise AssertionError("no KV is written here")

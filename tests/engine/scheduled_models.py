@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from tests.tiny_checkpoints import (
     VOCAB_SIZE,
+    make_deepseek_v4,
     make_gemma2,
     make_gemma3,
+    make_glm_moe_dsa,
     make_gpt2,
     make_llama,
     make_mistral,
@@ -31,6 +33,8 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.kv_cache import KvCache
 from baton.engine.request import Request
+from baton.kernels.sealed_kv import SealedArena
+from baton.kernels.window import Streaming
 
 MAX_LEN = 100
 GARBAGE = 0xFF
@@ -46,6 +50,7 @@ class Kept:
     quantize: str = "none"
     kv_dtype: Any = "auto"
     block_size: int
+    streaming: Streaming | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -62,6 +67,20 @@ WAYS = {
     "int4": Kept(make=make_llama, dtype="bfloat16", quantize="int4", block_size=64, options=WIDE),
     "int4 of float32": Kept(make=make_qwen3, dtype="float32", quantize="int4", block_size=16),
     "KV in int8": Kept(make=make_llama, dtype="bfloat16", kv_dtype="int8", block_size=3),
+    "KV in int4": Kept(make=make_llama, dtype="float32", kv_dtype="int4", block_size=5),
+    "KV in int4, windows": Kept(make=make_gemma3, dtype="bfloat16", kv_dtype="int4", block_size=4),
+    "first tokens": Kept(
+        make=make_llama, dtype="bfloat16", block_size=3, streaming=Streaming(11, 4)
+    ),
+    "first tokens, KV in int4": Kept(
+        make=make_qwen3,
+        dtype="float32",
+        kv_dtype="int4",
+        block_size=8,
+        streaming=Streaming(5, 2),
+    ),
+    "chosen tokens": Kept(make=make_glm_moe_dsa, dtype="bfloat16", block_size=5),
+    "compressed entries": Kept(make=make_deepseek_v4, dtype="float32", block_size=4),
     "KV in fp8": Kept(make=make_gemma3, dtype="float32", kv_dtype="fp8", block_size=16),
 }
 
@@ -96,7 +115,9 @@ class Served:
     def __init__(self, kept: Kept, folder: Path) -> None:
         self.kept = kept
         kept.make(folder, **kept.options)
-        self.loaded: LoadedModel = load_model(folder, dtype=kept.dtype, quantize=kept.quantize)
+        self.loaded: LoadedModel = load_model(
+            folder, dtype=kept.dtype, quantize=kept.quantize, streaming=kept.streaming
+        )
         self._answers: dict[tuple[tuple[int, ...], SamplingParams], list[int]] = {}
         self._alone = self.engine(MAX_LEN, SchedulerConfig(), prefix_caching=False)
         self._alone.runner.taped = None  # type: ignore[attr-defined]
@@ -115,8 +136,12 @@ class Served:
         engine = engine_around(self.loaded, EngineConfig(cache=cache, scheduler=scheduler), "cpu")
         engine.max_model_len = min(engine.max_model_len, MAX_LEN)
         assert isinstance(engine.runner.cache, KvCache)
-        for layer in engine.runner.cache.layers:
+        for layer in engine.runner.cache.planes:
             layer.view(torch.uint8).fill_(GARBAGE)
+        for arena in engine.runner.cache.arenas:
+            if isinstance(arena, SealedArena):
+                arena.open_rows.fill_(torch.nan)
+                arena.pass_rows.fill_(torch.nan)
         return engine
 
     def alone(self, wish: Wish) -> list[int]:

@@ -302,7 +302,7 @@ def test_what_is_not_finite_fails_its_request_alone_and_leaves_nothing_behind(sp
     assert good.output == echo_output(good.prompt, 8, VOCAB)
     assert engine.pool.num_cached(bad.tokens, b"") == 0
     used_again = set(engine.pool.census().cached)
-    for layer in runner.cache.layers:
+    for layer in runner.cache.planes:
         assert not layer[sorted(set(table) - used_again)].any()
     check_pool(engine)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.tiny_checkpoints import (
     make_deepseek_v3,
+    make_deepseek_v4,
     make_gemma3,
     make_gpt2,
     make_llama,
@@ -62,7 +63,8 @@ def test_routers_and_experts_are_parts(quantize: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [make_llama, make_qwen3, make_gemma3, make_gpt2, make_dense_deepseek]
+    "make",
+    [make_llama, make_qwen3, make_gemma3, make_gpt2, make_dense_deepseek, make_deepseek_v4],
 )
 def test_a_watched_pass_gives_the_same_and_tells_its_parts(make: object, tmp_path: Path) -> None:
     runner, watched = make_runner(make(tmp_path))  # type: ignore[operator]

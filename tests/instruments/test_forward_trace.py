@@ -14,8 +14,10 @@ from rich.console import Console
 from tests.gateway.scripted import eos_token, json_vocab_size, text_tokenizer, tokenizer_json
 from tests.tiny_checkpoints import (
     make_deepseek_v3,
+    make_deepseek_v32,
     make_falcon,
     make_gemma2,
+    make_glm_moe_dsa,
     make_gpt2,
     make_gpt_oss,
     make_llama,
@@ -73,6 +75,8 @@ def baton_trace(*arguments: object) -> Result:
         make_mixtral,
         make_gpt_oss,
         make_deepseek_v3,
+        make_deepseek_v32,
+        make_glm_moe_dsa,
     ],
 )
 def test_heat_and_guesses_are_those_of_transformers(

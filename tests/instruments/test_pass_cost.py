@@ -9,8 +9,10 @@ import torch
 from tests.tiny_checkpoints import (
     TINY,
     make_deepseek_v3,
+    make_deepseek_v4,
     make_falcon,
     make_gemma3,
+    make_glm_moe_dsa,
     make_gpt2,
     make_llama,
     make_mixtral,
@@ -22,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from baton.engine.checkpoint.load import load_model
-from baton.kernels.window import Chunks, first_seen
+from baton.kernels.window import Chunks, Streaming, first_seen, num_first_of
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.model_shape import AttentionShape, ModelShape, Part, shape_of
 from baton.platform.instruments.pass_cost import (
@@ -43,6 +45,7 @@ FAMILIES = (
     make_falcon,
     make_mixtral,
     make_qwen2_moe,
+    make_deepseek_v4,
 )
 NUM_TOKENS = 7
 
@@ -101,6 +104,21 @@ def test_latents_cost_what_was_counted_by_hand(tmp_path: Path) -> None:
     assert work[Part.QKV].flops == 2 * tokens * (queries + 32 * (latent + turned))
 
 
+def test_attention_to_chosen_tokens_costs_what_was_counted_by_hand(tmp_path: Path) -> None:
+    """Two layers, of which one scores all tokens and both read five of them."""
+    folder = make_glm_moe_dsa(tmp_path, num_hidden_layers=2, indexer_types=["full", "shared"])
+    heads, latent, turned, nope, value = 4, 24, 8, 16, 12
+
+    work = pass_work(shape_in(folder), [Chunk(num_tokens=2, context=300)])[Part.ATTENTION]
+
+    absorbed = 2 * 5 * (2 * latent + turned) + 2 * latent * (nope + value)
+    scored = (299 + 300) * 16 * 12
+    assert work.flops == 2 * (2 * heads * absorbed + scored)
+    read = 2 * 2 * 5 * (latent + turned) * 4 + 300 * 12 * 4
+    moved = 2 * (2 * heads * (nope + turned + value) + heads * latent * (nope + value)) * 4
+    assert work.num_bytes >= read + moved  # packed weights are padded
+
+
 @pytest.mark.parametrize("make", FAMILIES)
 def test_products_cost_what_torch_counts(make: object, tmp_path: Path) -> None:
     folder = make(tmp_path)  # type: ignore[operator]
@@ -134,13 +152,19 @@ def test_of_experts_a_pass_reads_those_that_its_tokens_choose(tmp_path: Path) ->
     assert read_by(100) == pytest.approx(of_all)
 
 
-@pytest.mark.parametrize("window", [1, 3, 9, 20, Chunks(1), Chunks(5), Chunks(6), Chunks(12)])
+WINDOWS = [1, 3, 9, 20, *map(Chunks, (1, 5, 6, 12)), Streaming(3, 2), Streaming(7, 4)]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 2, 8, 12])
-def test_a_window_hides_what_is_further_back(window: int | Chunks, num_tokens: int) -> None:
+def test_a_window_hides_what_is_further_back(
+    window: int | Chunks | Streaming, num_tokens: int
+) -> None:
     context = 12
     first = context - num_tokens
     seen_by = [
-        range(first_seen(window, position), position + 1) for position in range(first, context)
+        {*range(first_seen(window, last), last + 1), *range(min(last, num_first_of(window)))}
+        for last in range(first, context)
     ]
 
     chunk = Chunk(num_tokens=num_tokens, context=context)

@@ -55,7 +55,7 @@ def test_a_replayed_pass_is_what_the_model_computes(folder: Path, num_requests: 
     runner = make_runner(folder)
     chunks = prefilled(runner, num_requests)
     expected = without_graphs(runner, chunks)
-    kv = [layer[:SPARE_BLOCK].clone() for layer in runner.cache.layers]
+    kv = [layer[:SPARE_BLOCK].clone() for layer in runner.cache.planes]
 
     runner.graphs, runner.taped = make_graphs(runner), None
     told: list[int] = []
@@ -63,7 +63,7 @@ def test_a_replayed_pass_is_what_the_model_computes(folder: Path, num_requests: 
 
     assert torch.equal(runner.logits(hidden), expected)
     assert told == list(range(runner.cache.layout.num_layers))
-    for layer, before in zip(runner.cache.layers, kv, strict=True):
+    for layer, before in zip(runner.cache.planes, kv, strict=True):
         assert torch.equal(layer[:SPARE_BLOCK], before)
 
 
@@ -81,6 +81,7 @@ def test_turns_of_a_decoding_are_what_the_model_computes(folder: Path, num_reque
             tokens=[chunk.tokens[0] for chunk in first],
             positions=[chunk.start for chunk in first],
             tables=[list(chunk.blocks) for chunk in first],
+            lanes=list(range(num_requests)),
         )
         logits = []
         for turn in range(6):

@@ -31,9 +31,9 @@ def pattern(cache: KvCache, byte: int) -> memoryview:
 def test_arenas_are_zero_and_shaped_as_the_layout_says(dtype: str) -> None:
     cache = make_cache(dtype=dtype)
 
-    assert [arena.shape for arena in cache.layers] == [(3, 3, 2, 4, 8)] * 2
-    assert all(arena.dtype is getattr(torch, dtype) for arena in cache.layers)
-    assert not any(arena.any() for arena in cache.layers)
+    assert [arena.shape for arena in cache.planes] == [(3, 3, 2, 4, 8)] * 2
+    assert all(arena.dtype is getattr(torch, dtype) for arena in cache.planes)
+    assert not any(arena.any() for arena in cache.planes)
 
 
 def test_latents_are_one_vector_a_token() -> None:
@@ -43,13 +43,13 @@ def test_latents_are_one_vector_a_token() -> None:
 
     cache.clear_tail(1, 0, 3)
 
-    assert cache.layers[0].shape == (3, 1, 4, 8)
+    assert cache.planes[0].shape == (3, 1, 4, 8)
     assert bytes(cache.view(1, 0)) == b"\x11" * (3 * 8 * 4) + bytes(8 * 4)
 
 
 def test_a_view_is_the_bytes_of_one_block_in_one_layer() -> None:
     cache = make_cache()
-    cache.layers[1][2] = torch.arange(192.0).view(3, 2, 4, 8)
+    cache.planes[1][2] = torch.arange(192.0).view(3, 2, 4, 8)
 
     view = cache.view(2, 1)
 
@@ -62,7 +62,7 @@ def test_a_view_follows_the_arena_and_cannot_change_it() -> None:
     cache = make_cache()
     view = cache.view(0, 0)
 
-    cache.layers[0][0, 0, 0, 0, 0] = 1.0
+    cache.planes[0][0, 0, 0, 0, 0] = 1.0
 
     assert view.cast("f")[0] == 1.0
     with pytest.raises(TypeError):
@@ -85,17 +85,17 @@ def test_a_block_is_written_alone() -> None:
     cache.write(1, 0, pattern(cache, 63))
 
     assert cache.view(1, 0) == pattern(cache, 63)
-    assert cache.layers[0][1].all()
-    assert not cache.layers[0][[0, 2]].any() and not cache.layers[1].any()
+    assert cache.planes[0][1].all()
+    assert not cache.planes[0][[0, 2]].any() and not cache.planes[1].any()
 
 
 def test_what_was_viewed_can_be_written_elsewhere_whatever_its_format() -> None:
     source, target = make_cache(), make_cache()
-    source.layers[0].copy_(torch.randn(source.layers[0].shape))
+    source.planes[0].copy_(torch.randn(source.planes[0].shape))
 
     target.write(2, 1, source.view(0, 0).cast("f"))
 
-    assert torch.equal(target.layers[1][2], source.layers[0][0])
+    assert torch.equal(target.planes[1][2], source.planes[0][0])
 
 
 def test_other_lengths_are_refused() -> None:
@@ -126,9 +126,9 @@ def test_memory_is_counted_in_whole_blocks() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_views_are_copies_and_writes_arrive() -> None:
     cache = make_cache(dtype="bfloat16", device="cuda")
-    cache.layers[0].copy_(torch.randn(cache.layers[0].shape))
+    cache.planes[0].copy_(torch.randn(cache.planes[0].shape))
 
     cache.write(2, 1, cache.view(0, 0))
 
     assert cache.view(2, 1) == cache.view(0, 0)
-    assert torch.equal(cache.layers[1][2], cache.layers[0][0])
+    assert torch.equal(cache.planes[1][2], cache.planes[0][0])

@@ -46,7 +46,7 @@ def test_a_look_into_a_tensor_shows_its_bytes_and_keeps_it_alive() -> None:
 
 def test_several_blocks_are_what_each_of_them_is() -> None:
     cache = KvCache(LAYOUT, NUM_BLOCKS)
-    cache.layers[1].copy_(torch.randn(cache.layers[1].shape))
+    cache.planes[1].copy_(torch.randn(cache.planes[1].shape))
 
     views = cache.views((5, 0, 3), 1)
 
@@ -59,7 +59,7 @@ def test_bytes_leave_a_gpu_as_the_layer_before_the_mark_wrote_them() -> None:
     """The layer is slow: whoever did not wait for it would see zeros."""
     cache = KvCache(LAYOUT, NUM_BLOCKS, "cuda")
     assert cache.staging is not None
-    written = torch.randn(cache.layers[0].shape).bfloat16()
+    written = torch.randn(cache.planes[0].shape).bfloat16()
     source = written.cuda()
     torch.cuda.synchronize()
     marked, seen = threading.Event(), list[list[bytes]]()
@@ -72,7 +72,7 @@ def test_bytes_leave_a_gpu_as_the_layer_before_the_mark_wrote_them() -> None:
     reader.start()
     mark = cache.staging.marking(lambda layer: marked.set())
     torch.cuda._sleep(ABOUT_100_MS)  # type: ignore[no-untyped-call]
-    cache.layers[0].copy_(source)
+    cache.planes[0].copy_(source)
     mark(0)
     reader.join(30)
 

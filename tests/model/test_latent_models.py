@@ -106,9 +106,9 @@ def test_both_forms_write_the_same_latents(wide: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(latent_attention, "MIN_EXPANDED", 1 << 30)
     other.forward([Chunk(prompt, 0, table, 0)])
 
-    first, second = (runner.cache.layers[0][table] for runner in (one, other))
+    first, second = (runner.cache.planes[0][table] for runner in (one, other))
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
-    assert one.cache.layers[0].shape[1:] == (1, BLOCK_SIZE, 256 + 8)
+    assert one.cache.planes[0].shape[1:] == (1, BLOCK_SIZE, 256 + 8)
 
 
 def test_a_token_costs_one_latent_whatever_the_heads(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_the_memory_of_weights_is_told_from_shapes(tmp_path: Path) -> None:
     assert kept_bytes(LatentHeads(heads.shape), "float32") == sum(p.nbytes for p in parts)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_latents_in_eight_bits_are_refused(tmp_path: Path, kv_dtype: Any) -> None:
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
+def test_latents_in_few_bits_are_refused(tmp_path: Path, kv_dtype: Any) -> None:
     loaded = load_model(make_deepseek_v3(tmp_path))
     config = EngineConfig(cache=CacheConfig(kv_dtype=kv_dtype, num_blocks=4))
 

@@ -41,9 +41,10 @@ def held(name):
 pack(torch.ones(64, 64)).logits(torch.ones(2, 64))
 before = held("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-rank, size = map(int, sys.argv[2:])
+rank, size, axes = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4].split()
 member = SimpleNamespace(rank=rank, size=size)
-groups = replace(ONE_RANK, mesh=Mesh(tensor=size), everyone=member, tensor=member)
+mesh = Mesh(**dict.fromkeys(axes, size))
+groups = replace(ONE_RANK, mesh=mesh, everyone=member, **dict.fromkeys(axes, member))
 loaded = load_model(Path(sys.argv[1]), groups=groups)
 weights = [weight for _, weight in weights_of(loaded.model)]
 print(json.dumps({
@@ -71,9 +72,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def loaded(folder: Path, rank: int = 0, size: int = 1) -> dict[str, int]:
+def loaded(folder: Path, rank: int = 0, size: int = 1, axis: str = "tensor") -> dict[str, int]:
     answer = subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder), str(rank), str(size)],
+        [sys.executable, "-c", LOAD, str(folder), str(rank), str(size), axis],
         check=True,
         capture_output=True,
         text=True,
@@ -123,4 +124,39 @@ def test_a_rank_holds_only_its_share(folder: Path) -> None:
 
     assert held["weights"] < whole_bytes / 4 + MB  # and the norms
     assert held["most"] < held["weights"] + 4 * held["largest"] + SLACK  # a whole matrix is mapped
+    assert held["after"] < held["weights"] + SLACK
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stage_holds_only_its_layers_and_what_is_before_or_behind_them(folder: Path) -> None:
+    whole_bytes, table_bytes = loaded(folder)["weights"], 24_000 * 1024 * 2
+
+    first, last = (loaded(folder, rank, 2, "pipeline") for rank in range(2))
+
+    assert first["weights"] + last["weights"] == whole_bytes + table_bytes  # at both ends
+    for held in (first, last):
+        assert held["weights"] < whole_bytes / 2 + table_bytes
+        assert held["most"] < held["weights"] + held["largest"] + SLACK
+        assert held["after"] < held["weights"] + SLACK
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [(make_mixtral, {}), (make_llama4, {"num_hidden_layers": 2, "moe_layers": [0, 1]})],
+    ids=["an expert a tensor", "all in one tensor"],
+)
+def test_a_rank_holds_only_its_own_experts(
+    make: Callable[..., Path], layers: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 1024, "num_local_experts": 14}
+    folder = make(tmp_path, dtype=torch.bfloat16, **sizes, **layers)
+    whole_bytes = loaded(folder)["weights"]
+
+    held = loaded(folder, 1, 2, "tensor expert")
+
+    assert held["weights"] < whole_bytes / 2 + MB
+    assert held["most"] < held["weights"] + held["largest"] + SLACK
     assert held["after"] < held["weights"] + SLACK

@@ -81,7 +81,7 @@ def test_a_played_pass_is_what_the_model_computes(
 
     for name, requests in PASSES.items():
         assert same_bits(play(played, requests), play(computed, requests)), name
-    for ours, theirs in zip(played.cache.layers, computed.cache.layers, strict=True):
+    for ours, theirs in zip(played.cache.planes, computed.cache.planes, strict=True):
         assert same_bits(ours, theirs)
 
 
@@ -141,8 +141,8 @@ def test_a_model_that_computes_with_torch_in_between_is_run_as_it_is(
     assert same_bits(logits_in_chunks(runner, prompt, 5), expected)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
-def test_kv_of_eight_bits_is_played_too(kv_dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn", "int4"])
+def test_kv_of_few_bits_is_played_too(kv_dtype: str, tmp_path: Path) -> None:
     loaded = load_model(make_llama(tmp_path), dtype="bfloat16")
     layout = loaded.info.layout(BLOCK_SIZE, kv_dtype)
     played, computed = (ModelRunner(loaded, KvCache(layout, NUM_BLOCKS)) for _ in range(2))
@@ -173,7 +173,7 @@ def test_recording_leaves_the_cache_as_it_was(tmp_path: Path) -> None:
     runner = make_runner(make_llama(tmp_path))
 
     assert runner.taped is not None
-    assert not any(layer.any() for layer in runner.cache.layers)
+    assert not any(layer.any() for layer in runner.cache.planes)
 
 
 def test_layers_are_told_in_order_when_their_kv_is_there(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_layers_are_told_in_order_when_their_kv_is_there(tmp_path: Path) -> None
 
     def look(layer: int) -> None:
         assert layer == len(written)
-        written.append([bool(arena[table].any()) for arena in runner.cache.layers])
+        written.append([bool(arena[table].any()) for arena in runner.cache.planes])
 
     runner.forward([Chunk(prompt[:10], 0, table, 0)], look)
     assert written == [[True, False], [True, True]]

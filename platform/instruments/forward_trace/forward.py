@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton.core.errors import InvalidRequest
+from baton.core.errors import InvalidConfig, InvalidRequest
 from baton.engine.batch import Chunk, ignore_layer, make_batch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.kv_cache import KvCache
+from baton.engine.models.mtp import MtpHead
+from baton.engine.models.stream_decoder import StreamDecoder
 from baton.kernels.routing import Routed
 from baton.platform.gateway.text.tokenizer import TextTokenizer
 from baton.platform.instruments.forward_trace.stage_watch import StageWatch
@@ -35,8 +37,19 @@ def trace_forward(
     *,
     name: str,
     device: str,
+    mtp: MtpHead | None = None,
 ) -> ForwardTrace:
-    """Compute `tokens` in one pass of their own. Raises InvalidRequest for too few or too many."""
+    """Compute `tokens` in one pass of their own, and in another for `mtp`, which sees one further.
+
+    Raises InvalidRequest for too few or too many, and InvalidConfig for a model of another kind
+    than it can show.
+    """
+    if isinstance(loaded.model, StreamDecoder):
+        raise InvalidConfig(
+            f"{loaded.info.architecture} is not traced: a trace shows one residual stream, and "
+            "what attention gives to tokens; this model has several, and compresses tokens before "
+            "it looks at them"
+        )
     limit = min(MAX_TOKENS, loaded.info.max_model_len)
     if not 0 < len(tokens) <= limit:
         raise InvalidRequest(
@@ -55,6 +68,7 @@ def trace_forward(
             hidden = model(batch, cache.arenas, ignore_layer)
             logits = model.logits(hidden)
         watch.head(hidden, logits)
+        after = None if mtp is None else _logits_after(mtp, loaded, cache, tokens, logits)
         layers = [
             LayerTrace(
                 heat=heat.tolist(),
@@ -74,7 +88,23 @@ def trace_forward(
         stages=watch.stages,
         layers=layers,
         guesses=words.guesses(logits[0]),
+        guesses_after=[] if after is None else words.guesses(after),
     )
+
+
+def _logits_after(
+    mtp: MtpHead, loaded: LoadedModel, cache: KvCache, tokens: Sequence[int], logits: Tensor
+) -> Tensor:
+    """[V] of the token behind the likeliest next one. The model's pass is computed again, for it
+    gives what it gives of one token only."""
+    layout = cache.layout
+    chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=len(tokens))
+    batch = make_batch([chunk], layout.block_size, cache.device)
+    hidden = loaded.model(batch, cache.arenas, ignore_layer)
+    own = KvCache(mtp.layout(layout), cache.num_blocks, cache.device)
+    next_tokens = torch.cat((batch.tokens[1:], logits.argmax(dim=-1)))
+    found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.arenas[0])
+    return found[-1]
 
 
 def _experts(routed: Routed | None) -> list[list[tuple[int, float]]]:

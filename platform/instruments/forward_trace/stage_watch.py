@@ -34,6 +34,19 @@ from baton.platform.instruments.pass_cost import (
     rope_work,
 )
 
+OF_MANY = {
+    "attn.q": "queries",
+    "attn.q_a": "latent of queries",
+    "attn.q_b": "queries",
+    "attn.kv_a": "latent",
+    "indexer.q": "index queries",
+    "indexer.k": "index keys",
+    "indexer.weights": "weights of index heads",
+    "shared.gate_up": "shared gate and up",
+    "shared.down": "shared down",
+}
+"""What a product is of which a block has several of one part, by the end of its name."""
+
 
 @runtime_checkable
 class SeesTokens(Protocol):
@@ -120,7 +133,7 @@ class StageWatch:
     def _product(self, name: str, layer: int, module: Linear, x: Tensor, out: Tensor) -> None:
         product = product_of(part_of(name), module.weight, is_gated=module.is_gated)
         work = product_work(product, len(x), self._item_bytes)
-        self._add(str(product.part), layer, x, out, work)
+        self._add(_named(name, product.part), layer, x, out, work)
 
     def _norm(self, name: str, layer: int, x: Tensor, out: Tensor) -> None:
         text = name.replace("attn", "attention").replace("ffn", "feed-forward").replace("_", " ")
@@ -152,8 +165,8 @@ class StageWatch:
             )
         )
 
-    def _keep_last(self, out: tuple[Tensor, Tensor]) -> None:
-        x, residual = out
+    def _keep_last(self, out: tuple[Tensor, ...]) -> None:
+        x, residual, *_ = out
         self.after_block.append((x[-1:].clone(), residual[-1:].clone()))
 
     def _after(self, module: nn.Module, note: Callable[[Any, Any], None]) -> None:
@@ -176,3 +189,7 @@ class StageWatch:
 def _first(out: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     """The normalised, without the residual stream."""
     return out[0] if isinstance(out, tuple) else out
+
+
+def _named(module: str, part: Part) -> str:
+    return OF_MANY.get(".".join(module.split(".")[-2:]), str(part))

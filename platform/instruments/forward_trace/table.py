@@ -38,7 +38,9 @@ def show(console: Console, trace: ForwardTrace, *, every_layer: bool) -> None:
     console.print(_tokens(trace.tokens))
     console.print(_stages(trace, every_layer=every_layer))
     console.print(_layers(trace))
-    console.print(_guesses(trace.guesses))
+    console.print(_guesses("next", trace.guesses))
+    if trace.guesses_after:
+        console.print(_guesses("after it", trace.guesses_after))
 
 
 def spelled(token: TracedToken) -> str:
@@ -148,8 +150,8 @@ def _experts(chosen: Sequence[tuple[int, float]]) -> str:
     return " ".join(f"{expert}:{share:.2f}" for expert, share in chosen)
 
 
-def _guesses(guesses: Sequence[Guess]) -> Text:
-    return Text(f"next: {_in_words(guesses)}")
+def _guesses(place: str, guesses: Sequence[Guess]) -> Text:
+    return Text(f"{place}: {_in_words(guesses)}")
 
 
 def _in_words(guesses: Sequence[Guess]) -> str:

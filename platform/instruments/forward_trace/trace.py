@@ -68,6 +68,8 @@ class ForwardTrace:
     layers: Sequence[LayerTrace]
     guesses: Sequence[Guess]
     """Of the whole model."""
+    guesses_after: Sequence[Guess] = ()
+    """Of the token behind the likeliest next one, by the head that predicts one further."""
 
     @property
     def work(self) -> Work:

@@ -1,0 +1,70 @@
+"""Whether a checkpoint has the tensors of its model, by name, shape and dtype."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.config import ModelConfig
+from baton.engine.checkpoint.placement import Placement
+from baton.engine.checkpoint.tensor_files import TensorEntry
+from baton.engine.models.family import Family
+
+logger = logging.getLogger(__name__)
+STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+STORED_INTEGERS = ("I64", "I32")
+
+
+def check_tensors(
+    placements: Sequence[Placement],
+    entries: Mapping[str, TensorEntry],
+    config: ModelConfig,
+    family: Family,
+) -> None:
+    """Raises CheckpointError with all that is missing, too much, or of another shape or dtype."""
+    wanted = {placement.source: placement.shape for placement in placements}
+    missing = sorted(wanted.keys() - entries.keys())
+    unexpected = sorted(
+        name for name in entries.keys() - wanted.keys() if not _is_redundant(name, config, family)
+    )
+    misfits = [
+        f"{name} is {list(entries[name].shape)}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in entries and entries[name].shape != shape
+    ]
+    odd = sorted(
+        f"{name} is {entries[name].dtype}, not one of {', '.join(known)}"
+        for name in wanted.keys() & entries.keys()
+        if entries[name].dtype
+        not in (known := STORED_INTEGERS if name.endswith(family.integers) else STORED_DTYPES)
+    )
+    problems = {
+        "missing tensors": missing,
+        "unexpected tensors": unexpected,
+        "wrong shapes": misfits,
+        "unsupported dtypes": odd,
+    }
+    if any(problems.values()):
+        raise CheckpointError(
+            f"the checkpoint is no {config.architecture} of its config.json: "
+            + "; ".join(f"{what}: {_first(names)}" for what, names in problems.items() if names)
+        )
+    if any(family.is_of_further_layer(name, config.num_layers) for name in entries):
+        logger.info("layers behind the last, which predict further tokens, are not loaded")
+
+
+def _is_redundant(name: str, config: ModelConfig, family: Family) -> bool:
+    """Old checkpoints store buffers, and some with a tied head store the head as well; others have
+    layers that plain decoding does without, or see as well as read."""
+    return (
+        name.endswith(family.buffers)
+        or name.startswith(family.foreign)
+        or (config.tie_word_embeddings and name.endswith("lm_head.weight"))
+        or family.is_of_further_layer(name, config.num_layers)
+    )
+
+
+def _first(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

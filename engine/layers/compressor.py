@@ -1,0 +1,39 @@
+"""Compressed entries of a context, made window by window; kernels/compress.py has the maths."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.norm import RmsNorm
+from baton.engine.layers.rope import RotaryAngles
+from baton.engine.parallel.split import Split
+from baton.kernels.compress import EntryNorm, Turning, Windows, close_windows
+from baton.kernels.paged_rows import write_rows
+from baton.kernels.sequences import Sequences
+
+
+class Compressor(nn.Module):
+    float32_names: ClassVar[tuple[str, ...]] = ("bias",)
+    """Of gates, which are compared in float32."""
+
+    def __init__(self, width: int, windows: Windows, angles: RotaryAngles, norm_eps: float) -> None:
+        super().__init__()
+        self.windows = windows
+        rows = windows.num_series * windows.width
+        self.inputs = Linear(width, rows, rows, split=Split.NONE)  # values, gates
+        self.bias = nn.Parameter(torch.empty(windows.num_tokens, rows, device="meta"), False)
+        self.norm = RmsNorm(windows.width, norm_eps)
+        self.angles = angles
+
+    def forward(self, x: Tensor, arena: Tensor, sequences: Sequences) -> None:
+        """Write what x [T, D] gives into the arena, and the entries of windows that it closes."""
+        write_rows(self.inputs(x), arena, sequences)
+        sequences.wait_for_others(arena)  # a window may begin with tokens of theirs
+        norm = EntryNorm(self.norm.scale(), self.norm.eps)
+        turning = Turning(self.angles.frequencies, self.angles.attention_factor)
+        close_windows(arena, self.windows, self.bias, norm, turning, sequences, len(x))
+        sequences.wait_for_others(arena)

@@ -1,0 +1,47 @@
+"""Experts by the token itself (DeepSeek V4's first layers): a table says which, a router how much.
+
+    experts[t] = table[token of t]            shares by the router's scores of those, as elsewhere
+
+So these layers spread their load as evenly as text spreads its tokens, whatever was learned.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.errors import CheckpointError
+from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.layers.router import Router
+from baton.kernels.routing import ByToken, Routed, Routing, route
+
+
+class HashRouter(Router):
+    integer_names: ClassVar[tuple[str, ...]] = ("table",)
+
+    def __init__(self, width: int, routing: Routing, vocab_size: int) -> None:
+        super().__init__(width, routing)
+        every = torch.empty(vocab_size, routing.num_choices, dtype=torch.int64, device="meta")
+        self.table = nn.Parameter(every, False)
+
+    def check(self, name: str, table: Tensor) -> None:
+        """Raises CheckpointError if a token would go to an expert that there is not."""
+        least, most, count = int(table.min()), int(table.max()), self.routing.num_experts
+        if least < 0 or most >= count:
+            raise CheckpointError(f"{name} names experts {least} to {most}, and there are {count}")
+
+    def choose_for(self, tokens: Tensor, logits: Tensor) -> Routed:
+        """tokens [T] int64, logits [T, E]."""
+        return route(logits, self.routing, by_token=ByToken(tokens, self.table))
+
+
+class HashMoeFeedForward(MoeFeedForward):
+    router: HashRouter
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:  # type: ignore[override]  # one more
+        """[T, width] -> [T, width]"""
+        routed = self.router.choose_for(tokens, self.router(x))
+        out: Tensor = self.experts(x, routed, self._shared(x))
+        return out

@@ -1,0 +1,83 @@
+"""The index of sparse attention (DeepSeek V3.2, 2025): which tokens a query attends to.
+
+    q = W_qb c                     [T, N, D]     c the queries' latent, as attention has it
+    k = norm(W_k x)                [T, D]        one key a token, kept in a cache group of its own
+    w = W_w x                      [T, N]        never rounded: it decides between tokens
+    chosen = the best by  sum over n of w_n relu(q_n . k)
+
+The first dimensions of q and k turn. kernels/choose_tokens.py says how tokens are chosen. A layer
+without an index of its own (GLM-5) takes what the last layer that has one has chosen.
+
+T new tokens, N heads of the index, D their width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from baton.engine.layers.linear import ExactLinear, Linear
+from baton.engine.layers.norm import LayerNorm
+from baton.engine.parallel.split import Split
+from baton.kernels.choose_tokens import Chosen, choose_tokens
+from baton.kernels.index_write import index_write
+from baton.kernels.rope_kv_write import Rotation
+from baton.kernels.routing import router_logits
+from baton.kernels.sequences import Sequences
+
+INDEX_KEYS = "index keys"
+"""The cache group."""
+NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexConfig:
+    num_heads: int
+    head_dim: int
+    num_chosen: int
+    """Tokens that a query attends to, itself perhaps among them."""
+    is_interleaved: bool
+    """Neighbours turn together; see kernels/index_write.py."""
+
+    @property
+    def kept(self) -> tuple[str, int]:
+        """The cache group, and the width of what is kept of a token."""
+        return INDEX_KEYS, self.head_dim
+
+
+class HeadWeights(ExactLinear):
+    """What each head of the index counts for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> float32 [T, heads]"""
+        return router_logits(x, self.weight)
+
+
+class Indexer(nn.Module):
+    """Each tensor-parallel rank has all of it, and chooses the same."""
+
+    def __init__(self, width: int, query_rank: int, config: IndexConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads, head_dim = config.num_heads, config.head_dim
+        self.q = Linear(query_rank, heads * head_dim, split=Split.NONE)
+        self.k = Linear(width, head_dim, split=Split.NONE)
+        self.k_norm = LayerNorm(head_dim, NORM_EPS)
+        self.weights = HeadWeights(width, heads, split=Split.NONE)
+
+    def forward(
+        self, x: Tensor, query: Tensor, rotation: Rotation, keys: Tensor, sequences: Sequences
+    ) -> Chosen:
+        """x [T, width], and the queries' latent [T, query rank]; `keys` is the group's arena."""
+        config = self.config
+        q = index_write(
+            self.q(query).view(len(x), config.num_heads, config.head_dim),
+            self.k_norm(self.k(x)),
+            keys,
+            sequences,
+            rotation=rotation,
+            is_interleaved=config.is_interleaved,
+        )
+        sequences.wait_for_others(keys)
+        return choose_tokens(q, self.weights(x), keys, sequences, config.num_chosen)
