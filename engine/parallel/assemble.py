@@ -22,8 +22,9 @@ from baton.core.kv_layout import KvLayout
 from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.kv_cache import KvCache
-from baton.engine.parallel.cutting import share_of_kv
+from baton.engine.parallel.context import ContextRunner
 from baton.engine.parallel.lead import LeadRunner
+from baton.engine.parallel.pipeline import StageRunner
 from baton.engine.parallel.ranks import RankGroup
 from baton.engine.parallel.sharded_cache import ShardedCache, Share, SharedMemory, open_place
 from baton.engine.runner import ModelRunner
@@ -33,11 +34,8 @@ KV = "kv"
 
 
 def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
-    """For an engine whose cache is that of all ranks, with the blocks that all have room for.
-
-    Raises InvalidConfig if another rank has loaded another model.
-    """
-    ranks = _compared(loaded)
+    """For an engine whose cache is that of its ranks, with the blocks that all have room for."""
+    ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout
     own = KvCache(loaded.own(layout), plan.num_blocks, plan.device)
@@ -45,12 +43,12 @@ def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
         shares = _make_memory(loaded, layout, plan.num_blocks, ranks)
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
-    return LeadRunner(ModelRunner(loaded, own, plan.limits), ShardedCache(layout, own, shares))
+    return LeadRunner(_own_runner(loaded, own, plan), ShardedCache(layout, own, shares))
 
 
 def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
-    """What `follow` runs. Raises InvalidConfig if the lead has loaded another model."""
-    ranks = _compared(loaded)
+    """What `follow` runs."""
+    ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     own_layout = loaded.own(plan.layout)
     if plan.device == "cpu":
@@ -60,17 +58,24 @@ def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
         os.close(fd)
     else:
         cache = KvCache(own_layout, plan.num_blocks, plan.device)
-        handles = [reduce_tensor(layer) for layer in cache.layers]  # type: ignore[no-untyped-call]
+        handles = [reduce_tensor(plane) for plane in cache.planes]  # type: ignore[no-untyped-call]
         ranks.leave_word(KV, pickle.dumps(handles))
     _least(plan.num_blocks, ranks)  # the lead may let go of what it opened for us
-    return ModelRunner(loaded, cache, plan.limits)
+    return _own_runner(loaded, cache, plan)
+
+
+def _own_runner(loaded: LoadedModel, cache: KvCache, plan: CachePlan) -> ModelRunner:
+    if loaded.stages:
+        return StageRunner(loaded, cache, plan.limits)
+    runs = ContextRunner if loaded.groups.context.size > 1 else ModelRunner
+    return runs(loaded, cache, plan.limits)
 
 
 def _make_memory(
     loaded: LoadedModel, layout: KvLayout, num_blocks: int, ranks: RankGroup
 ) -> list[Share]:
     memories = [
-        SharedMemory(share_of_kv(layout, loaded.groups.mesh, rank), num_blocks)
+        SharedMemory(loaded.share(layout, rank), num_blocks, loaded.first_plane(layout, rank))
         for rank in range(1, ranks.size)
     ]
     ranks.leave_word(KV, pickle.dumps([memory.place for memory in memories]))
@@ -85,13 +90,14 @@ def _map_memory(loaded: LoadedModel, layout: KvLayout, rank: int, ranks: RankGro
     handles: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = pickle.loads(
         ranks.word_of(KV, rank)
     )
-    layers = [rebuild(*details).view(torch.uint8).flatten(1) for rebuild, details in handles]
-    return Share(share_of_kv(layout, loaded.groups.mesh, rank), layers)
+    planes = [rebuild(*details).view(torch.uint8).flatten(1) for rebuild, details in handles]
+    return Share(loaded.share(layout, rank), planes, loaded.first_plane(layout, rank))
 
 
-def _compared(loaded: LoadedModel) -> RankGroup:
+def check_alike(loaded: LoadedModel) -> None:
+    """Called on all ranks. Raises InvalidConfig if they have loaded unlike models."""
     ranks = loaded.groups.everyone
-    assert isinstance(ranks, RankGroup), "one rank needs nobody to settle with"
+    assert isinstance(ranks, RankGroup), "one rank is like itself"
     words = array("q")
     words.frombytes(loaded.info.fingerprint[:16])
     found = ranks.gather(words)
@@ -100,6 +106,11 @@ def _compared(loaded: LoadedModel) -> RankGroup:
         raise InvalidConfig(
             f"ranks {odd} have loaded another model than the lead: is the folder the same there?"
         )
+
+
+def _ranks_of_engine(loaded: LoadedModel) -> RankGroup:
+    ranks = loaded.groups.engine
+    assert isinstance(ranks, RankGroup), "one rank needs nobody to settle with"
     return ranks
 
 

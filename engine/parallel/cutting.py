@@ -27,22 +27,63 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, DOWN_BIAS, Experts
 from baton.engine.models.decoder import Decoder
+from baton.engine.parallel.expert_exchange import ExpertExchange
+from baton.engine.parallel.expert_map import num_slots
+from baton.engine.parallel.held_experts import check_experts
 from baton.engine.parallel.mesh import Mesh
-from baton.engine.parallel.ranks import MeshGroups
+from baton.engine.parallel.ranks import MeshGroups, RankGroup
 from baton.engine.parallel.split import Share, Split
+from baton.engine.parallel.stages import check_stages
 
 
 def share_of(config: ModelConfig, mesh: Mesh) -> ModelConfig:
-    """The model that each rank has. Raises InvalidConfig if it cannot be split so."""
+    """The model that each rank has, or of whose layers it has some: see `stages.py`.
+
+    Raises InvalidConfig if it cannot be split so.
+    """
+    mesh.check_data()
+    check_context(mesh)
+    check_stages(config, mesh)
+    check_experts(config, mesh)
+    check_compressed(config, mesh)
     size = mesh.tensor
     return replace(
         config,
-        heads=_heads(config.heads, size),
+        heads=config.heads if config.compressed is not None else _heads(config.heads, size),
         latent=None if config.latent is None else config.latent.shared_by(size),
         intermediate_size=_part(config.intermediate_size, size, "intermediate_size"),
         vocab_size=config.vocab_size // (size if splits_vocabulary(config, size) else 1),
-        layers=tuple(_layer(layer, size) for layer in config.layers),
+        layers=tuple(_layer(layer, mesh) for layer in config.layers),
     )
+
+
+def check_compressed(config: ModelConfig, mesh: Mesh) -> None:
+    """Raises InvalidConfig for what ranks cannot do where contexts are compressed. All of the
+    attention is on every tensor rank, as authors have it; experts are split."""
+    if config.compressed is None:
+        return
+    if mesh.pipeline > 1:
+        raise InvalidConfig(
+            f"pipeline parallel {mesh.pipeline}: the residual of this model is "
+            "several streams, and stages hand one on"
+        )
+
+
+def check_context(mesh: Mesh) -> None:
+    """Raises InvalidConfig for what ranks that share tokens cannot do as well."""
+    name = f"context parallel {mesh.context}"
+    if mesh.context == 1:
+        return
+    if mesh.pipeline > 1:
+        raise InvalidConfig(
+            f"{name} with pipeline parallel {mesh.pipeline}: stages cut a prompt into micro-batches"
+            " already; take one of the two"
+        )
+    if mesh.expert > mesh.tensor:
+        raise InvalidConfig(
+            f"{name} with expert parallel {mesh.expert}: ranks with unlike tokens do not share "
+            f"experts; spread them over the {mesh.tensor} tensor ranks, or cut each (1)"
+        )
 
 
 def splits_vocabulary(config: ModelConfig, size: int) -> bool:
@@ -64,16 +105,19 @@ def _heads(heads: HeadShape, size: int) -> HeadShape:
     )
 
 
-def _layer(layer: LayerConfig, size: int) -> LayerConfig:
-    return layer if layer.moe is None else replace(layer, moe=_moe(layer.moe, size))
+def _layer(layer: LayerConfig, mesh: Mesh) -> LayerConfig:
+    return layer if layer.moe is None else replace(layer, moe=_moe(layer.moe, mesh))
 
 
-def _moe(moe: MoeConfig, size: int) -> MoeConfig:
-    return replace(
-        moe,
-        expert_width=_part(moe.expert_width, size, "moe_intermediate_size"),
-        shared_width=_part(moe.shared_width, size, "shared_expert_intermediate_size"),
-    )
+def _moe(moe: MoeConfig, mesh: Mesh) -> MoeConfig:
+    """Slices of all experts, or some whole ones."""
+    size, num_experts = mesh.tensor, moe.routing.num_experts
+    shared_width = _part(moe.shared_width, size, "shared_expert_intermediate_size")
+    if mesh.expert > 1:
+        count = num_slots(num_experts, mesh.expert, mesh.redundant_experts)
+        return replace(moe, num_slots=count, shared_width=shared_width)
+    width = _part(moe.expert_width, size, "moe_intermediate_size")
+    return replace(moe, expert_width=width, shared_width=shared_width)
 
 
 def _part(whole: int, size: int, key: str) -> int:
@@ -92,14 +136,30 @@ def share_of_kv(layout: KvLayout, mesh: Mesh, rank: int) -> KvLayout:
 def join_ranks(model: Decoder, groups: MeshGroups, *, splits_vocabulary: bool) -> None:
     """Let the parts of a rank's model know whom they add up with."""
     for module in model.modules():
-        if isinstance(module, Experts) or (
-            isinstance(module, Linear) and module.split is Split.INPUTS
-        ):
+        if isinstance(module, Experts | Linear) and adds_up(module):
             module.ranks = groups.tensor
+        if isinstance(module, Experts) and groups.mesh.expert > groups.mesh.tensor:
+            module.exchange = _exchange(groups)
     if splits_vocabulary:
-        model.embed.ranks = groups.tensor
-        if model.head is not None:
-            model.head.ranks = groups.tensor
+        for name, part in model.named_children():
+            if name in ("embed", "head"):  # of which a stage may have neither
+                assert isinstance(part, Embedding | Linear)
+                part.ranks = groups.tensor
+
+
+def adds_up(module: nn.Module) -> bool:
+    """Whether it makes a whole of what tensor ranks have of its result."""
+    match module:
+        case Linear():
+            return module.split is Split.INPUTS and not module.gives_summands
+        case _:
+            return isinstance(module, Experts)
+
+
+def _exchange(groups: MeshGroups) -> ExpertExchange:
+    assert isinstance(groups.expert, RankGroup), "of more ranks than tensors are spread over"
+    share = Share(groups.place.tensor, groups.mesh.tensor)
+    return ExpertExchange(groups.expert, share, max_tokens=0)
 
 
 class Cutter:
@@ -110,6 +170,12 @@ class Cutter:
         self._whole = whole
         self._own = own
         self._share = Share(groups.place.tensor, groups.mesh.tensor)
+        self._has_whole_experts = groups.mesh.expert > 1
+
+    def keeps_whole(self, target: str) -> bool:
+        """Whether the weight of that name, or what a rank has of it, is whole, or whole experts."""
+        module = self._own.get_submodule(target.rpartition(".")[0])
+        return self._share.size == 1 or (self._has_whole_experts and isinstance(module, Experts))
 
     def cut(self, source: Placement, tensor: Tensor) -> Tensor:
         """The rank's part of what lies at `source`; a view where it is in one piece."""
@@ -118,6 +184,8 @@ class Cutter:
         match own:
             case Experts():
                 assert isinstance(whole, Experts)
+                if self._has_whole_experts:
+                    return tensor
                 return self._cut_expert(name, tensor, whole.hidden_width, own.hidden_width)
             case Linear() if own.split is Split.INPUTS:
                 return self._share.columns(tensor) if tensor.dim() == 2 else tensor

@@ -15,15 +15,23 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.parallel.expert_balancer import ExpertBalancer, added_up
 from baton.engine.parallel.orders import (
+    Expect,
     Head,
+    Join,
+    MoveExperts,
     Pass,
     Stop,
+    Tally,
+    expect_words,
     head_words,
+    join_words,
     pass_words,
     read_order,
     stop_words,
 )
+from baton.engine.parallel.pipeline import StageRunner
 from baton.engine.parallel.ranks import RankGroup
 from baton.engine.parallel.sharded_cache import ShardedCache
 from baton.engine.runner import ModelRunner
@@ -33,24 +41,48 @@ class LeadRunner:
     """A `Runner` whose cache is that of all ranks."""
 
     def __init__(self, own: ModelRunner, cache: ShardedCache) -> None:
-        everyone = own.groups.everyone
-        assert isinstance(everyone, RankGroup), "there is nobody to lead"
+        ranks = own.groups.engine
+        assert isinstance(ranks, RankGroup), "there is nobody to lead"
         self.info = own.info
         self.cache = cache
+        self.balancer: ExpertBalancer | None = None
         self._own = own
-        self._ranks = everyone
+        self._ranks = ranks
+
+    @property
+    def own(self) -> ModelRunner:
+        """What computes the lead's share."""
+        return self._own
 
     @property
     def num_ranks(self) -> int:
         return self._ranks.size
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        if self.balancer is not None:
+            self.balancer.turn()
         self._ranks.tell(pass_words(chunks))
         return self._own.forward(chunks, on_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self._own.groups.mesh.has_whole_models:
+            return self._own.logits(hidden)
+        if isinstance(self._own, StageRunner) and (made := self._own.made_of(hidden)) is not None:
+            return made
         self._ranks.tell(head_words(hidden.shape))
         return self._own.logits(self._ranks.broadcast_(hidden.contiguous()))
+
+    def expect(self, max_tokens: int) -> None:
+        """Before a pass that is computed together with other engines, of which none has more."""
+        self._ranks.tell(expect_words(max_tokens))
+        self._own.expect(max_tokens)
+
+    def join(self) -> None:
+        """Compute what a pass of other engines asks of the experts here."""
+        if self.balancer is not None:
+            self.balancer.turn()
+        self._ranks.tell(join_words())
+        self._own.join()
 
     def close(self) -> None:
         """Let the other ranks go."""
@@ -62,7 +94,7 @@ def follow(own: ModelRunner) -> None:
 
     Raises RuntimeError once a rank of the group is gone.
     """
-    ranks = own.groups.everyone
+    ranks = own.groups.engine
     assert isinstance(ranks, RankGroup), "there is no lead to follow"
     dtype: torch.dtype = getattr(torch, own.info.dtype)
     while True:
@@ -71,6 +103,18 @@ def follow(own: ModelRunner) -> None:
                 own.forward(chunks)
             case Head(shape):
                 hidden = torch.empty(shape, dtype=dtype, device=own.cache.device)
-                own.logits(ranks.broadcast_(hidden))
+                ranks.broadcast_(hidden)
+                if own.groups.place.context == 0:  # beside the lead's share of the head
+                    own.logits(hidden)
+            case Expect(max_tokens):
+                own.expect(max_tokens)
+            case Join():
+                own.join()
+            case Tally():
+                assert own.held is not None, "the lead has found experts to look at"
+                added_up(own.held.tally(), ranks)
+            case MoveExperts(layer, experts):
+                assert own.held is not None
+                own.held.move(layer, experts)
             case Stop():
                 return

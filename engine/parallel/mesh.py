@@ -4,6 +4,7 @@
     context    ranks that share the tokens of a prompt              once a layer
     data       ranks that share the requests                        where experts are
     pipeline   ranks that share the layers: stages                  talk least, once a stage
+    engine     ranks of one data place: one scheduler, one cache, requests of their own
 
     rank = ((stage * data + d) * context + c) * tensor + t          those that talk most are nearest
 
@@ -16,7 +17,7 @@ Experts are spread over `expert` neighbours of one stage, or, if it is 1, cut li
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from baton.core.errors import InvalidConfig
@@ -49,6 +50,8 @@ class Mesh:
     data: int = 1
     pipeline: int = 1
     expert: int = 1
+    redundant_experts: int = 0
+    """Slots of each rank beyond those of its part of the experts: room for copies."""
 
     def __post_init__(self) -> None:
         sizes = {axis: getattr(self, axis.value) for axis in Axis}
@@ -64,13 +67,18 @@ class Mesh:
             raise InvalidConfig(
                 f"expert parallel {self.expert}: experts are spread over whole tensor groups of "
                 f"one stage; with tensor {self.tensor}, context {self.context} and data "
-                f"{self.data} that is over {', '.join(map(str, fitting))} ranks"
+                f"{self.data} it can be {', '.join(map(str, sorted({1, *fitting})))}"
             )
 
     @property
     def size(self) -> int:
         """Ranks in all."""
         return self.pipeline * self._stage_size
+
+    @property
+    def has_whole_models(self) -> bool:
+        """Whether each rank has all of the model, and of its KV."""
+        return self.size == self.context
 
     @property
     def _stage_size(self) -> int:
@@ -94,6 +102,38 @@ class Mesh:
         stride, size = self._stride(axis), getattr(self, axis.value)
         first = rank - rank // stride % size * stride
         return tuple(range(first, first + size * stride, stride))
+
+    def engine_members(self, rank: int) -> tuple[int, ...]:
+        """All of one data place, in order: as many as `engine` has, and placed alike."""
+        data = self.place(rank).data
+        return tuple(each for each in range(self.size) if self.place(each).data == data)
+
+    @property
+    def leads(self) -> tuple[int, ...]:
+        """The first rank of each engine."""
+        return tuple(self.rank_at(Place(data=data)) for data in range(self.data))
+
+    @property
+    def engine(self) -> Mesh:
+        """Of the ranks of one data place, where experts are not looked at."""
+        return replace(self, data=1, expert=1, redundant_experts=0)
+
+    def check_data(self) -> None:
+        """Raises InvalidConfig if engines share nothing, or would have to agree on more than when
+        a pass begins."""
+        if self.data == 1:
+            return
+        asked = f"data parallel {self.data}"
+        if self.expert != self._stage_size:
+            raise InvalidConfig(
+                f"{asked}: data ranks share experts and nothing else: set expert to "
+                f"{self._stage_size}, all ranks of a stage, or use more replicas"
+            )
+        if self.pipeline > 1 or self.context > 1:
+            raise InvalidConfig(
+                f"{asked}: with pipeline {self.pipeline} and context {self.context} engines would "
+                "have to agree on how each cuts its passes, too; use tensor ranks, or more replicas"
+            )
 
     def _stride(self, axis: Axis) -> int:
         match axis:

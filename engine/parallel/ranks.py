@@ -1,11 +1,13 @@
 """The ranks that compute one model together, and what they say to each other.
 
     rank      one process, one device, one share of the model
-    lead      rank 0: it schedules, samples and serves; the others follow its passes
+    lead      the first of an engine's ranks: it schedules, samples and serves; the others follow
 
     all_reduce_   x becomes the sum of all ranks' x      after attention, after the feed-forward
     all_gather    the x of each, in the order of ranks   of logits
-    broadcast_    x becomes that of one rank             of what the lead tells
+    broadcast_    x becomes that of the first rank       of what the lead tells
+    send          x to one rank, which `receive_`s it    of activations, from stage to stage
+    all_to_all    rows to each rank, rows of each        of tokens, to those that hold their experts
 
 A group of ranks is a value that is handed down; nothing of it is global, so two of them live in one
 process. Sums are added in the same order on every rank: all have the same bits afterwards. A rank
@@ -48,7 +50,7 @@ class Ranks(Protocol):
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """`x` has the same shape on all ranks."""
 
-    def broadcast_(self, x: Tensor, root: int = 0) -> Tensor: ...
+    def broadcast_(self, x: Tensor) -> Tensor: ...
 
 
 class Alone:
@@ -63,7 +65,7 @@ class Alone:
     def all_gather(self, x: Tensor) -> list[Tensor]:
         return [x]
 
-    def broadcast_(self, x: Tensor, root: int = 0) -> Tensor:
+    def broadcast_(self, x: Tensor) -> Tensor:
         return x
 
 
@@ -80,6 +82,19 @@ class Rendezvous:
     mesh: Mesh
     backend: str
     """gloo, of CPUs, or nccl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message on its way."""
+
+    work: Any
+    x: Tensor
+    """Which must stay until then."""
+
+    def wait(self) -> None:
+        """Until it was taken. Raises RuntimeError if it never will be."""
+        self.work.wait()
 
 
 class RankGroup:
@@ -104,11 +119,32 @@ class RankGroup:
         self._group.allgather([found], [x.contiguous()]).wait()
         return found
 
-    def broadcast_(self, x: Tensor, root: int = 0) -> Tensor:
+    def broadcast_(self, x: Tensor) -> Tensor:
         options = c10d.BroadcastOptions()
-        options.rootRank = root
-        (self._group if x.is_cuda else self._control).broadcast([x], options).wait()
+        options.rootRank = 0
+        self._mover(x).broadcast([x], options).wait()
         return x
+
+    def send(self, x: Tensor, to: int) -> Sent:
+        """To one rank, which receives in the order in which it is sent; returns at once.
+
+        `x` is contiguous, and to be left alone until `wait` of what is returned is over.
+        """
+        return Sent(self._mover(x).send([x], to, 0), x)
+
+    def receive_(self, x: Tensor, source: int) -> Tensor:
+        """What that rank has sent, which has the shape and dtype of `x`."""
+        self._mover(x).recv([x], source, 0).wait()
+        return x
+
+    def _mover(self, x: Tensor) -> Any:
+        return self._group if x.is_cuda else self._control
+
+    def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """x [R, ...]: `sent[r]` rows of it go to rank r, in order, and `received[r]` come of it."""
+        found = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(found, x.contiguous(), list(received), list(sent)).wait()
+        return found
 
     def leave_word(self, name: str, word: bytes) -> None:
         """For any rank that asks for it."""
@@ -149,6 +185,8 @@ class MeshGroups:
     data: Ranks
     pipeline: Ranks
     expert: Ranks
+    engine: Ranks
+    """All that run this rank's engine, its lead first."""
 
     @property
     def place(self) -> Place:
@@ -163,6 +201,7 @@ ONE_RANK = MeshGroups(
     data=ALONE,
     pipeline=ALONE,
     expert=ALONE,
+    engine=ALONE,
 )
 
 
@@ -185,11 +224,12 @@ def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) 
     mesh = meeting.mesh
     everyone = _group(store, meeting, tuple(range(mesh.size)), rank)
     own: dict[tuple[int, ...], Ranks] = {(rank,): ALONE, everyone.members: everyone}
-    for axis in Axis:  # all ranks make their groups in the same order
-        members = mesh.members(axis, rank)
+    of_axes = {axis.value: mesh.members(axis, rank) for axis in Axis}
+    wanted = {**of_axes, "engine": mesh.engine_members(rank)}
+    for members in wanted.values():  # all ranks make their groups in the same order
         if members not in own:
             own[members] = _group(store, meeting, members, rank)
-    groups = {axis.value: own[mesh.members(axis, rank)] for axis in Axis}
+    groups = {name: own[members] for name, members in wanted.items()}
     return MeshGroups(mesh=mesh, everyone=everyone, **groups)
 
 

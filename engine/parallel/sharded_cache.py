@@ -1,12 +1,13 @@
 """The KV of a model on several ranks as one cache, in the lead's process.
 
-    block b of layer l     | heads 0 1 | heads 2 3 |      as peers, tiers and checksums see it
+    block b of plane p     | heads 0 1 | heads 2 3 |      as peers, tiers and checksums see it
                              rank 0      rank 1           as the ranks keep it
 
 The memory of every rank is mapped into the lead's process, so whoever reads or writes a block need
-not know of ranks. Heads that several ranks keep (more ranks than heads, or latents) are written to
-all of them, and read from the first. The ranks themselves only read and write KV within a pass,
-which the lead begins: what it wrote before is there by then.
+not know of ranks. Heads that several ranks keep (more ranks than heads, latents, what groups keep)
+are written to all of them, and read from the first; a stage of a pipeline keeps the planes of its
+layers. The ranks themselves only read and write KV within a pass, which the lead begins: what it
+wrote before is there by then.
 """
 
 from __future__ import annotations
@@ -31,21 +32,45 @@ class Share:
     """The memory of one rank, as the lead has it."""
 
     layout: KvLayout
-    layers: Sequence[Tensor]
-    """Bytes [blocks, bytes of its heads], one a layer."""
+    planes: Sequence[Tensor]
+    """Bytes [blocks, bytes of its heads], one a plane."""
+    first_plane: int = 0
+    """As the model numbers them."""
+
+    def of_plane(self, plane: int) -> PlaneShare | None:
+        """None of one that another stage keeps."""
+        own = plane - self.first_plane
+        if not 0 <= own < len(self.planes):
+            return None
+        return PlaneShare(self.layout.planes[own], self.planes[own])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaneShare:
+    """What one rank keeps of one plane."""
+
+    layout: KvLayout
+    blocks: Tensor
+    """Bytes [blocks, bytes of its heads]."""
+
+    @property
+    def heads(self) -> range:
+        """As the model numbers them."""
+        return range(self.layout.first_kv_head, self.layout.stop_kv_head)
 
 
 class SharedMemory:
     """An anonymous file for a rank's KV, which it opens by a path of this process."""
 
-    def __init__(self, layout: KvLayout, num_blocks: int) -> None:
-        layer_bytes = num_blocks * layout.layer_block_bytes
-        num_bytes = layer_bytes * layout.num_layers
+    def __init__(self, layout: KvLayout, num_blocks: int, first_plane: int = 0) -> None:
+        sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
         self._fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, num_bytes)
-        memory = memoryview(mmap.mmap(self._fd, num_bytes))
-        rows = torch.frombuffer(memory, dtype=torch.uint8).view(layout.num_layers, num_blocks, -1)
-        self.share = Share(layout, list(rows))
+        os.ftruncate(self._fd, sum(sizes))
+        memory = memoryview(mmap.mmap(self._fd, sum(sizes)))
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        planes = whole.split(sizes)  # type: ignore[no-untyped-call]
+        by_plane = [plane.view(num_blocks, -1) for plane in planes]
+        self.share = Share(layout, by_plane, first_plane)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -75,91 +100,109 @@ class ShardedCache:
         self.own = own
         self.num_blocks = own.num_blocks
         self.device = own.device
-        bytes_of_own = [layer.view(torch.uint8).flatten(1) for layer in own.layers]
-        self._shares = [Share(own.layout, bytes_of_own), *others]
-        self._read = list(self._cover())
+        bytes_of_own = [plane.view(torch.uint8).flatten(1) for plane in own.planes]
+        shares = [Share(own.layout, bytes_of_own), *others]
+        self._shares = [
+            [found for share in shares if (found := share.of_plane(plane)) is not None]
+            for plane in range(layout.num_planes)
+        ]
+        self._read = [list(self._cover(plane)) for plane in range(layout.num_planes)]
+
+    @property
+    def _is_replicated(self) -> bool:
+        """Whether the lead has all that the others have."""
+        return self.own.layout == self.layout
 
     @property
     def arena(self) -> KvArena:
-        """Nobody but the lead can read it by itself."""
+        """Of KV in pieces: nobody but the lead can read it by itself."""
+        if self._is_replicated:
+            return self.own.arena
         return KvArena(
-            num_layers=self.layout.num_layers,
             num_blocks=self.num_blocks,
-            layer_block_bytes=self.layout.layer_block_bytes,
-            layers=(),
+            block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
+            planes=(),
             device=str(self.device),
             fd=None,
         )
 
-    def view(self, block: int, layer: int) -> memoryview:
-        """A copy of the bytes of one block in one layer, all heads."""
-        data = torch.empty(self.layout.layer_block_bytes, dtype=torch.uint8)
-        for share, heads in self._read:
-            whole, part = self._spans(share, heads)
-            data[whole] = share.layers[layer][block, part].cpu()
+    def view(self, block: int, plane: int) -> memoryview:
+        """The bytes of one block in one plane, all heads; a copy, if they are in pieces."""
+        if self._is_replicated:
+            return self.own.view(block, plane)
+        data = torch.empty(self._block_bytes(plane), dtype=torch.uint8)
+        for share, heads in self._read[plane]:
+            whole, part = self._spans(plane, share, heads)
+            data[whole] = share.blocks[block, part].cpu()
         return bytes_of(data)
 
-    def views(self, blocks: Sequence[int], layer: int) -> tuple[memoryview, ...]:
-        return tuple([self.view(block, layer) for block in blocks])
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+        if self._is_replicated:
+            return self.own.views(blocks, plane)
+        return tuple([self.view(block, plane) for block in blocks])
 
-    def write(self, block: int, layer: int, data: memoryview) -> None:
-        """Raises ValueError unless `data` are all bytes of one block in one layer."""
-        if data.nbytes != self.layout.layer_block_bytes:
-            raise ValueError(
-                f"{data.nbytes} bytes for a block of {self.layout.layer_block_bytes} bytes"
-            )
-        self.write_part(block, layer, 0, data)
+    def write(self, block: int, plane: int, data: memoryview) -> None:
+        """Raises ValueError unless `data` are all bytes of one block in one plane."""
+        num_bytes = self._block_bytes(plane)
+        if data.nbytes != num_bytes:
+            raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
+        self.write_part(block, plane, 0, data)
 
-    def write_part(self, block: int, layer: int, offset: int, data: memoryview) -> None:
-        """Replace some bytes of one block in one layer. Raises ValueError beyond its end."""
-        stop = offset + data.nbytes
-        if not 0 <= offset <= stop <= self.layout.layer_block_bytes:
-            raise ValueError(f"bytes {offset} to {stop} of {self.layout.layer_block_bytes}")
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
+        """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
+        stop, num_bytes = offset + data.nbytes, self._block_bytes(plane)
+        if not 0 <= offset <= stop <= num_bytes:
+            raise ValueError(f"bytes {offset} to {stop} of {num_bytes}")
         if not data.nbytes:
             return
         new = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for share in self._shares:
-            whole, part = self._spans(share, _heads_of(share.layout))
+        for share in self._shares[plane]:
+            whole, part = self._spans(plane, share, share.heads)
             first, last = max(offset, whole.start), min(stop, whole.stop)
             if first < last:
                 place = part.start + first - whole.start
-                target = share.layers[layer][block, place : place + last - first]
+                target = share.blocks[block, place : place + last - first]
                 target.copy_(new[first - offset : last - offset])
 
-    def writable(self, block: int, layer: int) -> memoryview:
+    def writable(self, block: int, plane: int) -> memoryview:
         raise ValueError("blocks on several ranks are in pieces; they are written to")
 
-    def clear_tail(self, block: int, layer: int, num_used: int) -> None:
-        """Zero the slots of one block in one layer behind its first `num_used` tokens."""
-        for share in self._shares:
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None:
+        """Zero the slots of one block in one plane behind its first `num_used` tokens."""
+        for share in self._shares[plane]:
             for start, stop in _tail_spans(share.layout, num_used):
-                share.layers[layer][block, start:stop] = 0
+                share.blocks[block, start:stop] = 0
 
-    def _cover(self) -> Iterator[tuple[Share, range]]:
+    def _cover(self, plane: int) -> Iterator[tuple[PlaneShare, range]]:
         """Each head of the whole once, by whom it is read from."""
         head = 0
-        while head < self.layout.num_kv_heads:
-            share = next((each for each in self._shares if head in _heads_of(each.layout)), None)
+        while head < self.layout.planes[plane].num_kv_heads:
+            share = next((each for each in self._shares[plane] if head in each.heads), None)
             if share is None:
-                raise ValueError(f"no rank keeps KV head {head}")
-            yield share, range(head, share.layout.stop_kv_head)
-            head = share.layout.stop_kv_head
+                raise ValueError(f"no rank keeps KV head {head} of plane {plane}")
+            yield share, range(head, share.heads.stop)
+            head = share.heads.stop
 
-    def _spans(self, share: Share, heads: range) -> tuple[slice, slice]:
+    def _block_bytes(self, plane: int) -> int:
+        return self.layout.planes[plane].layer_block_bytes
+
+    def _spans(self, plane: int, share: PlaneShare, heads: range) -> tuple[slice, slice]:
         """Where the bytes of `heads` are in a block of the whole, and in one of the share."""
-        size, first = self.layout.unit_bytes, share.layout.first_kv_head
+        size, first = self.layout.planes[plane].unit_bytes, share.heads.start
         return (
             slice(heads.start * size, heads.stop * size),
             slice((heads.start - first) * size, (heads.stop - first) * size),
         )
 
 
-def _heads_of(layout: KvLayout) -> range:
-    return range(layout.first_kv_head, layout.stop_kv_head)
-
-
 def _tail_spans(layout: KvLayout, num_used: int) -> Iterator[tuple[int, int]]:
-    """Bytes of the slots behind `num_used` in a block of one layer: of items, and of scales."""
+    """Bytes of the slots behind `num_used` in a block of one plane: of items, and of scales.
+
+    A block that would be sealed is written as a whole, or not at all.
+    """
+    if layout.is_sealed:
+        yield 0, layout.layer_block_bytes
+        return
     parts = [(0, layout.token_bytes)]
     if layout.has_scales:
         parts.append((layout.items_bytes, SCALE_BYTES))

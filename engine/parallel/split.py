@@ -48,6 +48,10 @@ class Share:
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def run(self, count: int) -> slice:
+        """Of so many things that all ranks have, those that this one sees to."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
     def columns(self, matrix: Tensor) -> Tensor:
         """A view."""
         width = matrix.shape[1] // self.size

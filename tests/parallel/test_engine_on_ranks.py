@@ -26,7 +26,10 @@ CONFIG = EngineConfig(
     scheduler=SchedulerConfig(prefill_chunk=7, max_batch_tokens=64),
 )
 NARROW_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int8"))
+SEALED_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
 AHEAD = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_ahead="on"))
+IN_PIECES = replace(CONFIG, scheduler=replace(CONFIG.scheduler, micro_batch_tokens=3))
+TWO, STAGES, STAGES_OF_TWO = Mesh(tensor=2), Mesh(pipeline=2), Mesh(tensor=2, pipeline=2)
 PROMPTS = [[(7 * place + start) % 60 + 3 for place in range(3 + 9 * start)] for start in range(4)]
 SAMPLINGS = (
     SamplingParams(temperature=0.0, max_tokens=9, num_logprobs=3, num_prompt_logprobs=2),
@@ -75,15 +78,23 @@ def told(engine: Engine) -> dict[str, Told]:
     return found
 
 
-@pytest.mark.parametrize("make", [make_llama, make_deepseek_v3])
-@pytest.mark.parametrize("config", [CONFIG, AHEAD], ids=["in step", "a step ahead"])
-def test_clients_are_told_the_same(
-    make: Callable[[Path], Path], config: EngineConfig, ranks: RankProcesses, tmp_path: Path
-) -> None:
+CASES: dict[str, tuple[Callable[[Path], Path], EngineConfig, Mesh]] = {
+    "llama on two": (make_llama, CONFIG, TWO),
+    "llama on two, a step ahead": (make_llama, AHEAD, TWO),
+    "llama in two stages": (make_llama, IN_PIECES, STAGES),
+    "deepseek v3 on two": (make_deepseek_v3, CONFIG, TWO),
+    "deepseek v3 on two, a step ahead": (make_deepseek_v3, AHEAD, TWO),
+    "deepseek v3, two stages of two": (make_deepseek_v3, IN_PIECES, STAGES_OF_TWO),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clients_are_told_the_same(case: str, ranks: RankProcesses, tmp_path: Path) -> None:
+    make, config, mesh = CASES[case]
     folder = make(tmp_path)
     expected = told(assemble_engine(folder, config, dtype="float32", device="cpu"))
 
-    with engine_on_ranks(ranks, folder, config, Mesh(tensor=2), dtype="float32") as (engine, _):
+    with engine_on_ranks(ranks, folder, config, mesh, dtype="float32") as (engine, _):
         found = told(engine)
         assert engine.pool.num_in_use == 0
 
@@ -94,16 +105,23 @@ def test_clients_are_told_the_same(
 
 
 @pytest.mark.parametrize(
-    ("make", "size"), [(make_llama, 2), (make_llama, 4), (make_deepseek_v3, 2)]
+    ("make", "mesh"),
+    [
+        (make_llama, TWO),
+        (make_llama, Mesh(tensor=4)),
+        (make_llama, STAGES_OF_TWO),
+        (make_deepseek_v3, TWO),
+        (make_deepseek_v3, STAGES),
+    ],
 )
 def test_the_kv_that_peers_are_given_is_that_of_one_rank(
-    make: Callable[[Path], Path], size: int, ranks: RankProcesses, tmp_path: Path
+    make: Callable[[Path], Path], mesh: Mesh, ranks: RankProcesses, tmp_path: Path
 ) -> None:
     folder = make(tmp_path)
     alone = assemble_engine(folder, CONFIG, dtype="float32", device="cpu")
     prompt_logprobs(alone)
 
-    with engine_on_ranks(ranks, folder, CONFIG, Mesh(tensor=size), dtype="float32") as (engine, _):
+    with engine_on_ranks(ranks, folder, CONFIG, mesh, dtype="float32") as (engine, _):
         prompt_logprobs(engine)
         torch.testing.assert_close(kv_of(engine), kv_of(alone), rtol=1e-4, atol=1e-5)
 
@@ -121,8 +139,12 @@ def kv_of(engine: Engine) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("config", "options"),
-    [(NARROW_KV, {"dtype": "float32"}), (CONFIG, {"dtype": "bfloat16", "quantize": "int8"})],
-    ids=["int8 KV", "int8 weights"],
+    [
+        (NARROW_KV, {"dtype": "float32"}),
+        (SEALED_KV, {"dtype": "float32"}),
+        (CONFIG, {"dtype": "bfloat16", "quantize": "int8"}),
+    ],
+    ids=["int8 KV", "int4 KV", "int8 weights"],
 )
 def test_what_is_rounded_is_rounded_as_finely_on_each_rank(
     config: EngineConfig, options: dict[str, Any], ranks: RankProcesses, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,13 @@ def held(whole: KvLayout, first: int, count: int) -> KvLayout:
     return replace(whole, first_kv_head=first, num_kv_heads=count)
 
 
-def sharded(whole: KvLayout, layouts: list[KvLayout]) -> tuple[ShardedCache, list[KvCache]]:
+def sharded(
+    whole: KvLayout, layouts: list[KvLayout], first_planes: Sequence[int] = ()
+) -> tuple[ShardedCache, list[KvCache]]:
     """The cache of the lead, and what each rank sees, as if it were another process."""
-    memories = [SharedMemory(layout, NUM_BLOCKS) for layout in layouts[1:]]
+    starts = first_planes or [0] * (len(layouts) - 1)
+    of_others = zip(layouts[1:], starts, strict=True)
+    memories = [SharedMemory(layout, NUM_BLOCKS, start) for layout, start in of_others]
     fds = [open_place(memory.place) for memory in memories]
     own = KvCache(layouts[0], NUM_BLOCKS)
     others = [
@@ -75,8 +80,8 @@ def test_what_is_written_is_read_and_lies_with_its_ranks(
         for number in range(NUM_BLOCKS):
             assert bytes(cache.view(number, layer)) == bytes(plain.view(number, layer))
     for layout, rank in zip(layouts, ranks, strict=True):
-        heads = plain.layers[1][:, layout.first_kv_head : layout.stop_kv_head]
-        assert torch.equal(rank.layers[1].view(torch.uint8), heads.contiguous().view(torch.uint8))
+        heads = plain.planes[1][:, layout.first_kv_head : layout.stop_kv_head]
+        assert torch.equal(rank.planes[1].view(torch.uint8), heads.contiguous().view(torch.uint8))
 
 
 def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:
@@ -90,10 +95,28 @@ def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:
     assert all(bytes(rank.view(2, 0)) == bytes(fill) for rank in ranks)
 
 
+@given(st.data())
+def test_a_stage_keeps_the_planes_of_its_layers(data: st.DataObject) -> None:
+    num_layers = data.draw(st.integers(2, 4))
+    first = data.draw(st.integers(1, num_layers - 1))
+    whole = replace(WHOLE, num_layers=num_layers)
+    before, behind = replace(whole, num_layers=first), replace(whole, num_layers=num_layers - first)
+    cache, ranks = sharded(whole, [before, behind], [first])
+    fills = [memoryview(os.urandom(whole.layer_block_bytes)) for _ in range(num_layers)]
+
+    for layer, fill in enumerate(fills):
+        cache.write(1, layer, fill)
+    cache.clear_tail(2, num_layers - 1, 1)
+
+    of_ranks = [rank.view(1, layer) for rank in ranks for layer in range(rank.layout.num_layers)]
+    assert list(map(bytes, of_ranks)) == list(map(bytes, fills))
+    assert [bytes(cache.view(1, layer)) for layer in range(num_layers)] == list(map(bytes, fills))
+
+
 def test_what_a_rank_computes_is_seen_by_the_lead() -> None:
     cache, (_, other) = sharded(WHOLE, SPLITS["two halves"])
 
-    other.layers[0][1, 0, 0, 0, 0] = 7.0
+    other.planes[0][1, 0, 0, 0, 0] = 7.0
 
     assert cache.view(1, 0).cast("f")[2 * 2 * 4 * 8] == 7.0
 

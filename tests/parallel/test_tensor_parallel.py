@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.parallel.greedy_answers import CONFIG, MAX_TOKENS, PROMPTS, answers
 from tests.parallel.rank_processes import RankProcesses, engine_on_ranks
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
 
 from baton.core.errors import InvalidConfig
 from baton.core.messages import SamplingParams
 from baton.engine.checkpoint.load import read_config
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.engine import Engine
 from baton.engine.parallel.cutting import share_of
 from baton.engine.parallel.mesh import Mesh
 from baton.engine.request import Request
-
-MAX_TOKENS = 12
-CONFIG = EngineConfig(
-    cache=CacheConfig(block_size=4, num_blocks=64),
-    scheduler=SchedulerConfig(prefill_chunk=7, max_batch_tokens=64),
-)
-RNG = random.Random(5)
-PROMPTS = [[RNG.randrange(2, VOCAB_SIZE) for _ in range(length)] for length in (1, 9, 22, 30)]
-PROMPTS.append([*PROMPTS[3][:20], 5])  # a prefix hit, once the others are done
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +24,6 @@ def ranks() -> Iterator[RankProcesses]:
     processes = RankProcesses()
     yield processes
     processes.close()
-
-
-def answers(engine: Engine) -> list[list[int]]:
-    """All but the last prompt at once, then the last."""
-    found: list[list[int]] = []
-    for group in (PROMPTS[:-1], PROMPTS[-1:]):
-        sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-        requests = [
-            Request(f"{len(found)}-{number}", prompt, sampling=sampling)
-            for number, prompt in enumerate(group)
-        ]
-        for request in requests:
-            engine.add(request)
-        while engine.has_work:
-            assert not engine.step().is_stalled
-        found += [request.output for request in requests]
-    return found
 
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -67,6 +39,9 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "gpt-oss on two": ("gpt-oss", 2, {}),
     "deepseek v2 on two": ("deepseek v2", 2, {}),
     "deepseek v3 on four": ("deepseek v3", 4, {}),
+    "deepseek v4 on two": ("deepseek v4", 2, {}),
+    "deepseek v3.2 on two": ("deepseek v3.2", 2, {}),
+    "glm moe dsa on four": ("glm moe dsa", 4, {}),
 }
 
 

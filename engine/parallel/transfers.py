@@ -1,0 +1,68 @@
+"""One kind of message between ranks, and how many bytes a rank sends of it.
+
+kind          x, whose bytes are counted            a rank sends, n of them in a ring
+all-reduce    the sum, on every rank                2 (n-1)/n x
+all-gather    what each brings                      (n-1) x
+broadcast     what one has                          x
+all-to-all    what each has, a part for each        (n-1)/n x
+send          what another then has                 x
+receive       what another had                      0
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Kind(Enum):
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all-to-all"
+    SEND = "send"
+    RECEIVE = "receive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """All calls of a rank in a pass that are alike."""
+
+    what: str
+    kind: Kind
+    num_ranks: int
+    """That meet, or of whose group two do."""
+    count: int = 1
+    num_bytes: int
+    """Of x, each time."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """By this rank, in all."""
+        others = self.num_ranks - 1
+        match self.kind:
+            case Kind.ALL_REDUCE:
+                once = 2 * others * self.num_bytes // self.num_ranks
+            case Kind.ALL_GATHER:
+                once = others * self.num_bytes
+            case Kind.ALL_TO_ALL:
+                once = others * self.num_bytes // self.num_ranks
+            case Kind.BROADCAST | Kind.SEND:
+                once = self.num_bytes
+            case Kind.RECEIVE:
+                once = 0
+        return self.count * once
+
+
+def sent_bytes(transfers: Iterable[Transfer]) -> int:
+    return sum(each.sent_bytes for each in transfers)
+
+
+def merged(transfers: Iterable[Transfer]) -> list[Transfer]:
+    """Those that differ in their counts alone as one, in the order in which they first come."""
+    counts: Counter[Transfer] = Counter()
+    for each in transfers:
+        counts[replace(each, count=1)] += each.count
+    return [replace(each, count=count) for each, count in counts.items()]
