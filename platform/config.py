@@ -1,6 +1,7 @@
 """The deployment as one frozen tree. A process is handed the branch it needs, never the root.
 
     model, served_model_name, dtype, quantize, load_format, device
+    attention_window, attention_sinks
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
     tiers                where KV is kept that leaves a device: host memory, disk, a shared store
@@ -20,18 +21,18 @@ import dataclasses
 import math
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from baton.core.errors import InvalidConfig
 from baton.core.wire_security import PRIVATE_TRANSPORTS
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.parallel.mesh import Mesh
+from baton.kernels.window import Streaming
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.chaos.config import ChaosConfig
-from baton.platform.config_node import ConfigNode, Count, Fraction, Seconds
+from baton.platform.config_node import ConfigNode, Count, Fraction, NonNegative, Seconds
 from baton.platform.gateway.config import GatewayConfig
+from baton.platform.pool_config import DecodeConfig, PrefillConfig
 from baton.platform.router.config import PullConfig
 from baton.platform.security_config import SecurityConfig
 
@@ -39,70 +40,6 @@ DEMO_MODEL = "demo"
 """The small model that comes with Baton."""
 
 TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl", "nixl"]
-NumReplicas = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
-    """What one replica asks of Ray."""
-
-    num_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """CPUs that Ray counts for it; threads are another matter."""
-    num_gpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """GPUs, or a share of one."""
-    num_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads on a CPU. 0: its share of the machine's cores, less one core for the gateway where
-    no operators are compiled."""
-
-
-class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
-    """Over how many ranks one replica is spread: processes, each with a device and a share."""
-
-    tensor: Count = 1
-    """Ranks that share every matrix and every head, all on one node. Each asks Ray for what
-    `resources` says."""
-
-    @property
-    def mesh(self) -> Mesh:
-        """Raises InvalidConfig for sizes that do not go together."""
-        return Mesh(tensor=self.tensor)
-
-    @property
-    def size(self) -> int:
-        """Ranks of one replica."""
-        return self.mesh.size
-
-
-class PoolConfig(ConfigNode, frozen=True, kw_only=True):
-    """The replicas of one role, all alike."""
-
-    replicas: NumReplicas = 1
-    """Engines of this role. Without prefill replicas prompts are computed where they decode."""
-    resources: ResourcesConfig = ResourcesConfig()
-    parallel: ParallelConfig = ParallelConfig()
-    cache: CacheConfig = CacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-
-    @property
-    def engine(self) -> EngineConfig:
-        return EngineConfig(cache=self.cache, scheduler=self.scheduler)
-
-
-class PrefillConfig(PoolConfig, frozen=True, kw_only=True):
-    """Replicas that compute prompts."""
-
-    max_queued_tokens: Count = 32_768
-    """Prompts that would queue more tokens than these on one replica are refused at once."""
-
-
-class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
-    """Replicas that generate tokens."""
-
-    max_open: Count = 128
-    """Requests a replica takes at once; more wait at the gateways."""
-
-    def __post_init__(self) -> None:
-        if self.replicas == 0:
-            raise ValueError("decode.replicas must be at least 1: every request ends on one")
 
 
 class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
@@ -185,6 +122,11 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
     and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
     checkpoint has quantised stays so where the device multiplies it, unless this is `wide`."""
+    attention_window: int | None = None
+    """StreamingLLM: in layers where a token would see all before it, it sees so many of the last,
+    itself among them, and the first `attention_sinks`. None: the model is served as it is."""
+    attention_sinks: NonNegative = 4
+    """Tokens at the beginning that all see beside their `attention_window`."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -211,6 +153,19 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError("gateway.port and gateway.grpc_port must differ")
         self._check_encryption()
         self._check_tiers()
+        self._check_sealed()
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(f"attention_window must be at least 1, not {self.attention_window}")
+
+    def _check_sealed(self) -> None:
+        pools = (self.prefill.cache, self.decode.cache)
+        are_alike = len({(pool.kv_dtype, pool.block_size) for pool in pools}) == 1
+        is_sealed = any(pool.kv_dtype == "int4" for pool in pools)
+        if self.prefill.replicas and is_sealed and not are_alike:
+            raise ValueError(
+                "cache.kv_dtype int4: prefill and decode must have it both, and the same "
+                "cache.block_size, for sealed blocks are handed over as they are"
+            )
 
     def _check_tiers(self) -> None:
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
@@ -228,6 +183,12 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
                 f"transfer.transport {plain[0]!r} does not encrypt, and security asks for TLS; "
                 "choose another, or set transfer.allow_plain if the network is your own"
             )
+
+    @property
+    def streaming(self) -> Streaming | None:
+        if self.attention_window is None:
+            return None
+        return Streaming(self.attention_window, self.attention_sinks)
 
     @property
     def wants_weights(self) -> bool:

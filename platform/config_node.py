@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 """0 lets the operating system choose."""
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

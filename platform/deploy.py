@@ -11,39 +11,34 @@ Serve starts, checks, restarts and drains them. No request ever passes through R
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, ReplicaInfo, Role
-from baton.platform.chaos.events import ChaoticWatch, heartbeat
-from baton.platform.config import DeploymentConfig, PoolConfig, override
+from baton.platform.chaos.events import ChaoticWatch
+from baton.platform.config import DeploymentConfig, override
 from baton.platform.gateway.assemble import GatewayNode
 from baton.platform.gateway.cache_salt import draw_secret
 from baton.platform.interpreter import spare_what_stays
-from baton.platform.ranks import call_followers, pool_of, together
-from baton.platform.registry import HEARTBEAT_S, Loading, Registry
+from baton.platform.pool_config import PoolConfig
+from baton.platform.rank_actor import Assignment, own_address
+from baton.platform.ranks import bundles_of, call_others, strategy_of, together
+from baton.platform.registry import Loading, Registry
 
 if TYPE_CHECKING:
-    from baton.engine.engine import Engine
-    from baton.platform.replica import Replica
-
-log = logging.getLogger(__name__)
+    from baton.platform.lifetime import Lifetime
 
 Handle = DeploymentHandle[Any]
 
 APP_NAME = "baton"
 NO_CPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
 REGISTRY_TIMEOUT_S = 5.0
-LOADING_REPORT_S = 0.5
 HEALTH_CHECK_TIMEOUT_S = 5.0
 """Serve replaces a replica after three of them."""
 SHUTDOWN_SLACK_S = 5.0
@@ -96,87 +91,49 @@ class RemoteRegistry:
 
 
 class ReplicaActor:
-    """What the two roles share: load, register, stay registered, drain, leave."""
+    """What the two roles share: one replica's life, and the ranks it is spread over."""
 
     role: Role
+    _life: Lifetime
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: DeploymentConfig, folder: Path, registry: Handle
     ) -> None:
-        import torch  # here, so that neither gateway nor registry pays for it
+        from baton.engine.parallel.ranks import ONE_RANK  # torch: only replicas pay for it
+        from baton.platform.lifetime import Lifetime
 
-        from baton.platform.core_share import fair_share, share_of_cores
-        from baton.platform.replica import start_replica
+        remote = RemoteRegistry(registry)
+        replica_id = ReplicaId(f"{self.role}-{serve.get_replica_context().replica_id.unique_id}")
+        host = own_address(config)
+        self._life = Lifetime(config, self.role, replica_id, remote)
+        assignment = Assignment(config, self.role, folder, replica_id, remote)
+        self._others = others = await call_others(assignment, host)
 
-        self._health = config.health
-        self._registry = RemoteRegistry(registry)
-        self._id = ReplicaId(f"{self.role}-{serve.get_replica_context().replica_id.unique_id}")
-        self._host = _own_address(config)
-        pool = pool_of(config, self.role)
-        num_threads = pool.resources.num_threads
-        torch.set_num_threads(num_threads or share_of_cores(config))
-        self._followers = call_followers(config, self.role, folder, self._host)
-        self._engine = engine = await together(self._followers, self._load(config, folder))
-        device, dtype = engine.runner.cache.device.type, engine.info.dtype
-        share = await asyncio.to_thread(fair_share, config, device, dtype)  # may have to compile
-        torch.set_num_threads(num_threads or share)
-        self._replica: Replica = await start_replica(
-            config, self.role, engine, replica_id=self._id, host=self._host
-        )
+        async def load() -> None:
+            await self._life.load(folder, ONE_RANK if others is None else await others.join())
+
+        await together(others, load())
+        await self._life.serve(host)
         spare_what_stays()
-        self._heart = asyncio.create_task(self._beat())
-        if self._followers is not None:
-            self._followers.share_fate()
+        if others is not None:
+            others.share_fate()
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
-        self._replica.worker.check_health(limit_s=self._health.stuck_after_s)
+        self._life.check_health()
 
     async def __del__(self) -> None:
         """Serve awaits this before it ends the replica, for as long as the drain may take."""
-        if not hasattr(self, "_replica"):
+        if not hasattr(self, "_life") or not self._life.is_serving:
             return  # it never came up
-        draining = asyncio.create_task(self._replica.drain(self._health.drain_s))
-        await asyncio.sleep(0)  # by now it calls itself unready: say so
-        await self._try(self._registry.heartbeat(self._replica.info))
-        if not await draining:
-            log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
-        self._heart.cancel()
-        await self._try(self._registry.leave(self._replica.info.epoch))
-        await self._replica.stop()
-        if self._followers is not None:
-            await self._followers.let_go(self._engine.runner)
-
-    async def _load(self, config: DeploymentConfig, folder: Path) -> Engine:
-        """Load the weights, telling the registry how far it is."""
-        from baton.engine.parallel.ranks import ONE_RANK, MeshGroups
-        from baton.platform.replica import load_engine
-
-        done = [0, 1]
-
-        def progress(num_bytes: int, total: int) -> None:
-            done[:] = [num_bytes, max(1, total)]
-
-        groups: MeshGroups = ONE_RANK if self._followers is None else await self._followers.join()
-        loading = asyncio.create_task(load_engine(config, self.role, folder, progress, groups))
-        while not loading.done():
-            fraction = done[0] / done[1]
-            state = Loading(self._id, self.role, "loading weights", fraction)
-            await self._try(self._registry.report_loading(state))
-            await asyncio.wait((loading,), timeout=LOADING_REPORT_S)
-        return await loading
-
-    async def _beat(self) -> None:
-        while True:
-            await self._try(heartbeat(self._registry, self._replica.info, self._replica.chaos))
-            await asyncio.sleep(HEARTBEAT_S)
-
-    async def _try(self, call: Coroutine[Any, Any, None]) -> None:
-        """The registry is a hint: a replica serves on without it."""
-        try:
-            await call
-        except Exception as error:
-            log.warning("%s cannot reach the registry: %r", self._id, error)
+        others = self._others
+        if others is None:
+            await self._life.drain()
+            await self._life.leave()
+            return
+        await asyncio.gather(self._life.drain(), others.drain())
+        await self._life.leave()
+        await others.let_go(self._life.engine.runner)
 
 
 class PrefillActor(ReplicaActor):
@@ -254,23 +211,14 @@ def with_cache_secret(config: DeploymentConfig) -> DeploymentConfig:
     return override(config, {"gateway.cache_secret": draw_secret()})
 
 
-def _own_address(config: DeploymentConfig) -> str:
-    """Where this replica listens. Replicas trust each other: on one machine, to nobody else."""
-    if not config.ray.address:
-        return "127.0.0.1"
-    node_id = ray.get_runtime_context().get_node_id()
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    [address] = [node["NodeManagerAddress"] for node in nodes if node["NodeID"] == node_id]
-    return str(address)
-
-
 def _resources(pool: PoolConfig) -> dict[str, Any]:
     """What Serve asks Ray for, for each replica."""
     cpus, gpus = pool.resources.num_cpus, pool.resources.num_gpus
     options: dict[str, Any] = {"ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus}}
     if pool.parallel.size > 1:
-        options["placement_group_bundles"] = [{"CPU": cpus, "GPU": gpus}] * pool.parallel.size
-        options["placement_group_strategy"] = "STRICT_PACK"  # ranks share memory
+        size, count = bundles_of(pool.parallel.mesh)
+        options["placement_group_bundles"] = [{"CPU": cpus * size, "GPU": gpus * size}] * count
+        options["placement_group_strategy"] = strategy_of(pool.parallel.mesh)
     return options
 
 

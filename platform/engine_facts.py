@@ -6,6 +6,7 @@ import torch
 
 from baton.engine.engine import Engine
 from baton.engine.parallel.lead import LeadRunner
+from baton.engine.parallel.lockstep import LockstepRunner
 from baton.engine.runner import ModelRunner, Runner
 from baton.platform.core_share import is_compiled
 from baton.proto import replica_pb2 as pb
@@ -25,7 +26,7 @@ def engine_facts(model_name: str, engine: Engine) -> pb.EngineFacts:
         kernels=_kernels(device, info.dtype),
         passes=_passes(runner),
         num_threads=torch.get_num_threads(),
-        num_ranks=runner.num_ranks if isinstance(runner, LeadRunner) else 1,
+        num_ranks=runner.num_ranks if isinstance(runner, LeadRunner | LockstepRunner) else 1,
     )
 
 
@@ -37,8 +38,10 @@ def _kernels(device: str, dtype: str) -> str:
 
 def _passes(runner: Runner) -> str:
     """From a tape or graphs, where there are any; else as the model is written."""
-    if isinstance(runner, LeadRunner):
+    if isinstance(runner, LockstepRunner):
         return "model"
+    if isinstance(runner, LeadRunner):
+        return _passes(runner.own)
     if not isinstance(runner, ModelRunner):
         return "echo"
     if runner.taped is not None:

@@ -60,9 +60,7 @@ def parse_links(topology: str, listing: str) -> NodeLinks:
     return NodeLinks(parse_topology(topology), name_by_id)
 
 
-def link_matrix(
-    seats: Sequence[Seat], links_by_node: Mapping[str, NodeLinks]
-) -> list[list[str]]:
+def link_matrix(seats: Sequence[Seat], links_by_node: Mapping[str, NodeLinks]) -> list[list[str]]:
     """What joins each with each, in the order of `seats`."""
     return [[_link(one, other, links_by_node) for other in seats] for one in seats]
 

@@ -1,11 +1,15 @@
 """The other ranks of a replica that is spread over several: actors in its placement group.
 
     replica   rank 0, leads: engine, worker, server          first bundle
-    rank 1..  follow: a share of the model, no port          one bundle each, on the same node
+    rank 1..  follow: a share of the model, no port          one bundle each, on the same node;
+                                                             by its links: platform/seating.py
+
+    data 2    the first rank of each engine leads: it serves beside the replica, under a name and at
+              an address of its own          one bundle an engine: they may be on unlike nodes
 
 Nothing of a pass goes through Ray. What a rank cannot load is told as the replica's own failure.
 Once the replica serves, a rank that ends or falls silent takes it along within moments: their
-shares of the KV are worth nothing without each other, and Serve starts all anew.
+shares are worth nothing without each other, and Serve starts all anew.
 """
 
 from __future__ import annotations
@@ -13,22 +17,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+import socket
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from baton.core.messages import Role
-from baton.platform.config import DeploymentConfig, PoolConfig
+from baton.engine.parallel.mesh import Mesh
+from baton.platform.pool_config import PoolConfig
+from baton.platform.rank_actor import Assignment, RankActor, closing
+from baton.platform.rank_seats import by_rank, own_seat
 
 if TYPE_CHECKING:
     from baton.engine.parallel.ranks import MeshGroups, Rendezvous
     from baton.engine.runner import Runner
+
+    Meeting = tuple[socket.socket, Rendezvous]
+    """And what the lead listens on there."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,88 +48,29 @@ PARTING_S = 5.0
 """For a rank to end that was let go, or to say why it failed."""
 
 
-def pool_of(config: DeploymentConfig, role: Role) -> PoolConfig:
-    return config.prefill if role is Role.PREFILL else config.decode
-
-
 class Others(Protocol):
     async def first_end(self, patience_s: float | None = None) -> str:
         """What those say that end before the others; nothing if none does in that time."""
 
 
-class RankActor:
-    """One rank that follows; its process does nothing else but answer that it is there."""
+class OtherRanks:
+    """All ranks of a replica but the first, watched."""
 
-    def follow(
-        self,
-        config: DeploymentConfig,
-        role: Role,
-        folder: Path,
-        meeting: Rendezvous,
-        rank: int,
-    ) -> None:
-        """Returns when the lead lets go, and raises when it is gone."""
-        import torch
-
-        from baton.engine.assemble import follow_lead
-        from baton.engine.parallel.ranks import join
-        from baton.platform.core_share import share_of_cores
-
-        pool = pool_of(config, role)
-        torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
-        follow_lead(
-            folder,
-            replace(pool.engine, kv_shares=config.gateway.kv_shares),
-            join(meeting, rank),
-            dtype=config.dtype,
-            device=config.device,
-            load_format=config.load_format,
-            quantize=config.quantize,
-        )
-
-    def is_there(self) -> None:
-        """Answers while `follow` runs."""
-
-
-class Followers:
-    """All ranks of a replica but its own, watched."""
-
-    def __init__(self, config: DeploymentConfig, role: Role, folder: Path, host: str) -> None:
-        from baton.engine.assemble import find_device
-        from baton.engine.parallel.ranks import Rendezvous, listen
-
-        self._listener = listen(host)
-        self._meeting = Rendezvous(
-            host=host,
-            port=self._listener.getsockname()[1],
-            mesh=pool_of(config, role).parallel.mesh,
-            backend="nccl" if find_device(config.device) == "cuda" else "gloo",
-        )
-        group = get_current_placement_group()
-        assert group is not None, "Serve places replicas of several ranks in groups"
-        resources = pool_of(config, role).resources
-        actor: Any = ray.remote(RankActor)
-        self._actors: list[Any] = [
-            actor.options(
-                num_cpus=resources.num_cpus,
-                num_gpus=resources.num_gpus,
-                max_concurrency=2,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=rank
-                ),
-            ).remote()
-            for rank in range(1, self._meeting.mesh.size)
-        ]
-        self._ends = [
-            asyncio.create_task(
-                _end_of(rank, actor.follow.remote(config, role, folder, self._meeting, rank))
-            )
-            for rank, actor in enumerate(self._actors, start=1)
-        ]
+    def __init__(self, assignment: Assignment, meeting: Meeting, actors: Sequence[Any]) -> None:
+        """`actors` are to be the ranks 1.., in this order."""
+        self._listener, self._meeting = meeting
+        self._actors = actors
+        leads = self._meeting.mesh.leads
+        self._leads = [actors[rank - 1] for rank in leads if rank]
+        self._ends = []
+        for rank, actor in enumerate(actors, start=1):
+            begin = actor.lead if rank in leads else actor.follow
+            end = _end_of(rank, begin.remote(assignment, self._meeting, rank))
+            self._ends.append(asyncio.create_task(end))
         self._fate: asyncio.Task[None] | None = None
 
     async def join(self) -> MeshGroups:
-        """Be their lead."""
+        """Be the first of them."""
         from baton.engine.parallel.ranks import join
 
         return await asyncio.to_thread(join, self._meeting, 0, self._listener)
@@ -136,15 +85,19 @@ class Followers:
         """From now on this process ends as soon as one of them does."""
         self._fate = asyncio.create_task(self._end_with_them())
 
+    async def drain(self) -> None:
+        """Those that lead; one that is gone has nothing to drain."""
+        drains = [lead.drain.remote() for lead in self._leads]
+        await asyncio.gather(*drains, return_exceptions=True)
+
     async def let_go(self, runner: Runner) -> None:
         """Whoever has not ended by himself then is ended."""
-        from baton.engine.parallel.lead import LeadRunner
-
-        assert isinstance(runner, LeadRunner)
         if self._fate is not None:
             self._fate.cancel()
+        for lead in self._leads:
+            lead.leave.remote()
         with suppress(RuntimeError, TimeoutError):  # one is gone already, or not listening
-            await asyncio.wait_for(asyncio.to_thread(runner.close), PARTING_S)
+            await asyncio.wait_for(asyncio.to_thread(closing(runner)), PARTING_S)
         await asyncio.wait(self._ends, timeout=PARTING_S)
         for actor in self._actors:
             ray.kill(actor)
@@ -159,13 +112,53 @@ class Followers:
         os._exit(1)
 
 
-def call_followers(
-    config: DeploymentConfig, role: Role, folder: Path, host: str
-) -> Followers | None:
-    """None for a replica of one rank."""
-    if pool_of(config, role).parallel.size == 1:
+async def call_others(assignment: Assignment, host: str) -> OtherRanks | None:
+    """None for a replica of one rank. Raises what Ray raises if one of its processes fails."""
+    from baton.engine.assemble import find_device
+    from baton.engine.parallel.ranks import Rendezvous, listen
+
+    mesh = assignment.pool.parallel.mesh
+    if mesh.size == 1:
         return None
-    return Followers(config, role, folder, host)
+    device = find_device(assignment.config.device)
+    actors = await by_rank(mesh, device, own_seat(device), _start_actors(assignment.pool))
+    listener = listen(host)
+    meeting = Rendezvous(
+        host=host,
+        port=listener.getsockname()[1],
+        mesh=mesh,
+        backend="nccl" if device == "cuda" else "gloo",
+    )
+    return OtherRanks(assignment, (listener, meeting), actors)
+
+
+def bundles_of(mesh: Mesh) -> tuple[int, int]:
+    """Of how many ranks a bundle is, and how many there are: those of an engine share memory, so
+    each of several engines is one bundle."""
+    return (1, mesh.size) if mesh.data == 1 else (mesh.engine.size, mesh.data)
+
+
+def strategy_of(mesh: Mesh) -> str:
+    """Ray keeps a bundle on one node; of several engines each may be on another."""
+    return "STRICT_PACK" if mesh.data == 1 else "PACK"
+
+
+def _start_actors(pool: PoolConfig) -> list[Any]:
+    """All but the first, whose room is that of the replica itself."""
+    group = get_current_placement_group()
+    assert group is not None, "Serve places replicas of several ranks in groups"
+    actor: Any = ray.remote(RankActor)
+    bundle, _ = bundles_of(pool.parallel.mesh)
+    return [
+        actor.options(
+            num_cpus=pool.resources.num_cpus,
+            num_gpus=pool.resources.num_gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=seat // bundle
+            ),
+        ).remote()
+        for seat in range(1, pool.parallel.size)
+    ]
 
 
 async def together(others: Others | None, work: Coroutine[Any, Any, T]) -> T:

@@ -107,6 +107,7 @@ async def load_engine(
         device=config.device,
         load_format=config.load_format,
         quantize=config.quantize,
+        streaming=config.streaming,
         progress=progress,
         groups=groups,
     )

@@ -10,10 +10,12 @@ a pipeline talk from stage to stage, all others each with each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
+from math import fsum
 
 from baton.engine.parallel.mesh import Axis, Mesh
+from baton.platform.link_matrix import slowness
 
 BY_TALK = (Axis.TENSOR, Axis.CONTEXT, Axis.EXPERT, Axis.DATA, Axis.PIPELINE)
 MAX_TRIED_ALL = 8
@@ -21,24 +23,44 @@ MAX_TRIED_ALL = 8
 MAX_TRIED = 20_000
 """Exchanges of two that are tried, of more seats."""
 
+Links = Sequence[Sequence[str]]
+"""Between two seats; see platform/link_matrix.py."""
 Slowness = Sequence[Sequence[float]]
-"""Of the link between two seats."""
 Pairs = list[tuple[int, int]]
 """Of ranks that talk to each other, of one axis."""
 Cost = tuple[tuple[float, float], ...]
 
 
-def place(mesh: Mesh, slowness: Slowness) -> tuple[int, ...]:
+def place(mesh: Mesh, links: Links) -> tuple[int, ...]:
     """The seat of each rank. Rank 0 has the first; none is worse than to leave all as they are."""
     seats = tuple(range(mesh.size))
-    axes = axis_pairs(mesh)
-    if len({slowness[one][other] for one, other in permutations(seats, 2)}) < 2:
+    if len({links[one][other] for one, other in permutations(seats, 2)}) < 2:
         return seats
-    if mesh.size <= MAX_TRIED_ALL:
-        rest = permutations(seats[1:])  # the first of them is as it is: ties leave it so
-        return min(((0, *each) for each in rest), key=lambda seating: _cost(axes, slowness, seating))
-    found = (_exchanged(axes, slowness, each) for each in (seats, _greedy(axes, slowness)))
-    return min(found, key=lambda seating: _cost(axes, slowness, seating))
+    axes, slow = axis_pairs(mesh), slownesses(links)
+    found: Iterable[tuple[int, ...]]
+    if mesh.size <= MAX_TRIED_ALL:  # the first of them is as it is: ties leave it so
+        found = ((0, *rest) for rest in permutations(seats[1:]))
+    else:
+        found = (_exchanged(axes, slow, each) for each in (seats, _greedy(axes, slow)))
+    return min(found, key=lambda seating: seating_cost(axes, slow, seating))
+
+
+def slownesses(links: Links) -> Slowness:
+    return [[slowness(link) for link in row] for row in links]
+
+
+def links_by_axis(mesh: Mesh, links: Links, seating: Sequence[int]) -> dict[Axis, list[str]]:
+    """The kinds of links that ranks of an axis talk over, best first; of axes with several."""
+    found: dict[Axis, list[str]] = {}
+    for axis, pairs in zip(BY_TALK, axis_pairs(mesh), strict=True):
+        if pairs:
+            kinds = {links[seating[one]][seating[other]] for one, other in pairs}
+            found[axis] = sorted(kinds, key=slowness)
+    return found
+
+
+def links_told(by_axis: Mapping[Axis, Sequence[str]]) -> str:
+    return ", ".join(f"{axis.value} over {' and '.join(kinds)}" for axis, kinds in by_axis.items())
 
 
 def axis_pairs(mesh: Mesh) -> list[Pairs]:
@@ -51,22 +73,22 @@ def _pairs(mesh: Mesh, axis: Axis) -> Iterator[tuple[int, int]]:
         yield from pairwise(group) if axis is Axis.PIPELINE else combinations(group, 2)
 
 
-def _cost(axes: Sequence[Pairs], slowness: Slowness, seating: Sequence[int]) -> Cost:
-    """Smaller is better: of each axis its worst link, and all of them."""
-    links = [[slowness[seating[one]][seating[other]] for one, other in pairs] for pairs in axes]
-    return tuple((max(each, default=0.0), sum(each)) for each in links)
+def seating_cost(axes: Sequence[Pairs], slow: Slowness, seating: Sequence[int]) -> Cost:
+    """Smaller is better: of each axis its worst link, and all of them, in whatever order."""
+    links = [[slow[seating[one]][seating[other]] for one, other in pairs] for pairs in axes]
+    return tuple((max(each, default=0.0), fsum(each)) for each in links)
 
 
-def _greedy(axes: Sequence[Pairs], slowness: Slowness) -> tuple[int, ...]:
+def _greedy(axes: Sequence[Pairs], slow: Slowness) -> tuple[int, ...]:
     """Rank by rank, each on the seat that is nearest to those it talks to most."""
     seating = [0]
-    free = set(range(1, len(slowness)))
+    free = set(range(1, len(slow)))
     while free:
         rank = len(seating)
         partners = [[one for one, other in pairs if other == rank] for pairs in axes]
 
         def farness(seat: int, partners: list[list[int]] = partners) -> tuple[list[float], int]:
-            sums = [sum(slowness[seating[one]][seat] for one in each) for each in partners]
+            sums = [sum(slow[seating[one]][seat] for one in each) for each in partners]
             return sums, seat
 
         seating.append(min(free, key=farness))
@@ -74,17 +96,15 @@ def _greedy(axes: Sequence[Pairs], slowness: Slowness) -> tuple[int, ...]:
     return tuple(seating)
 
 
-def _exchanged(
-    axes: Sequence[Pairs], slowness: Slowness, seating: tuple[int, ...]
-) -> tuple[int, ...]:
+def _exchanged(axes: Sequence[Pairs], slow: Slowness, seating: tuple[int, ...]) -> tuple[int, ...]:
     """Two ranks at a time exchange their seats, as long as that is better for all."""
-    best, cost = list(seating), _cost(axes, slowness, seating)
+    best, cost = list(seating), seating_cost(axes, slow, seating)
     num_tried, is_better = 0, True
     while is_better and num_tried < MAX_TRIED:
         is_better = False
         for one, other in combinations(range(1, len(best)), 2):
             best[one], best[other] = best[other], best[one]
-            new = _cost(axes, slowness, best)
+            new = seating_cost(axes, slow, best)
             num_tried += 1
             if new < cost:
                 cost, is_better = new, True

@@ -45,6 +45,8 @@ MODEL_OPTIONS = (
     ConfigOption("--dtype", MODEL, ("dtype",)),
     ConfigOption("--quantize", MODEL, ("quantize",)),
     ConfigOption("--device", MODEL, ("device",)),
+    ConfigOption("--attention-window", MODEL, ("attention_window",)),
+    ConfigOption("--attention-sinks", MODEL, ("attention_sinks",)),
     ConfigOption("--load-format", MODEL, ("load_format",)),
 )
 ENGINE_OPTIONS = (
@@ -65,6 +67,13 @@ SERVE_OPTIONS = (
     *MODEL_OPTIONS,
     *ENGINE_OPTIONS,
     ConfigOption("--tensor-parallel", ENGINE, _both("parallel.tensor")),
+    ConfigOption("--expert-parallel", ENGINE, _both("parallel.expert")),
+    ConfigOption("--redundant-experts", ENGINE, _both("parallel.redundant_experts")),
+    ConfigOption("--rebalance-passes", ENGINE, _both("parallel.rebalance_passes")),
+    ConfigOption("--pipeline-parallel", ENGINE, _both("parallel.pipeline")),
+    ConfigOption("--micro-batch-tokens", ENGINE, _both("scheduler.micro_batch_tokens")),
+    ConfigOption("--context-parallel", PREFILL, ("prefill.parallel.context",)),
+    ConfigOption("--data-parallel", ENGINE, _both("parallel.data")),
     ConfigOption("--prefill", PREFILL, ("prefill.replicas",)),
     ConfigOption("--prefill-cpus", PREFILL, ("prefill.resources.num_cpus",)),
     ConfigOption("--prefill-gpus", PREFILL, ("prefill.resources.num_gpus",)),
@@ -92,6 +101,16 @@ SERVE_OPTIONS = (
     ConfigOption("--ray-address", RAY, ("ray.address",)),
     ConfigOption("--dashboard/--no-dashboard", RAY, ("ray.dashboard",)),
 )
+_OF_COST = (
+    "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",
+    "--micro-batch-tokens",
+)  # fmt: skip
+PLAN_OPTIONS = tuple(
+    option
+    for option in SERVE_OPTIONS
+    if option.flag in _OF_COST or option.paths[0].startswith("prefill.parallel.")
+)
+"""Of how a replica is spread over ranks, and what that costs."""
 
 
 def with_config_options(

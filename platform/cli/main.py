@@ -15,6 +15,7 @@ from baton.platform.cli.drain import drain
 from baton.platform.cli.errors import OneLineErrors
 from baton.platform.cli.generate import generate
 from baton.platform.cli.models import models
+from baton.platform.cli.plan import plan
 from baton.platform.cli.profile import profile
 from baton.platform.cli.serve import serve
 from baton.platform.cli.status import status
@@ -48,7 +49,7 @@ def baton(
 
 
 for command in (
-    serve, generate, chat, status, drain, models, trace, verify, profile, certs, doctor,
+    serve, generate, chat, status, drain, models, plan, trace, verify, profile, certs, doctor,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(config.app, name="config")

@@ -105,6 +105,7 @@ def _check_model(config: DeploymentConfig, folder: Path) -> None:
         load_format=config.load_format,
         dtype=config.dtype,
         quantize=config.quantize,
+        streaming=config.streaming,
         device=None if config.ray.address else find_device(config.device),  # else theirs, unknown
     )
 
@@ -200,8 +201,8 @@ def _announce(config: DeploymentConfig, folder: Path, seconds: float) -> None:
     name = config.model_name
     url = f"{'https' if config.gateway.tls_cert_file else 'http'}://{host}:{port}"
     console.print(
-        f"[bold]Baton serves {name}[/bold] with {config.prefill.replicas} prefill and "
-        f"{config.decode.replicas} decode replicas, after {seconds:.1f} s\n"
+        f"[bold]Baton serves {name}[/bold] with {config.prefill.num_engines} prefill and "
+        f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
         f"  OpenAI API   {url}/v1\n"
         f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
         f"  status       {url}/debug/status   /metrics   /debug/leaks\n\n"

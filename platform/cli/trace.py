@@ -34,6 +34,13 @@ def trace(  # noqa: PLR0913 - one parameter an option
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a message of a user.")
     ] = False,
+    mtp: Annotated[
+        bool,
+        typer.Option(
+            "--mtp",
+            help="The token after the next as well, by the head that predicts it (DeepSeek V3).",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,
 ) -> None:
     """Show what happens to a prompt in the model: its tokens, the shapes that they take, what each
@@ -55,5 +62,6 @@ def trace(  # noqa: PLR0913 - one parameter an option
                     every_layer=every_layer,
                     is_chat=chat,
                     is_json=as_json,
+                    wants_after=mtp,
                 ),
             )

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from baton.engine.assemble import find_device
 from baton.engine.checkpoint.load import load_model
+from baton.engine.checkpoint.load_mtp import load_mtp_head
 from baton.platform.cli.output_files import check_writable
 from baton.platform.config import DeploymentConfig
 from baton.platform.gateway.served_model import ServedModel
@@ -26,6 +27,7 @@ class Job:
     every_layer: bool = False
     is_chat: bool = False
     is_json: bool = False
+    wants_after: bool = False
 
 
 def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
@@ -45,9 +47,15 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
             device=device,
             load_format=config.load_format,
             quantize=config.quantize,
+            streaming=config.streaming,
         )
         trace = trace_forward(
-            loaded, model.tokenizer, tokens, name=config.model_name, device=device
+            loaded,
+            model.tokenizer,
+            tokens,
+            name=config.model_name,
+            device=device,
+            mtp=load_mtp_head(folder, loaded, device=device) if job.wants_after else None,
         )
     if job.html is not None:
         job.html.write_text(page(trace), encoding="utf-8")

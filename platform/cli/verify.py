@@ -16,9 +16,12 @@ from baton.platform.model_folder import find_model
 BLOCK_SIZE = ConfigOption(
     "--block-size", "Model", ("prefill.cache.block_size", "decode.cache.block_size")
 )
+KV_DTYPE = ConfigOption(
+    "--kv-cache-dtype", "Model", ("prefill.cache.kv_dtype", "decode.cache.kv_dtype")
+)
 
 
-@with_config_options((*MODEL_OPTIONS, BLOCK_SIZE))
+@with_config_options((*MODEL_OPTIONS, BLOCK_SIZE, KV_DTYPE))
 def verify(
     changes: dict[str, Any],
     model: Annotated[

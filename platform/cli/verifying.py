@@ -51,6 +51,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             device=device,
             load_format=config.load_format,
             quantize=config.quantize,
+            streaming=config.streaming,
             progress=progress,
         )
     tolerance = trial.tolerance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from baton.core.kv_layout import KvLayout
@@ -13,23 +14,22 @@ from baton.engine.checkpoint.load import read_config
 from baton.engine.config import CacheConfig
 from baton.engine.models.registry import family_of
 from baton.engine.parallel.cutting import share_of
+from baton.engine.parallel.stages import keep_stage, spread_layers
 from baton.platform.config import DeploymentConfig
 from baton.platform.doctor.node_checks import GIB, Demand
+from baton.platform.pool_config import PoolConfig
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
     """On a GPU weights and KV are its own. Raises CheckpointError if the model cannot be read, and
     InvalidConfig if it cannot be split among the ranks of a pool."""
     pools = (config.prefill, config.decode)
-    num_replicas = sum(pool.replicas for pool in pools)
+    num_replicas = sum(pool.num_engines for pool in pools)
     memory_bytes = num_replicas * int(config.tiers.host.gib * GIB)
     if not is_on_gpu:
         model = read_config(folder)
         for pool in pools:
-            num_ranks = pool.parallel.size
-            share = share_of(model, pool.parallel.mesh)
-            of_rank = weight_bytes(config, share) + kv_bytes(pool.cache, share, config.dtype)
-            memory_bytes += pool.replicas * num_ranks * of_rank
+            memory_bytes += pool.replicas * _replica_bytes(config, pool, model)
     disk = config.tiers.disk
     return Demand(
         memory_bytes=memory_bytes,
@@ -41,24 +41,43 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
     )
 
 
+def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfig) -> int:
+    """Weights and KV of all ranks of one replica on a CPU."""
+    mesh, family = pool.parallel.mesh, family_of(model.architecture)
+    share = share_of(model, mesh)
+    total = 0
+    for layers in spread_layers(family.build(share), share, mesh.pipeline):
+        stage = family.build(share)
+        keep_stage(stage, layers)
+        kept = replace(share, layers=tuple(share.layers[layer] for layer in layers))
+        total += kept_bytes(stage, served_dtype(config.dtype, model), config.quantize)
+        total += kv_bytes(pool.cache, kept, config.dtype)
+    return total * (mesh.size // mesh.pipeline)
+
+
 def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
     """Of one rank on a CPU, of whose share `model` has the sizes."""
     if cache.memory_gib is not None:
         return int(cache.memory_gib * GIB)
     if cache.num_blocks is None:
         return CPU_CACHE_BYTES
-    kv_dtype = KV_DTYPES[cache.kv_dtype]
+    return cache.num_blocks * kv_layout(cache, model, dtype).block_bytes
+
+
+def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
+    """Raises InvalidConfig for a dtype that such KV is not kept in."""
+    kv_dtype, served = KV_DTYPES[cache.kv_dtype], served_dtype(dtype, model)
     check_kv_dtype(kv_dtype, model.num_vectors)
-    layout = KvLayout(
+    return KvLayout(
         model_fingerprint=b"",
-        dtype=_served(dtype, model) if kv_dtype == "auto" else kv_dtype,
+        dtype=served if kv_dtype == "auto" else kv_dtype,
         num_layers=model.num_layers,
         num_kv_heads=model.heads.num_kv_heads,
         head_dim=model.heads.head_dim,
         block_size=cache.block_size,
         num_vectors=model.num_vectors,
+        groups=model.kv_groups(served),
     )
-    return cache.num_blocks * layout.block_bytes
 
 
 def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
@@ -67,8 +86,9 @@ def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
     Told from shapes: the files need not be there yet, and dummy weights take as much.
     """
     family = family_of(model.architecture)
-    return kept_bytes(family.build(model), _served(config.dtype, model), config.quantize)
+    return kept_bytes(family.build(model), served_dtype(config.dtype, model), config.quantize)
 
 
-def _served(dtype: str, model: ModelConfig) -> str:
+def served_dtype(dtype: str, model: ModelConfig) -> str:
+    """What `auto` means for it."""
     return (model.dtype or "float32") if dtype == "auto" else dtype

@@ -171,8 +171,8 @@ def _cpu_flags(root: Path) -> tuple[str, ...]:
 def _read_gpus() -> tuple[GpuFacts | None, str]:
     query = "--query-gpu=name,driver_version,mig.mode.current"
     try:
-        listing = _run("nvidia-smi", query, "--format=csv,noheader")
-        topology = _run("nvidia-smi", "topo", "-m")
+        listing = run_command("nvidia-smi", query, "--format=csv,noheader")
+        topology = run_command("nvidia-smi", "topo", "-m")
     except FileNotFoundError:
         return None, ""
     except (OSError, subprocess.SubprocessError) as error:
@@ -189,7 +189,8 @@ def parse_gpus(listing: str, topology: str) -> tuple[GpuFacts | None, str]:
     return GpuFacts(names=names, driver=drivers[0], is_mig=is_mig, topology=topology), ""
 
 
-def _run(*command: str) -> str:
+def run_command(*command: str) -> str:
+    """What it prints. Raises OSError or SubprocessError."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True
     )

@@ -15,7 +15,8 @@ from tests.live_server import Server, start_server, stop_server
 
 pytestmark = pytest.mark.cluster
 
-MAX_TOKENS = 300
+MAX_TOKENS = 800
+"""Long enough to be moved, however fast the engine: who has a few tokens left ends where it is."""
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.tiny_checkpoints import make_deepseek_v3, make_llama
+from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import load_model, read_config
@@ -65,6 +65,16 @@ def test_a_disk_tier_wants_its_room_for_every_replica() -> None:
     assert demand_of(tiered, DEMO, is_on_gpu=False).disk_bytes == {"/var/kv": 2 * 8 * GIB}
 
 
+def test_engines_that_share_experts_have_tiers_of_their_own(tmp_path: Path) -> None:
+    shared = {"decode__parallel__data": 2, "decode__parallel__expert": 2, "prefill__replicas": 0}
+    tiered = config(**shared, tiers__host__gib=4.0)
+
+    found = demand_of(tiered, make_mixtral(tmp_path), is_on_gpu=True)
+
+    assert found.num_replicas == 2
+    assert found.memory_bytes == 2 * 4 * GIB
+
+
 def test_threads_are_counted_as_they_are_set() -> None:
     wide = config(decode__resources__num_threads=6)
 
@@ -82,6 +92,27 @@ def test_each_rank_has_a_share_of_the_weights_a_cache_and_threads() -> None:
     sized = override(two, {"decode.cache.num_blocks": None, "decode.cache.memory_gib": 5.0})
     found = demand_of(sized, DEMO, is_on_gpu=False).memory_bytes - of_two.memory_bytes
     assert found == pytest.approx(2 * 5 * GIB, rel=0.02)
+
+
+def test_stages_have_the_weights_and_the_kv_of_their_layers_alone(tmp_path: Path) -> None:
+    folder = make_llama(tmp_path, num_hidden_layers=3, tie_word_embeddings=False)
+    one = config(decode__cache__num_blocks=100, prefill__replicas=0)
+    two = override(one, {"decode.parallel.pipeline": 2})
+
+    of_one, of_two = (demand_of(each, folder, is_on_gpu=False) for each in (one, two))
+
+    assert of_two.num_threads == 2 * of_one.num_threads
+    assert of_two.memory_bytes == of_one.memory_bytes
+
+
+def test_ranks_that_share_prompts_have_all_weights_and_a_cache_each() -> None:
+    one = config(prefill__cache__num_blocks=100, decode__cache__num_blocks=100)
+    three = override(one, {"prefill.parallel.context": 2})
+
+    of_two, of_three = (demand_of(each, DEMO, is_on_gpu=False) for each in (one, three))
+
+    assert of_three.num_threads == 3
+    assert 2 * of_three.memory_bytes == 3 * of_two.memory_bytes
 
 
 def test_dummy_weights_take_as_much_memory_as_others() -> None:

@@ -89,3 +89,51 @@ GPU0     X      PSB     SOC     0-9,20-29
 GPU1    PSB      X      SOC     0-9,20-29
 GPU2    SOC     SOC      X      10-19,30-39
 """
+
+DGX_1 = """\
+        GPU0  GPU1  GPU2  GPU3  GPU4  GPU5  GPU6  GPU7  mlx5_0  mlx5_1  mlx5_2  mlx5_3  CPU Affinity
+GPU0     X    NV1   NV1   NV2   NV2   SYS   SYS   SYS   PIX     PHB     SYS     SYS     0-19,40-59
+GPU1    NV1    X    NV2   NV1   SYS   NV2   SYS   SYS   PIX     PHB     SYS     SYS     0-19,40-59
+GPU2    NV1   NV2    X    NV2   SYS   SYS   NV1   SYS   PHB     PIX     SYS     SYS     0-19,40-59
+GPU3    NV2   NV1   NV2    X    SYS   SYS   SYS   NV1   PHB     PIX     SYS     SYS     0-19,40-59
+GPU4    NV2   SYS   SYS   SYS    X    NV1   NV1   NV2   SYS     SYS     PIX     PHB     20-39,60-79
+GPU5    SYS   NV2   SYS   SYS   NV1    X    NV2   NV1   SYS     SYS     PIX     PHB     20-39,60-79
+GPU6    SYS   SYS   NV1   SYS   NV1   NV2    X    NV2   SYS     SYS     PHB     PIX     20-39,60-79
+GPU7    SYS   SYS   SYS   NV1   NV2   NV1   NV2    X    SYS     SYS     PHB     PIX     20-39,60-79
+mlx5_0  PIX   PIX   PHB   PHB   SYS   SYS   SYS   SYS    X      PHB     SYS     SYS
+mlx5_1  PHB   PHB   PIX   PIX   SYS   SYS   SYS   SYS   PHB      X      SYS     SYS
+mlx5_2  SYS   SYS   SYS   SYS   PIX   PIX   PHB   PHB   SYS     SYS      X      PHB
+mlx5_3  SYS   SYS   SYS   SYS   PHB   PHB   PIX   PIX   SYS     SYS     PHB      X
+"""
+"""Eight V100, joined in a cube: some by two NVLinks, some by one, some by none."""
+
+PAIRED_A100_PCIE = _table(
+    "GPU0|GPU1|GPU2|GPU3|NIC0|CPU Affinity|NUMA Affinity|GPU NUMA ID",
+    [
+        "GPU0| X |SYS|NV12|SYS|NODE|0-31,64-95|0||N/A",
+        "GPU1|SYS| X |SYS|NV12|SYS|32-63,96-127|1||N/A",
+        "GPU2|NV12|SYS| X |SYS|PHB|0-31,64-95|0||N/A",
+        "GPU3|SYS|NV12|SYS| X |SYS|32-63,96-127|1||N/A",
+        "NIC0|NODE|SYS|PHB|SYS| X ||||",
+    ],
+)
+"""With NVLink bridges over two each."""
+
+TWO_A100_AND_SLICES = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-7fdaf0a5-179b-f636-d15d-daf243e3ff16)
+  MIG 3g.40gb     Device  0: (UUID: MIG-feb88891-0321-5fef-9c87-d4af3b54259e)
+  MIG 3g.40gb     Device  1: (UUID: MIG-a25704ba-3a06-5299-a795-fd7cf4d13973)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-932bfb2c-849a-2a22-1e84-9eff6bc02b39)
+"""
+"""What `nvidia-smi -L` prints."""
+
+
+def listing(num_gpus: int) -> str:
+    """What `nvidia-smi -L` prints, of GPUs whose ids are theirs by `gpu_id`."""
+    return "".join(
+        f"GPU {gpu}: NVIDIA A100 80GB PCIe (UUID: GPU-{gpu_id(gpu)})\n" for gpu in range(num_gpus)
+    )
+
+
+def gpu_id(gpu: int) -> str:
+    return f"{gpu:08x}-179b-f636-d15d-daf243e3ff16"

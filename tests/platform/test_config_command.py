@@ -132,9 +132,16 @@ def test_every_option_sets_what_it_names(option: Any) -> None:
     value, expected = example(setting.type)
     flag = option.flag.split("/")[-1] if isinstance(setting.default, bool) else option.flag
     given = [flag] if isinstance(setting.default, bool) else [flag, value]
-    extra = {"--tls-cert": ["--tls-key", "k"], "--tls-key": ["--tls-cert", "c"]}.get(flag, [])
+    spread = ["--tensor-parallel", "2", "--expert-parallel", "2"]
+    besides = {
+        "--tls-cert": ["--tls-key", "k"],
+        "--tls-key": ["--tls-cert", "c"],
+        "--expert-parallel": ["--tensor-parallel", value],
+        "--redundant-experts": spread,
+        "--rebalance-passes": spread,
+    }
 
-    found = shown(*given, *extra)
+    found = shown(*given, *besides.get(flag, []))
 
     for path in option.paths:
         node = found

@@ -14,14 +14,13 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.kv_transfer.transport.registry import AUTO, TRANSPORTS
 from baton.platform.config import (
     DEMO_MODEL,
-    DecodeConfig,
     DeploymentConfig,
-    PrefillConfig,
     TransportName,
     override,
     parse_config,
     read_config,
 )
+from baton.platform.pool_config import DecodeConfig, PrefillConfig
 
 FULL = """
 model: /models/llama
@@ -128,6 +127,9 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("dtype: int8", "'int8' - at `$.dtype`"),
         ("prefill:", "got `null` - at `$.prefill`"),
         ("prefill: {cache: {block_size: 12}}", "is 12, that of decode 16: one must divide"),
+        ("decode: {cache: {kv_dtype: int4}}", "prefill and decode must have it both"),
+        ("attention_window: 0", "attention_window must be at least 1, not 0"),
+        ("attention_sinks: -1", ">= 0 - at `$.attention_sinks`"),
         ("- model", "Expected `object`, got `array`"),
         ("demo", "Expected `object`, got `str`"),
         ("1: 2", "Expected `str`"),

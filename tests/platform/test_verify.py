@@ -234,6 +234,18 @@ def test_the_command_prints_a_table_or_json_and_exits_accordingly(folder: Path) 
     assert "there is no 'pigeon'; choose --transport from 'memory', 'shm', " in unknown.stderr
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_kv_of_few_bits_is_tried_if_asked_for(folder: Path, kv_dtype: str) -> None:
+    cases = ["--case", "chunked", "--case", "crowded"]
+    options = ["--transport", "memory", "--block-size", "4", "--kv-cache-dtype", kv_dtype]
+
+    found = CliRunner().invoke(app, ["verify", str(folder), *cases, *options, "--json"])
+
+    assert found.exit_code == 0, found.stdout
+    kv_bytes = {verdict["kv_bytes"] for verdict in json.loads(found.stdout)}
+    assert 0 not in kv_bytes
+
+
 def test_the_command_exits_with_1_when_tokens_differ(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
-from baton.core.kv_layout import ITEM_BYTES, WIDE, KvLayout
+from baton.core.kv_layout import ITEM_BYTES, WIDE, KvGroup, KvLayout
 from baton.core.messages import (
     CachePoint,
     Capacity,
@@ -111,6 +111,9 @@ layouts = st.builds(
     head_dim=sizes,
     block_size=sizes,
     num_vectors=st.just(1),
+    groups=st.builds(
+        KvGroup, name=texts, layers=st.just((0,)), width=sizes, dtype=st.sampled_from(WIDE)
+    ).map(lambda group: (group,)),
 )
 cache_points = st.lists(
     st.builds(CachePoint, counts, st.integers(0, 2**40).map(lambda ms: ms / 1e3)), max_size=3

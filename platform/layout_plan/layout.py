@@ -1,0 +1,180 @@
+"""A model on the ranks of one mesh: what each rank keeps, and what its passes send.
+
+Told from shapes alone: of the model folder only `config.json` is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from baton.core.errors import InvalidConfig
+from baton.engine.assemble import find_device
+from baton.engine.batch import Chunk
+from baton.engine.checkpoint.config import ModelConfig
+from baton.engine.checkpoint.kept_bytes import kept_bytes
+from baton.engine.parallel.cutting import check_context
+from baton.engine.parallel.mesh import Axis, Mesh
+from baton.engine.parallel.pass_transfers import RankModel, transfers
+from baton.engine.parallel.rank_models import rank_models
+from baton.engine.parallel.transfers import Transfer, sent_bytes
+from baton.platform.config import DeploymentConfig
+from baton.platform.doctor.demand import kv_layout, served_dtype
+from baton.platform.doctor.node_checks import GIB
+from baton.platform.pool_config import ParallelConfig
+
+AXES = tuple(axis.value for axis in Axis if axis.value in ParallelConfig.__struct_fields__)
+"""That replicas may be spread along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """For which a layout is planned."""
+
+    requests: int
+    """That decode together on a replica; data places have an even part each."""
+    prompt_tokens: int
+    """That one pass prefills, on each data place."""
+    context: int
+    """Tokens of each request in the cache."""
+
+    def decode_pass(self, mesh: Mesh, block_size: int) -> list[Chunk]:
+        blocks = range(-(-self.context // block_size))
+        return [Chunk([0], self.context - 1, blocks, 1)] * self.requests_of(mesh)
+
+    def prefill_pass(self, block_size: int) -> list[Chunk]:
+        """Of one prompt, or of its end, whose output is wanted."""
+        start = max(0, self.context - self.prompt_tokens)
+        blocks = range(-(-(start + self.prompt_tokens) // block_size))
+        return [Chunk(range(self.prompt_tokens), start, blocks, 1)]
+
+    def requests_of(self, mesh: Mesh) -> int:
+        """On one data place."""
+        return -(-self.requests // mesh.data)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTransfers:
+    """Those of the rank that sends most in a pass."""
+
+    rank: int
+    transfers: Sequence[Transfer]
+
+    @property
+    def num_calls(self) -> int:
+        return sum(each.count for each in self.transfers)
+
+    @property
+    def sent_bytes(self) -> int:
+        return sent_bytes(self.transfers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    mesh: Mesh
+    weight_bytes: int
+    """Of the rank that has most."""
+    kv_token_bytes: int
+    """Of one token, on the rank that keeps most of it."""
+    kv_bytes: int
+    """Of all requests at their context, there."""
+    decode: RankTransfers
+    prefill: RankTransfers
+
+    @property
+    def name(self) -> str:
+        return mesh_name(self.mesh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    mesh: Mesh
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return mesh_name(self.mesh)
+
+
+def mesh_name(mesh: Mesh) -> str:
+    """`TP2 PP2`; of axes that have one rank nothing is said."""
+    sizes = {axis: getattr(mesh, axis.value) for axis in Axis}
+    names = [f"{axis.value[0].upper()}P{size}" for axis, size in sizes.items() if size > 1]
+    return " ".join(names) or "one rank"
+
+
+def meshes(num_ranks: int) -> Iterator[Mesh]:
+    """Of all sizes that go together, whatever the model, on so many ranks or on a part of them that
+    leaves no rest."""
+    divisors = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
+    found = []
+    for sizes in product(divisors, repeat=len(AXES)):
+        try:
+            mesh = Mesh(**dict(zip(AXES, sizes, strict=True)))
+            mesh.check_data()
+            check_context(mesh)
+        except InvalidConfig:
+            continue
+        if num_ranks % mesh.size == 0:
+            found.append(mesh)
+    yield from sorted(found, key=lambda mesh: mesh.size)
+
+
+def plan(
+    config: DeploymentConfig,
+    model: ModelConfig,
+    mesh: Mesh,
+    traffic: Traffic,
+    device_gib: float | None = None,
+) -> Layout | Refused:
+    """By the prefill pool's settings. Raises InvalidConfig for KV of a dtype that it is not kept
+    in."""
+    pool, dtype = config.prefill, served_dtype(config.dtype, model)
+    layout = kv_layout(pool.cache, model, config.dtype)
+    try:
+        models = rank_models(
+            model,
+            layout,
+            mesh,
+            dtype,
+            device=find_device(config.device),
+            micro_batch_tokens=pool.scheduler.micro_batch_tokens,
+        )
+    except InvalidConfig as error:
+        return Refused(mesh=mesh, reason=str(error))
+    found = _layout(models, traffic, config.quantize)
+    if device_gib is not None and found.weight_bytes + found.kv_bytes > device_gib * GIB:
+        return Refused(mesh=mesh, reason=_too_large(found, traffic, device_gib))
+    return found
+
+
+def _layout(models: Sequence[RankModel], traffic: Traffic, quantize: str) -> Layout:
+    mesh, dtype = models[0].mesh, models[0].dtype
+    block_size = models[0].kv.block_size
+    block_bytes = max(each.kv.block_bytes for each in models)
+    num_blocks = traffic.requests_of(mesh) * models[0].kv.num_blocks_for(traffic.context)
+    return Layout(
+        mesh=mesh,
+        weight_bytes=max(kept_bytes(each.own, dtype, quantize) for each in models),
+        kv_token_bytes=block_bytes // block_size,
+        kv_bytes=num_blocks * block_bytes,
+        decode=_busiest(models, traffic.decode_pass(mesh, block_size)),
+        prefill=_busiest(models, traffic.prefill_pass(block_size)),
+    )
+
+
+def _busiest(models: Sequence[RankModel], chunks: Sequence[Chunk]) -> RankTransfers:
+    mesh = models[0].mesh
+    ranks = range(mesh.size)
+    of_ranks = [transfers(models[mesh.place(rank).stage], rank, chunks) for rank in ranks]
+    busiest = max(ranks, key=lambda rank: sent_bytes(of_ranks[rank]))
+    return RankTransfers(busiest, of_ranks[busiest])
+
+
+def _too_large(layout: Layout, traffic: Traffic, device_gib: float) -> str:
+    return (
+        f"{layout.weight_bytes / GIB:.1f} GiB of weights and {layout.kv_bytes / GIB:.1f} GiB of KV "
+        f"({traffic.requests_of(layout.mesh)} requests of {traffic.context} tokens) a rank, of "
+        f"{device_gib:g} GiB"
+    )

@@ -1,0 +1,30 @@
+"""Where the ranks of a layout would sit on a machine whose links are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.engine.parallel.mesh import Axis
+from baton.platform.doctor.gpu_topology import GpuTopology
+from baton.platform.layout_plan.layout import Layout
+from baton.platform.seating import links_by_axis, place
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    gpus: Sequence[str]
+    """By rank."""
+    links: Mapping[Axis, Sequence[str]]
+
+
+def seats_of(layout: Layout, topology: GpuTopology | None) -> Seats | None:
+    """On the first GPUs, as Ray gives them on an idle machine. None where there are too few, or
+    nothing to place."""
+    size = layout.mesh.size
+    if topology is None or not 1 < size <= len(topology.gpus):
+        return None
+    names = [gpu.name for gpu in topology.gpus[:size]]
+    links = [[topology.link(one, other) for other in names] for one in names]
+    seating = place(layout.mesh, links)
+    return Seats([names[seat] for seat in seating], links_by_axis(layout.mesh, links, seating))

@@ -1,0 +1,129 @@
+"""The life of one replica in its process: load, register, stay registered, drain, leave.
+
+    load     the registry hears how much of the weights is read
+    serve    worker and server start; from now on a heartbeat tells where
+    drain    unready, which the registry hears at once; then requests finish, or go elsewhere
+    leave    the registry forgets it; server and worker end, the engine's ranks remain
+
+A replica serves on without a registry: it is a hint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import ReplicaInfo, Role
+from baton.engine.engine import Engine
+from baton.engine.parallel.ranks import MeshGroups
+from baton.platform.chaos.events import heartbeat
+from baton.platform.config import DeploymentConfig
+from baton.platform.core_share import fair_share, share_of_cores
+from baton.platform.rank_actor import pool_of
+from baton.platform.registry import HEARTBEAT_S, Loading
+from baton.platform.replica import Replica, load_engine, start_replica
+
+log = logging.getLogger(__name__)
+
+LOADING_REPORT_S = 0.5
+
+
+class RegistryClient(Protocol):
+    async def heartbeat(self, info: ReplicaInfo) -> None: ...
+    async def leave(self, epoch: Epoch) -> None: ...
+    async def report_loading(self, loading: Loading) -> None: ...
+
+
+class Lifetime:
+    def __init__(
+        self,
+        config: DeploymentConfig,
+        role: Role,
+        replica_id: ReplicaId,
+        registry: RegistryClient,
+    ) -> None:
+        self._config = config
+        self._role = role
+        self._id = replica_id
+        self._registry = registry
+        self._num_threads = pool_of(config, role).resources.num_threads
+        self._engine: Engine | None = None
+        self._replica: Replica | None = None
+        self._heart: asyncio.Task[None] | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        return self._replica is not None
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "nothing is loaded yet"
+        return self._engine
+
+    async def load(self, folder: Path, groups: MeshGroups) -> None:
+        """Raises CheckpointError or InvalidConfig for what cannot be served."""
+        torch.set_num_threads(self._num_threads or share_of_cores(self._config))
+        done = [0, 1]
+
+        def progress(num_bytes: int, total: int) -> None:
+            done[:] = [num_bytes, max(1, total)]
+
+        loading = asyncio.create_task(
+            load_engine(self._config, self._role, folder, progress, groups)
+        )
+        while not loading.done():
+            fraction = done[0] / done[1]
+            state = Loading(self._id, self._role, "loading weights", fraction)
+            await self._try(self._registry.report_loading(state))
+            await asyncio.wait((loading,), timeout=LOADING_REPORT_S)
+        self._engine = await loading
+
+    async def serve(self, host: str) -> None:
+        """On a free port of `host`."""
+        engine = self.engine
+        device, dtype = engine.runner.cache.device.type, engine.info.dtype
+        share = await asyncio.to_thread(fair_share, self._config, device, dtype)  # may compile
+        torch.set_num_threads(self._num_threads or share)
+        self._replica = await start_replica(
+            self._config, self._role, engine, replica_id=self._id, host=host
+        )
+        self._heart = asyncio.create_task(self._beat(self._replica))
+
+    def check_health(self) -> None:
+        """Raises EngineFailed. Who does not serve yet is well."""
+        if self._replica is not None:
+            self._replica.worker.check_health(limit_s=self._config.health.stuck_after_s)
+
+    async def drain(self) -> None:
+        """For as long as the configuration allows."""
+        if self._replica is None:
+            return
+        draining = asyncio.create_task(self._replica.drain(self._config.health.drain_s))
+        await asyncio.sleep(0)  # by now it calls itself unready: say so
+        await self._try(self._registry.heartbeat(self._replica.info))
+        if not await draining:
+            log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
+
+    async def leave(self) -> None:
+        if self._replica is None or self._heart is None:
+            return
+        self._heart.cancel()
+        await self._try(self._registry.leave(self._replica.info.epoch))
+        await self._replica.stop()
+
+    async def _beat(self, replica: Replica) -> None:
+        while True:
+            await self._try(heartbeat(self._registry, replica.info, replica.chaos))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _try(self, call: Coroutine[Any, Any, None]) -> None:
+        try:
+            await call
+        except Exception as error:
+            log.warning("%s cannot reach the registry: %r", self._id, error)

@@ -1,0 +1,139 @@
+"""One rank of a replica that is spread over several, in a process of its own.
+
+    lead      the first rank of an engine: it serves, as a replica of its own name and address
+    follow    a share of the model that a lead computes with; no port
+
+Rank 0 is the replica itself: `platform/deploy.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role
+from baton.platform.config import DeploymentConfig
+from baton.platform.interpreter import spare_what_stays
+from baton.platform.link_matrix import Seat
+from baton.platform.pool_config import PoolConfig
+from baton.platform.rank_seats import own_seat, read_links
+
+if TYPE_CHECKING:
+    from baton.engine.parallel.ranks import Rendezvous
+    from baton.engine.runner import Runner
+    from baton.platform.lifetime import Lifetime, RegistryClient
+
+
+def pool_of(config: DeploymentConfig, role: Role) -> PoolConfig:
+    return config.prefill if role is Role.PREFILL else config.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What all ranks of a replica are told."""
+
+    config: DeploymentConfig
+    role: Role
+    folder: Path
+    replica_id: ReplicaId
+    """Of rank 0."""
+    registry: RegistryClient
+
+    @property
+    def pool(self) -> PoolConfig:
+        return pool_of(self.config, self.role)
+
+
+class RankActor:
+    """One rank; its process does nothing else but answer that it is there, and well."""
+
+    def __init__(self) -> None:
+        self._life: Lifetime | None = None
+        self._has_left = asyncio.Event()
+
+    async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+        """Returns when its lead lets go, and raises when a rank is gone."""
+        await asyncio.to_thread(_follow, assignment, meeting, rank)
+
+    async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+        """Serve with an engine of its own. Returns when told to leave; raises if it cannot."""
+        from baton.engine.parallel.ranks import join
+        from baton.platform.lifetime import Lifetime
+
+        config = assignment.config
+        place = meeting.mesh.place(rank)
+        own_id = ReplicaId(f"{assignment.replica_id}.{place.data}")
+        life = self._life = Lifetime(config, assignment.role, own_id, assignment.registry)
+        await life.load(assignment.folder, await asyncio.to_thread(join, meeting, rank))
+        await life.serve(own_address(config))
+        spare_what_stays()
+        await self._has_left.wait()
+
+    async def drain(self) -> None:
+        """Of a lead."""
+        if self._life is not None:
+            await self._life.drain()
+
+    async def leave(self) -> None:
+        """Of a lead, once it is drained; it takes part until all leave."""
+        if self._life is not None and self._life.is_serving:
+            await self._life.leave()
+            await asyncio.to_thread(closing(self._life.engine.runner))
+        self._has_left.set()
+
+    async def seat(self, device: str) -> Seat:
+        return own_seat(device)
+
+    async def read_links(self) -> tuple[str, str]:
+        return read_links()
+
+    async def is_there(self) -> None:
+        """Raises EngineFailed if what it leads has."""
+        if self._life is not None:
+            self._life.check_health()
+
+
+def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+    import torch
+
+    from baton.engine.assemble import follow_lead
+    from baton.engine.parallel.ranks import join
+    from baton.platform.core_share import share_of_cores
+
+    config, pool = assignment.config, assignment.pool
+    torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
+    follow_lead(
+        assignment.folder,
+        replace(pool.engine, kv_shares=config.gateway.kv_shares),
+        join(meeting, rank),
+        dtype=config.dtype,
+        device=config.device,
+        load_format=config.load_format,
+        quantize=config.quantize,
+        streaming=config.streaming,
+    )
+
+
+def closing(runner: Runner) -> Callable[[], None]:
+    """How the lead of several ranks lets go of them."""
+    from baton.engine.parallel.lead import LeadRunner
+    from baton.engine.parallel.lockstep import LockstepRunner
+
+    assert isinstance(runner, LeadRunner | LockstepRunner)
+    return runner.close
+
+
+def own_address(config: DeploymentConfig) -> str:
+    """Where this process listens. Replicas trust each other: on one machine, to nobody else."""
+    if not config.ray.address:
+        return "127.0.0.1"
+    node_id = ray.get_runtime_context().get_node_id()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    [address] = [node["NodeManagerAddress"] for node in nodes if node["NodeID"] == node_id]
+    return str(address)

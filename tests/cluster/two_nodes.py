@@ -1,0 +1,61 @@
+"""Two Ray nodes on one machine, in a process of their own: what is written to its stdin is done.
+
+    up        the second node comes, once gateway and registry have their place on the first
+    down      it is killed, with everything on it
+    (end)     all is taken down
+
+Each line is answered when it is done; the first line that is told is the cluster's address.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from baton.platform.local_cluster import OBJECT_STORE_BYTES, ray_environment
+
+os.environ.update(ray_environment())
+
+import ray  # it reads the environment when it is imported
+from ray import serve
+from ray.cluster_utils import Cluster
+
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    ray.init(cluster.address, namespace="serve", log_to_driver=False)
+    print(cluster.address, flush=True)
+    second = None
+    for line in sys.stdin:
+        match line.strip():
+            case "up":
+                wait_for_the_gateway()
+                second = cluster.add_node(**NODE)
+            case "down":
+                assert second is not None, "it is not up"
+                cluster.remove_node(second, allow_graceful=False)
+        print("done", flush=True)
+    ray.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+def wait_for_the_gateway() -> None:
+    while True:
+        application = serve.status().applications.get("baton")
+        deployments = application.deployments if application else {}
+        running = [
+            name
+            for name in ("Gateway", "Registry")
+            if name in deployments and "RUNNING" in deployments[name].replica_states
+        ]
+        if len(running) == 2:
+            return
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()
