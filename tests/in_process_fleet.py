@@ -77,7 +77,6 @@ class Fleet:
         )
         self.replicas[replica_id] = replica
         self.engines[replica_id] = engine
-        self.registry.heartbeat(replica.info)
         await self.sync()
         return replica_id
 
@@ -90,6 +89,8 @@ class Fleet:
 
     async def sync(self) -> None:
         """Tell the dispatcher who is there, and wait until it is connected to them."""
+        for replica in self.replicas.values():  # or those it has not heard of for long are gone
+            self.registry.heartbeat(replica.info)
         await self.dispatcher.fleet.apply(self.registry.membership())
         num_decode = sum(r.info.role is Role.DECODE for r in self.replicas.values())
         async with asyncio.timeout(120):  # a busy machine takes its time

@@ -47,7 +47,7 @@ class Orderly:
                 transfer_id=TRANSFER,
                 sender_epoch=Epoch("p"),
                 receiver_epoch=Epoch("d"),
-                layer=0,
+                plane=0,
                 first_block=number,
                 views=(memoryview(bytes([number]) * 8), memoryview(bytes([number]) * 8)),
                 checksums=(number,),

@@ -1,10 +1,11 @@
-"""Eight-bit KV caches through the whole data plane: the way to an answer must not change it."""
+"""KV caches of few bits through the whole data plane: the way to an answer must not change it."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ async def answers(fleet: Fleet, prompts: list[list[int]], *, at_once: bool) -> l
     return [(await fleet.ask(prompt, SAMPLING)).tokens for prompt in prompts]
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 async def test_chunks_batches_prefix_hits_preemption_and_handoffs_change_no_token(
     folder: Path, prompts: list[list[int]], kv_dtype: str
 ) -> None:
@@ -102,4 +103,32 @@ async def test_kv_is_narrowed_on_its_way_to_a_decode_replica_that_keeps_eight_bi
         assert len(answer.tokens) == SAMPLING.max_tokens
         assert answer.receipt.prefill_replica and answer.receipt.kv_bytes > 0
         assert answer.receipt.notes == ()
+        await fleet.assert_nothing_is_held()
+
+
+async def test_tokens_behind_the_last_full_block_are_computed_again_by_who_decodes(
+    folder: Path, prompts: list[list[int]]
+) -> None:
+    short, long = prompts[0][: BLOCK_SIZE - 1], prompts[1][: 5 * BLOCK_SIZE + 2]
+    async with running_fleet(prefill=0, make_engine=engines(folder, both("int4"))) as alone:
+        expected = await answers(alone, [short, long], at_once=False)
+    async with running_fleet(make_engine=engines(folder, both("int4"))) as fleet:
+        assert await answers(fleet, [short, long], at_once=False) == expected
+        receipt = (await fleet.ask(long, replace(SAMPLING, max_tokens=1))).receipt
+        await fleet.assert_nothing_is_held()
+
+    assert receipt.prefill_replica and receipt.notes == ()
+
+
+async def test_what_is_sealed_in_four_bits_is_not_handed_to_who_keeps_other_kv(
+    folder: Path, prompts: list[list[int]]
+) -> None:
+    dtypes = {Role.PREFILL: "auto", Role.DECODE: "int4"}
+    async with running_fleet(prefill=0, make_engine=engines(folder, both("int4"))) as alone:
+        expected = await answers(alone, prompts, at_once=False)
+    async with running_fleet(make_engine=engines(folder, dtypes)) as fleet:
+        answer = await fleet.ask(prompts[-1], SAMPLING)
+
+        assert answer.tokens == expected[-1]  # computed where it is decoded
+        assert any("dtype" in note for note in answer.receipt.notes)
         await fleet.assert_nothing_is_held()

@@ -37,9 +37,9 @@ FULL_TOKENS = (PROMPT_LEN - 1) // BLOCK_SIZE * BLOCK_SIZE
 """Of a prompt, those that may be found rather than computed."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FAMILIES["llama"](tmp_path_factory.mktemp("checkpoint"))
+@pytest.fixture(scope="module", params=["llama", "deepseek v3.2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[request.param](tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,47 @@
+"""The ranks of an engine as processes of this machine: this one leads, one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from baton.engine.assemble import ModelOptions, assemble_engine, follow_lead
+from baton.engine.config import EngineConfig
+from baton.engine.parallel.lead import LeadRunner
+from baton.engine.parallel.mesh import Mesh
+from baton.engine.parallel.ranks import Rendezvous, join, listen
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def runner_on_ranks(
+    folder: Path, config: EngineConfig, mesh: Mesh, options: ModelOptions
+) -> Iterator[LeadRunner]:
+    """The lead's."""
+    listener = listen(LOOPBACK)
+    meeting = Rendezvous(host=LOOPBACK, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
+    spawn = multiprocessing.get_context("spawn")
+    others = [
+        spawn.Process(target=_follow, args=(folder, config, meeting, rank, options), daemon=True)
+        for rank in range(1, mesh.size)
+    ]
+    for other in others:
+        other.start()
+    engine = assemble_engine(folder, config, groups=join(meeting, 0, listener), **options)
+    assert isinstance(engine.runner, LeadRunner)
+    yield engine.runner
+    engine.runner.close()
+    for other in others:
+        other.join()
+
+
+def _follow(
+    folder: Path, config: EngineConfig, meeting: Rendezvous, rank: int, options: ModelOptions
+) -> None:
+    torch.set_num_threads(1)
+    follow_lead(folder, config, join(meeting, rank), **options)
