@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from baton.core.cores import usable_cores
+
 PACKAGES = (
     "baton-llm", "torch", "ray", "grpcio", "protobuf", "msgspec", "safetensors", "tokenizers",
     "xxhash", "cryptography", "nixl",
@@ -98,7 +100,7 @@ def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
         architecture=platform.machine(),
         versions=_versions(),
         torch_cuda=_torch_cuda(),
-        num_cores=_num_cores(root),
+        num_cores=usable_cores(root),
         cpu_flags=_cpu_flags(root),
         memory=read_memory(root),
         shm_free=_free(root / "dev/shm"),
@@ -146,17 +148,6 @@ def _torch_cuda() -> str:
     _, _, local = _versions().get("torch", "").partition("+")
     digits = local.removeprefix("cu")
     return f"{digits[:-1]}.{digits[-1]}" if local.startswith("cu") and digits.isdigit() else ""
-
-
-def _num_cores(root: Path) -> float:
-    cores = float(len(os.sched_getaffinity(0)))
-    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    if not quota:
-        quota = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
-        period = _text(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, int(quota) / int(period))
-    return cores
 
 
 def _cpu_flags(root: Path) -> tuple[str, ...]:
