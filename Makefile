@@ -39,8 +39,8 @@ clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 13), sys.version' \
-	  || { echo "Baton needs Python 3.11 or 3.12: make PYTHON=python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 15), sys.version' \
+	  || { echo "Baton needs Python 3.11, 3.12, 3.13 or 3.14: make PYTHON=python3.13 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: $(VENV)/bin/python pyproject.toml constraints.txt
