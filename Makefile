@@ -3,9 +3,16 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test test-all check format proto bench clean
+# TORCH=cpu installs a torch without CUDA's libraries, from PyTorch's own index of such builds or a mirror of it.
+TORCH           ?= cuda
+TORCH_CPU_INDEX ?= 
+ifeq ($(filter cuda cpu,$(TORCH)),)
+$(error TORCH is cuda or cpu, not $(TORCH))
+endif
+
+.PHONY: serve test test-all check resolve format proto bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve
@@ -21,6 +28,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+## Do the versions in constraints.txt install elsewhere? Asked of the package registry, for every Python.
+resolve: $(VENV)/.dev
+	$(BIN)/python -m tests.install.resolve
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -41,14 +52,29 @@ clean:
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 15), sys.version' \
 	  || { echo "Baton needs Python 3.11, 3.12, 3.13 or 3.14: make PYTHON=python3.13 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "set-up: a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "Debian and Ubuntu have venv in a package of its own: apt install python3-venv"; exit 1; }
+
+ifeq ($(TORCH),cpu)
+define INSTALL_TORCH
+@echo "set-up: torch for CPUs (0.2 GB) from $(TORCH_CPU_INDEX), then 0.2 GB of other packages; 1.3 GB on disk"
+$(PIP) install -c constraints.txt --no-deps --index-url $(TORCH_CPU_INDEX) torch
+endef
+else
+define INSTALL_TORCH
+@echo "set-up: packages; up to 2.8 GB to download and 5.3 GB on disk, most of it CUDA's libraries: 1 to 5 minutes"
+@[ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null || echo \
+  "set-up: this machine shows no NVIDIA GPU. Without CUDA's libraries it is 0.4 GB: Ctrl-C, make clean, make serve TORCH=cpu"
+endef
+endif
 
 $(VENV)/.serve: $(VENV)/bin/python pyproject.toml constraints.txt
-	@echo "installing Baton into $(VENV) (once)"
+	$(INSTALL_TORCH)
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	@echo "installing Baton and its development tools into $(VENV) (once)"
+	$(INSTALL_TORCH)
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.serve
