@@ -52,9 +52,10 @@ class SchedulerConfig:
     """How much runs in one step."""
 
     max_batch_tokens: int = 2048
-    """Tokens of one forward pass, all requests together."""
+    """Tokens of one forward pass, all requests together. Who decodes gets its token first; prompts
+    share the rest."""
     max_running: int = 64
-    """Requests of one forward pass."""
+    """Requests of one forward pass; never more than `max_batch_tokens`."""
     max_model_len: int | None = None
     """Tokens of prompt and output together. None: what the model and the pool allow."""
     prefill_chunk: int | None = None

@@ -17,6 +17,10 @@ All three are in the order of priority, then of arrival; of those waiting, who w
 first. Within a priority nobody starves. One of lesser priority (a larger number) may, as long as
 there are others; but what runs is preempted only for what runs, never for what waits.
 
+The tokens of a pass go to decodes first, of whatever rank: one each, those included that are about
+to be adopted. Prompts share the rest in their order, so a long one, new or resumed, holds up no
+decode. No more requests run than a pass has tokens: whenever prompts run, the first gets some.
+
 While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
 did not fit is not tried again before something has changed.
 """
@@ -65,7 +69,8 @@ class Scheduler:
         """Preemptions so far."""
         self._reclaim = reclaim
         self._running: list[Request] = []
-        self._lanes = list(range(config.max_running))
+        self._max_running = min(config.max_running, config.max_batch_tokens)
+        self._lanes = list(range(self._max_running))
         """Those that nobody runs in."""
         self._adopted = WaitingLine()
         self._waiting = WaitingLine()
@@ -155,20 +160,36 @@ class Scheduler:
         return None
 
     def _line_up(self, chunks: list[ScheduledChunk]) -> None:
-        if len(chunks) == len(self._running) and all(map(Lineup.fits, self._running)):
+        """Only if each that runs has its chunk, and with it blocks for the next token."""
+        requests = [chunk.request for chunk in chunks]
+        if requests == self._running and all(map(Lineup.fits, requests)):
             self._lineup = Lineup(self._running, self.pool)
             self._lineup_chunks = chunks
 
     def _continue_running(self, budget: int) -> list[ScheduledChunk]:
+        """Blocks are made room for in the order of rank, so that the last pays, decoding or not."""
         chunks: list[ScheduledChunk] = []
+        budget -= self._num_decoding + self._num_joining  # what is left is for prompts
         for request in tuple(self._running):
-            num_tokens = self._chunk_len(request, budget)
+            is_decoding = request.num_pending == 1
+            num_tokens = 1 if is_decoding else self._chunk_len(request, budget)
             if request.phase is not Phase.RUNNING or num_tokens == 0:
                 continue
             if self._make_room(request, request.num_computed + num_tokens):
                 chunks.append(ScheduledChunk(request, num_tokens))
-                budget -= num_tokens
-        return chunks
+                budget -= 0 if is_decoding else num_tokens
+        # A tenant may take blocks that are kept for it from requests which rank above its own.
+        return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
+
+    @property
+    def _num_decoding(self) -> int:
+        return sum(request.num_pending == 1 for request in self._running)
+
+    @property
+    def _num_joining(self) -> int:
+        """Adopted requests that may come in now: each has a token to decode."""
+        num_free = self._max_running - len(self._running)
+        return min(len(self._adopted), num_free) if self._may_admit else 0
 
     def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
@@ -195,7 +216,7 @@ class Scheduler:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._running) >= self.config.max_running
+        return len(self._running) >= self._max_running
 
     @property
     def _is_stuck(self) -> bool:

@@ -161,6 +161,51 @@ def test_running_requests_come_before_waiting_ones() -> None:
     assert planned(scheduler.step()) == {"a": 1, "b": 1, "new": 6}
 
 
+def test_a_long_prompt_that_comes_back_stalls_nobody_who_decodes_or_is_handed_off() -> None:
+    config = SchedulerConfig(max_batch_tokens=8)
+    scheduler = make_scheduler(num_blocks=20, config=config)
+    scheduler.add(make_request("first", prompt_len=3))
+    compute(scheduler, scheduler.step())
+    long = make_request("long", prompt_len=60)
+    scheduler.add(long)
+    while not long.num_preemptions:
+        compute(scheduler, scheduler.step())
+    scheduler.finish(next(iter(scheduler.running)))
+    scheduler.pool.reset_cache()  # nothing of it is found again
+    adopt(scheduler, make_request("young", prompt_len=2))
+    compute(scheduler, scheduler.step())
+    adopt(scheduler, make_request("younger", prompt_len=2))
+
+    passes = []
+    for _ in range(3):
+        chunks = scheduler.step()
+        passes.append(planned(chunks))
+        compute(scheduler, chunks)
+
+    assert passes == [{"long": 6, "young": 1, "younger": 1}] * 3
+    assert [request.request_id for request in scheduler.running] == ["long", "young", "younger"]
+
+
+def test_a_lineup_has_blocks_for_all_though_a_tenant_took_those_of_one_that_had_its_chunk() -> None:
+    config = SchedulerConfig(max_batch_tokens=3)
+    scheduler = make_scheduler(num_blocks=4, config=config, kv_shares={"a": 0.75})
+    scheduler.pool.reserve(Holder(HolderKind.LEASE, "other"), range(1), b"", tenant="c")
+    kept, last = (make_request(name, prompt_len=3, tenant="a") for name in ("kept", "last"))
+    for request in (kept, last):
+        adopt(scheduler, request)
+    compute(scheduler, scheduler.step())
+    scheduler.add(urgent := make_request("urgent", prompt_len=3, tenant="b", priority=-1))
+    compute(scheduler, scheduler.step())
+    kept.scheduled_at = last.scheduled_at = 0.0
+
+    chunks = scheduler.step()
+
+    assert urgent.num_preemptions == 1
+    assert scheduler.lineup is not None
+    assert scheduler.lineup.requests == tuple(chunk.request for chunk in chunks) == (kept,)
+    assert len(scheduler.pool.table(kept.holder)) * 4 > kept.num_computed
+
+
 def test_no_more_than_max_running_requests_run_at_once() -> None:
     scheduler = make_scheduler(config=SchedulerConfig(max_running=2))
     requests = [make_request(str(index)) for index in range(3)]
@@ -477,6 +522,7 @@ def test_every_request_is_finished_in_the_end_within_every_limit(
         before = set(scheduler.running)
         chunks = scheduler.step()
         assert sum(chunk.num_tokens for chunk in chunks) <= max_batch_tokens
+        assert_nobody_stalls(scheduler, chunks, before)
         assert len({chunk.request for chunk in chunks}) == len(chunks) <= max_running
         for chunk in chunks:
             end = chunk.request.num_computed + chunk.num_tokens
@@ -501,6 +547,17 @@ def arrive(scheduler: Scheduler, request: Request, is_handed_off: bool) -> None:
         adopt(scheduler, request)
     else:
         scheduler.add(request)
+
+
+def assert_nobody_stalls(
+    scheduler: Scheduler, chunks: Sequence[ScheduledChunk], before: set[Request]
+) -> None:
+    """Who decodes gets its token in every pass, and the first prompt that runs at least one."""
+    has_chunk = {chunk.request for chunk in chunks}
+    still = [request for request in scheduler.running if request in before]
+    prompts = [request for request in still if request.num_pending > 1]
+    assert has_chunk.issuperset(request for request in still if request.num_pending == 1)
+    assert has_chunk.issuperset(prompts[:1])
 
 
 def assert_priorities_are_kept(scheduler: Scheduler, before: set[Request]) -> None:
