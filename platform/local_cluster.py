@@ -11,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from baton.core.cores import usable_cores
 from baton.platform.config import DeploymentConfig
 
 OBJECT_STORE_BYTES = 80 << 20
@@ -22,6 +23,8 @@ def ray_environment() -> dict[str, str]:
     environment = {
         "RAY_worker_niceness": "0",  # Ray's default, 15, would make the engine yield to everybody
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Libraries with threads of their own would count the cores of the machine.
+        "OMP_NUM_THREADS": str(max(1, int(usable_cores()))),
         "RAY_SERVE_LOG_TO_STDERR": "0",
         # A replica that fails its health checks is not asked to leave in its own time first.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
@@ -38,4 +41,4 @@ def ray_environment() -> dict[str, str]:
 def num_logical_cpus(config: DeploymentConfig) -> int:
     pools = (config.prefill, config.decode)
     wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)
-    return max(os.cpu_count() or 1, math.ceil(wanted))
+    return max(1, int(usable_cores()), math.ceil(wanted))

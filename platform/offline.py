@@ -18,6 +18,7 @@ from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.engine.engine import Engine
 from baton.kv_transfer.transport.registry import TransportParts, create_transport
 from baton.platform.config import DeploymentConfig
+from baton.platform.core_share import limit_threads
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.served_model import ServedModel
 from baton.platform.local_dispatcher import LocalDispatcher
@@ -34,6 +35,7 @@ async def load_offline(
 
     Cancelling it ends the reading of weights, which is done on another thread.
     """
+    limit_threads()
     is_cancelled = threading.Event()
 
     def report(done: int, total: int) -> None:

@@ -24,6 +24,7 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache import KvCache
 from baton.engine.request import Request
 from baton.platform.config import DeploymentConfig
+from baton.platform.core_share import limit_threads
 from baton.platform.instruments.model_shape import ModelShape, shape_of
 
 FILLING = 0x3C
@@ -84,6 +85,7 @@ def load_measured(
 
     Raises CheckpointError or InvalidConfig.
     """
+    limit_threads()
     device = find_device(config.device)
     started = time.perf_counter()
     loaded = load_model(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from baton.platform import local_cluster
 from baton.platform.config import parse_config
 from baton.platform.local_cluster import num_logical_cpus, ray_environment
 
@@ -20,10 +20,13 @@ def test_a_laptop_declares_as_many_cpus_as_the_deployment_asks_for() -> None:
     assert num_logical_cpus(config) == 451
 
 
-def test_no_fewer_cpus_are_declared_than_there_are() -> None:
+def test_no_fewer_cpus_are_declared_than_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_cluster, "usable_cores", lambda: 3.5)
     config = parse_config({"prefill": {"replicas": 0}, "decode": {"resources": {"num_cpus": 0.1}}})
 
-    assert num_logical_cpus(config) == os.cpu_count()
+    assert num_logical_cpus(config) == 3
 
 
 def test_what_the_operator_has_set_for_ray_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
