@@ -53,8 +53,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 15), sys.version' \
 	  || { echo "Baton needs Python 3.11, 3.12, 3.13 or 3.14: make PYTHON=python3.13 ..."; exit 1; }
 	@echo "set-up: a virtual environment in $(VENV)"
-	@$(PYTHON) -m venv $(VENV) \
-	  || { rm -rf $(VENV); echo "Debian and Ubuntu have venv in a package of its own: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 ifeq ($(TORCH),cpu)
 define INSTALL_TORCH
