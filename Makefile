@@ -57,7 +57,7 @@ $(VENV)/bin/python:
 
 ifeq ($(TORCH),cpu)
 define INSTALL_TORCH
-@echo "set-up: torch for CPUs (0.2 GB) from $(TORCH_CPU_INDEX), then 0.2 GB of other packages; 1.3 GB on disk"
+@echo "set-up: torch for CPUs (0.2 GB) from $(TORCH_CPU_INDEX), then 0.2 GB of other packages; 1.4 GB on disk"
 $(PIP) install -c constraints.txt --no-deps --index-url $(TORCH_CPU_INDEX) torch
 endef
 else
