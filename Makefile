@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 # TORCH=cpu installs a torch without CUDA's libraries, from PyTorch's own index of such builds or a mirror of it.
@@ -12,15 +13,28 @@ ifeq ($(filter cuda cpu,$(TORCH)),)
 $(error TORCH is cuda or cpu, not $(TORCH))
 endif
 
-.PHONY: serve test test-all check resolve format proto bench clean
+WORKERS ?= 2
+DEVICES := gpu or multi_gpu
+NONE_OK := || [ $$? -eq 5 ]  # of the tests that ARGS names, none may be of this kind
+
+.PHONY: serve test test-wide test-all check resolve format proto bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve
 	$(BIN)/baton serve $(ARGS)
 
-## All tests that need no GPU, the live Ray cluster included.
+## What a change must pass: minutes. The live Ray cluster comes last, and has the machine to itself.
+## ARGS="-k draft" or ARGS=tests/engine for some of it.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not multi_gpu" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not ($(DEVICES) or cluster or wide)" $(ARGS) $(NONE_OK)
+	$(PYTEST) -m "cluster and not wide" $(or $(ARGS),tests/cluster) $(NONE_OK)
+
+## The rest: wide products, long schedules of chaos, several nodes, compilation for GPUs.
+test-wide: $(VENV)/.dev
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "wide and not ($(DEVICES) or cluster)" $(ARGS) $(NONE_OK)
+	$(PYTEST) -m "cluster and wide" $(or $(ARGS),tests/cluster) $(NONE_OK)
+
+test-all: test test-wide
 
 ## Formatting, lint, types and layers.
 check: $(VENV)/.dev

@@ -1,11 +1,14 @@
 """For all tests: one thread of arithmetic, because tiny tensors on a busy machine want no more, and
-Triton's interpreter where there is no GPU."""
+Triton's interpreter where there is no GPU. Of a wide product, `make test` runs some rows."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 
+import pytest
 from hypothesis import settings
+from tests.covering_rows import covering
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -16,3 +19,16 @@ if not os.path.exists("/dev/nvidia0"):
 # No test asserts a time, and this one of hypothesis' own would: machines are shared.
 settings.register_profile("baton", deadline=None)
 settings.load_profile("baton")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `wide` the rows that add little to others of their test."""
+    rows_of: dict[tuple[object, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            rows_of[item.parent, item.originalname].append(item)
+    for rows in rows_of.values():
+        for row, is_chosen in zip(rows, covering([r.callspec.indices for r in rows]), strict=True):
+            if not is_chosen:
+                row.add_marker(pytest.mark.wide)

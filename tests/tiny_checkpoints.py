@@ -6,52 +6,16 @@ their caps, biases and norms are not neutral.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    DeepseekV4Config,
-    DeepseekV4ForCausalLM,
-    DeepseekV32Config,
-    DeepseekV32ForCausalLM,
-    FalconConfig,
-    FalconForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GlmMoeDsaConfig,
-    GlmMoeDsaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from tests.kept_answers import copy_kept, digest, kept_tensors
+
+SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+"""What is kept was made by this very file."""
 
 VOCAB_SIZE = 96
 EOS = 1
@@ -83,29 +47,29 @@ LLAMA3_ROPE: dict[str, Any] = {
 
 def make_llama(folder: Path, **overrides: Any) -> Path:
     """Save a random LlamaForCausalLM; `seed`, `dtype` and `max_shard_size` are options too."""
-    return _make(LlamaForCausalLM, LlamaConfig, folder, {**TINY, **overrides})
+    return _make("LlamaForCausalLM", "LlamaConfig", folder, {**TINY, **overrides})
 
 
 def make_mistral(folder: Path, **overrides: Any) -> Path:
     options = {**TINY, "sliding_window": WINDOW, **overrides}
-    return _make(MistralForCausalLM, MistralConfig, folder, options)
+    return _make("MistralForCausalLM", "MistralConfig", folder, options)
 
 
 def make_qwen2(folder: Path, **overrides: Any) -> Path:
     """The first layer sees all, the second a window."""
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
     options = {**_without(TINY, "head_dim"), **windows, **overrides}
-    return _make(Qwen2ForCausalLM, Qwen2Config, folder, options)
+    return _make("Qwen2ForCausalLM", "Qwen2Config", folder, options)
 
 
 def make_qwen3(folder: Path, **overrides: Any) -> Path:
-    return _make(Qwen3ForCausalLM, Qwen3Config, folder, {**TINY, **overrides})
+    return _make("Qwen3ForCausalLM", "Qwen3Config", folder, {**TINY, **overrides})
 
 
 def make_gemma2(folder: Path, **overrides: Any) -> Path:
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 8.0}
     options = {**TINY, **caps, "sliding_window": WINDOW, "query_pre_attn_scalar": 5, **overrides}
-    return _make(Gemma2ForCausalLM, Gemma2Config, folder, options)
+    return _make("Gemma2ForCausalLM", "Gemma2Config", folder, options)
 
 
 def make_gemma3(folder: Path, **overrides: Any) -> Path:
@@ -122,7 +86,7 @@ def make_gemma3(folder: Path, **overrides: Any) -> Path:
         },
         **overrides,
     }
-    return _make(Gemma3ForCausalLM, Gemma3TextConfig, folder, options)
+    return _make("Gemma3ForCausalLM", "Gemma3TextConfig", folder, options)
 
 
 def make_phi3(folder: Path, **overrides: Any) -> Path:
@@ -137,7 +101,7 @@ def make_phi3(folder: Path, **overrides: Any) -> Path:
         },
         **overrides,
     }
-    return _make(Phi3ForCausalLM, Phi3Config, folder, options)
+    return _make("Phi3ForCausalLM", "Phi3Config", folder, options)
 
 
 def make_gpt2(folder: Path, **overrides: Any) -> Path:
@@ -153,14 +117,14 @@ def make_gpt2(folder: Path, **overrides: Any) -> Path:
         "initializer_range": 0.4,
         **overrides,
     }
-    return _make(GPT2LMHeadModel, GPT2Config, folder, options)
+    return _make("GPT2LMHeadModel", "GPT2Config", folder, options)
 
 
 def make_falcon(folder: Path, **overrides: Any) -> Path:
     """As the 7B model is: one KV head, one norm."""
     keys = ("head_dim", "intermediate_size", "num_key_value_heads")
     options = {**_without(TINY, *keys), "ffn_hidden_size": 48, **overrides}
-    return _make(FalconForCausalLM, FalconConfig, folder, options)
+    return _make("FalconForCausalLM", "FalconConfig", folder, options)
 
 
 def make_new_falcon(folder: Path, **overrides: Any) -> Path:
@@ -171,7 +135,7 @@ def make_new_falcon(folder: Path, **overrides: Any) -> Path:
 def make_mixtral(folder: Path, **overrides: Any) -> Path:
     experts = {"num_local_experts": 5, "num_experts_per_tok": 2}
     options = {**TINY, **experts, "sliding_window": WINDOW, **overrides}
-    return _make(MixtralForCausalLM, MixtralConfig, folder, options)
+    return _make("MixtralForCausalLM", "MixtralConfig", folder, options)
 
 
 EXPERTS: dict[str, Any] = {
@@ -184,14 +148,14 @@ EXPERTS: dict[str, Any] = {
 def make_qwen2_moe(folder: Path, **overrides: Any) -> Path:
     options = {**_without(TINY, "head_dim"), **EXPERTS, **overrides}
     options.setdefault("shared_expert_intermediate_size", 28)
-    return _make(Qwen2MoeForCausalLM, Qwen2MoeConfig, folder, options)
+    return _make("Qwen2MoeForCausalLM", "Qwen2MoeConfig", folder, options)
 
 
 def make_qwen3_moe(folder: Path, **overrides: Any) -> Path:
     """The first of three layers is dense."""
     layers = {"num_hidden_layers": 3, "mlp_only_layers": [0]}
     options = {**TINY, **EXPERTS, **layers, "norm_topk_prob": True, **overrides}
-    return _make(Qwen3MoeForCausalLM, Qwen3MoeConfig, folder, options)
+    return _make("Qwen3MoeForCausalLM", "Qwen3MoeConfig", folder, options)
 
 
 def make_gpt_oss(folder: Path, **overrides: Any) -> Path:
@@ -214,7 +178,7 @@ def make_gpt_oss(folder: Path, **overrides: Any) -> Path:
         },
         **overrides,
     }
-    return _make(GptOssForCausalLM, GptOssConfig, folder, options)
+    return _make("GptOssForCausalLM", "GptOssConfig", folder, options)
 
 
 LATENT: dict[str, Any] = {
@@ -253,7 +217,7 @@ def make_deepseek_v2(folder: Path, **overrides: Any) -> Path:
         "rope_parameters": DEEPSEEK_YARN,
         **overrides,
     }
-    return _make(DeepseekV2ForCausalLM, DeepseekV2Config, folder, options)
+    return _make("DeepseekV2ForCausalLM", "DeepseekV2Config", folder, options)
 
 
 def make_deepseek_v2_lite(folder: Path, **overrides: Any) -> Path:
@@ -267,7 +231,7 @@ def make_deepseek_v3(folder: Path, **overrides: Any) -> Path:
         "rope_parameters": DEEPSEEK_YARN,
         **overrides,
     }
-    return _make(DeepseekV3ForCausalLM, DeepseekV3Config, folder, options)
+    return _make("DeepseekV3ForCausalLM", "DeepseekV3Config", folder, options)
 
 
 INDEXED: dict[str, Any] = {
@@ -286,7 +250,7 @@ def make_deepseek_v32(folder: Path, **overrides: Any) -> Path:
         "rope_parameters": DEEPSEEK_YARN,
         **overrides,
     }
-    return _make(DeepseekV32ForCausalLM, DeepseekV32Config, folder, options)
+    return _make("DeepseekV32ForCausalLM", "DeepseekV32Config", folder, options)
 
 
 def make_glm_moe_dsa(folder: Path, **overrides: Any) -> Path:
@@ -297,7 +261,7 @@ def make_glm_moe_dsa(folder: Path, **overrides: Any) -> Path:
         "indexer_types": ["full", "shared", "shared", "full"],
         **overrides,
     }
-    return _make(GlmMoeDsaForCausalLM, GlmMoeDsaConfig, folder, options)
+    return _make("GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", folder, options)
 
 
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
@@ -330,7 +294,7 @@ def make_deepseek_v4(folder: Path, **overrides: Any) -> Path:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     options = {**TINY, **COMPRESSED, "rope_parameters": yarn, "seed": 4, **overrides}
     del options["intermediate_size"]
-    return _make(DeepseekV4ForCausalLM, DeepseekV4Config, folder, options)
+    return _make("DeepseekV4ForCausalLM", "DeepseekV4Config", folder, options)
 
 
 def make_llama4(folder: Path, **overrides: Any) -> Path:
@@ -347,7 +311,7 @@ def make_llama4(folder: Path, **overrides: Any) -> Path:
         "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
         **overrides,
     }
-    return _make(Llama4ForCausalLM, Llama4TextConfig, folder, options)
+    return _make("Llama4ForCausalLM", "Llama4TextConfig", folder, options)
 
 
 FAMILIES: Mapping[str, Callable[..., Path]] = {
@@ -379,14 +343,22 @@ def _without(options: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in keys}
 
 
-def _make(model_type: Any, config_type: Any, folder: Path, options: dict[str, Any]) -> Path:
+def _make(model_type: str, config_type: str, folder: Path, options: dict[str, Any]) -> Path:
+    key = (SOURCE, model_type, config_type, options)
+    return copy_kept(key, lambda target: _save(model_type, config_type, target, options), folder)
+
+
+def _save(model_type: str, config_type: str, folder: Path, options: dict[str, Any]) -> None:
+    import transformers  # seconds, which only a first run has to spend
+
     options = dict(options)
     seed = options.pop("seed", 0)
     dtype = options.pop("dtype", torch.float32)
     max_shard_size = options.pop("max_shard_size", "1GB")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_type(config_type(**options))
+        config = getattr(transformers, config_type)(**options)
+        model = getattr(transformers, model_type)(config)
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.3)
@@ -401,7 +373,6 @@ def _make(model_type: Any, config_type: Any, folder: Path, options: dict[str, An
                 choices = torch.rand(len(buffer), options["n_routed_experts"]).argsort(dim=1)
                 buffer.copy_(choices[:, : buffer.shape[1]])
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
-    return folder
 
 
 def _spread_norm(weight: torch.nn.Parameter) -> None:
@@ -411,36 +382,53 @@ def _spread_norm(weight: torch.nn.Parameter) -> None:
     weight.data = signs * (torch.rand(weight.shape) + 0.5) + (neutral - 1)
 
 
-def transformers_logits(folder: Path, prompt: Sequence[int]) -> torch.Tensor:
-    """Logits [T, V] at all positions of a prompt, in float32."""
-    with torch.inference_mode():
-        logits: torch.Tensor = _reference(folder)(torch.tensor([list(prompt)])).logits[0]
-    return logits
+def transformers_logits(
+    folder: Path, prompt: Sequence[int], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Logits [T, V] at all positions of a prompt."""
+    key = (SOURCE, "logits", digest(folder), list(prompt), dtype)
+
+    def compute() -> dict[str, torch.Tensor]:
+        with torch.inference_mode():
+            model = _reference(folder, dtype)
+            return {"logits": model(torch.tensor([list(prompt)])).logits[0].clone()}
+
+    return kept_tensors(key, compute)["logits"]
 
 
 def transformers_greedy(
     folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
     """The greedy continuation of each prompt, in float32, ended by EOS (which it includes)."""
-    model = _reference(folder)
-    outputs: list[list[int]] = []
+    key = (SOURCE, "greedy", digest(folder), [list(prompt) for prompt in prompts], max_tokens)
+
+    def compute() -> dict[str, torch.Tensor]:
+        model = _reference(folder, torch.float32)
+        outputs = [_greedy(model, prompt, max_tokens) for prompt in prompts]
+        return {str(number): torch.tensor(output) for number, output in enumerate(outputs)}
+
+    kept = kept_tensors(key, compute)
+    return [kept[str(number)].tolist() for number in range(len(prompts))]
+
+
+def _greedy(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    output: list[int] = []
+    cache = None
+    new = torch.tensor([list(prompt)])
     with torch.inference_mode():
-        for prompt in prompts:
-            output: list[int] = []
-            cache = None
-            new = torch.tensor([list(prompt)])
-            while len(output) < max_tokens and EOS not in output:
-                step = model(new, past_key_values=cache, use_cache=True)
-                cache = step.past_key_values
-                new = step.logits[:, -1:].argmax(-1)
-                output.append(int(new))
-            outputs.append(output)
-    return outputs
+        while len(output) < max_tokens and EOS not in output:
+            step = model(new, past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+            new = step.logits[:, -1:].argmax(-1)
+            output.append(int(new))
+    return output
 
 
-def _reference(folder: Path) -> Any:
+def _reference(folder: Path, dtype: torch.dtype) -> Any:
     """With plain attention: the fused kinds cannot cap scores."""
+    from transformers import AutoModelForCausalLM  # seconds, which only a first run has to spend
+
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=dtype, attn_implementation="eager"
     )
     return model.eval()

@@ -17,9 +17,15 @@ from baton.core.messages import Role, SamplingParams
 from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
 
-NUM_SCHEDULES = int(os.environ.get("BATON_CHAOS_SCHEDULES", "60"))
+NUM_SCHEDULES = int(os.environ.get("BATON_CHAOS_SCHEDULES", "500"))
 FIRST = int(os.environ.get("BATON_CHAOS_FIRST", "0"))
 IN_ONE_FLEET = 10
+TRANSPORTS = ("grpc", "shm", "auto")
+FLEETS = [
+    pytest.param(first, marks=[pytest.mark.wide] if number >= len(TRANSPORTS) else [])
+    for number, first in enumerate(range(FIRST, FIRST + NUM_SCHEDULES, IN_ONE_FLEET))
+]
+"""The first over each transport is part of every run."""
 NUM_REQUESTS = 6
 NUM_TOKENS = 24
 STRIKING = [
@@ -89,11 +95,11 @@ async def replace(fleet: Fleet, victim: ReplicaId, rules: Sequence[ChaosRule], s
     set_rules(fleet, rules, seed)
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + NUM_SCHEDULES, IN_ONE_FLEET))
+@pytest.mark.parametrize("first", FLEETS)
 async def test_no_schedule_of_faults_changes_an_answer_or_leaves_anything_held(first: int) -> None:
     changes = {
         "chaos": {"enabled": True},
-        "transfer.transport": ("grpc", "shm", "auto")[first // IN_ONE_FLEET % 3],
+        "transfer.transport": TRANSPORTS[first // IN_ONE_FLEET % len(TRANSPORTS)],
     }
     # On a busy machine connections break and take their time: nothing here is about how long.
     async with running_fleet(

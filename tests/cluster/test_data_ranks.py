@@ -14,7 +14,7 @@ from tests.cluster.moe_folder import greedy_on_one_rank, make_moe_folder
 from tests.cluster.test_live_cluster import wait_for
 from tests.live_server import Server, start_server, stop_server
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 PROMPTS = [f"the number {number} is not " * (1 + 5 * number) for number in range(6)]
 NUM_TOKENS = 200

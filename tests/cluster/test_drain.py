@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.test_live_cluster import CODE, prompts
 from tests.live_server import Server, start_server, stop_server
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 MAX_TOKENS = 800
 """Long enough to be moved, however fast the engine: who has a few tokens left ends where it is."""

@@ -107,6 +107,7 @@ def test_the_sdk_generates_what_http_does(server: Server) -> None:
     assert result.usage.output_tokens == 16
 
 
+@pytest.mark.wide
 async def test_kill_9_of_the_prefill_replica_costs_no_client_a_token(
     server: Server, client: openai.AsyncOpenAI
 ) -> None:
@@ -174,6 +175,7 @@ async def test_two_hundred_requests_half_of_them_cancelled_leave_no_block_leased
         )
 
 
+@pytest.mark.wide  # it starts a cluster
 def test_a_model_that_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     for file in find_model("demo").iterdir():
         (tmp_path / file.name).symlink_to(file)
@@ -186,6 +188,7 @@ def test_a_model_that_cannot_be_served_is_refused_by_name(tmp_path: Path) -> Non
         start_server(str(tmp_path))
 
 
+@pytest.mark.wide  # it starts a cluster
 def test_a_config_alone_is_enough_to_serve_dummy_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

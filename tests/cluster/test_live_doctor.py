@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.live_server import Server
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 
 def test_the_doctor_measures_the_ways_between_processes(server: Server) -> None:

@@ -19,7 +19,7 @@ from baton.engine.request import Request
 from baton.platform.gateway.served_model import ServedModel
 from baton.platform.model_folder import find_model
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 NUM_TOKENS = 24
 

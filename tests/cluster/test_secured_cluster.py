@@ -17,7 +17,7 @@ from baton.platform.certificate_authority import issue
 from baton.proto import replica_pb2 as pb
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 PROMPT = inspect.getsource(textwrap)[:1000]
 

@@ -16,7 +16,7 @@ from tests.cluster.test_data_ranks import NUM_TOKENS, PROMPTS, answers, replicas
 from tests.cluster.test_live_cluster import wait_for
 from tests.live_server import Server, start_server, stop_server
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.wide  # a minute of compilation
 @needs_compiler
 def test_kernels_compile_for_hopper_and_fit() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}

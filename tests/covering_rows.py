@@ -1,0 +1,45 @@
+"""Of a test with many rows, those that `make test` runs: the others are `wide`.
+
+A row has a value on each axis, an axis being what is parametrised together. Of one axis all values
+are run; of two, each value of either; of more, each pair of values that occurs. Most faults show
+with one value and nearly all others where two meet, while the whole product grows with every axis.
+Which rows these are is decided by their places alone, so all workers and all runs choose the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+FEW = 6
+"""So many rows are run whatever they are."""
+
+
+def covering(rows: Sequence[Mapping[str, int]]) -> list[bool]:
+    """Whether each row is one of those: greedily, the one that adds most."""
+    if len(rows) <= FEW:
+        return [True] * len(rows)
+    points = along_axes(rows)
+    strength = 2 if len(points[0]) > 2 else 1
+    lacking = [set(combinations(enumerate(point), strength)) for point in points]
+    used: Counter[tuple[int, int]] = Counter()
+    chosen = [False] * len(rows)
+    while any(lacking):
+        best = max(
+            range(len(rows)),
+            key=lambda n: (len(lacking[n]), -sum(used[v] for v in enumerate(points[n])), -n),
+        )
+        chosen[best] = True
+        used.update(enumerate(points[best]))
+        found = set(lacking[best])
+        for parts in lacking:
+            parts -= found
+    return chosen
+
+
+def along_axes(rows: Sequence[Mapping[str, int]]) -> list[tuple[int, ...]]:
+    """The rows without parameters that are the same in all, or go with another all the time."""
+    columns = {tuple(row.get(name, -1) for row in rows) for row in rows[:1] for name in row}
+    axes = sorted(column for column in columns if len(set(column)) > 1)
+    return list(zip(*axes, strict=True)) or [(0,)] * len(rows)
