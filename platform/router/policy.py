@@ -3,8 +3,10 @@
     cost of a replica = tokens queued there + tokens of this prompt it neither has nor soon will
 
 The decode replica with the least cost wins; requests it already runs count a little, so that equals
-are filled evenly. A request that belongs beside another goes there, if there is room. If the
-replica lacks no more than `local_prefill_tokens` of the prompt, or there is no prefill pool, it
+are filled evenly. Of equals, one that has more of the prompt; then the request's id decides, by
+rendezvous hashing: gateways that see the same spread what they place, and a request that is placed
+again ranks them as before. A request that belongs beside another goes there, if there is room. If
+the replica lacks no more than `local_prefill_tokens` of the prompt, or there is no prefill pool, it
 computes the prompt itself; else the prefill replicas are ranked the same way. What another replica
 has cached of it counts as there if fetching it is clearly cheaper than computing it (`pulling.py`).
 """
@@ -13,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
-from baton.core.ids import Epoch
+from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, ReplicaAddress, ReplicaInfo
 from baton.platform.router.pulling import Holding, PullRates, best_source
 
@@ -26,6 +29,7 @@ MAX_PREFILL_CANDIDATES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
+    request_id: RequestId
     num_tokens: int
     lost: frozenset[Epoch] = frozenset()
     """Replicas on which an earlier attempt failed."""
@@ -109,11 +113,13 @@ class LeastWork:
             return None
         ready = [replica for replica in view.prefill if replica.info.is_ready]
         source = _source(view, request, decode)
-        num_cached = max(decode.num_cached_tokens, source.num_tokens if source else 0)
+        # The first choice has shown that its prompt is there; events may tell of it later.
+        num_held = decode.num_soon_tokens if beside else decode.num_cached_tokens
+        num_cached = max(num_held, source.num_tokens if source else 0)
         reason = self._reason_for_local(request, decode, num_cached, has_peers=bool(ready))
         ranked: list[ReplicaView] = []
         if not reason:
-            ranked = sorted(ready, key=lambda replica: _cost(replica, request))
+            ranked = sorted(ready, key=lambda replica: _rank(replica, request))
             source = _source(view, request, ranked[0])
             reason = (
                 f"least work: {ranked[0].num_queued_tokens} tokens queued and "
@@ -122,6 +128,10 @@ class LeastWork:
             )
         if source is not None:
             reason = f"{reason}; {source.num_tokens} tokens cached on {source.info.replica_id}"
+        if beside is None:
+            reason += _told_of_equals("decode", open_decode, decode, request)
+        if ranked:
+            reason += _told_of_equals("prefill", ready, ranked[0], request)
         return Placement(
             decode=decode.info,
             prefill=tuple(r.info.endpoint for r in ranked[:MAX_PREFILL_CANDIDATES]),
@@ -149,11 +159,16 @@ class LeastWork:
 
 def _source(view: View, request: PlacementRequest, taker: ReplicaView) -> Holding | None:
     """Who has enough more of the prompt than `taker` to be asked for it."""
-    replicas = (*view.decode, *view.prefill)
+    replicas = (
+        replica
+        for replica in (*view.decode, *view.prefill)
+        if replica.num_cached_tokens
+        and replica.is_connected
+        and replica.info.epoch not in request.lost
+    )
     holdings = (
         Holding(replica.info, replica.num_cached_tokens)
-        for replica in replicas
-        if replica.is_connected and replica.info.epoch not in request.lost
+        for replica in sorted(replicas, key=lambda replica: _draw(replica, request))
     )
     return best_source(
         holdings, num_held=taker.num_soon_tokens, taker=taker.info.epoch, rates=view.rates
@@ -177,14 +192,31 @@ def _beside(replicas: Sequence[ReplicaView], request: PlacementRequest) -> Repli
 
 
 def _cheapest(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:
-    return min(replicas, key=lambda replica: _cost(replica, request), default=None)
+    return min(replicas, key=lambda replica: _rank(replica, request), default=None)
 
 
-def _cost(replica: ReplicaView, request: PlacementRequest) -> tuple[bool, int]:
-    work = (
-        replica.num_queued_tokens
-        + RUNNING_REQUEST_COST * replica.num_open
-        + request.num_tokens
-        - replica.num_soon_tokens
-    )
-    return replica.info.epoch in request.lost, work
+def _rank(replica: ReplicaView, request: PlacementRequest) -> tuple[tuple[bool, int, int], bytes]:
+    return _cost(replica, request), _draw(replica, request)
+
+
+def _cost(replica: ReplicaView, request: PlacementRequest) -> tuple[bool, int, int]:
+    """The smallest wins; of equal work, who has more of the prompt: the pool computes less."""
+    num_has = replica.num_soon_tokens
+    busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
+    return replica.info.epoch in request.lost, busy + request.num_tokens - num_has, -num_has
+
+
+def _draw(replica: ReplicaView, request: PlacementRequest) -> bytes:
+    """Fair among all replicas over many requests, and the same each time for one of them."""
+    pair = f"{request.request_id} {replica.info.epoch}"
+    return blake2b(pair.encode(), digest_size=8).digest()
+
+
+def _told_of_equals(
+    role: str, replicas: Sequence[ReplicaView], chosen: ReplicaView, request: PlacementRequest
+) -> str:
+    cost = _cost(chosen, request)
+    num_equals = sum(_cost(replica, request) == cost for replica in replicas)
+    if num_equals == 1:
+        return ""
+    return f"; drawn by the request's id from {num_equals} equal {role} replicas"

@@ -69,6 +69,7 @@ class ScriptedReplica(DecodeServicer):
         self._scripts = scripts
         self.num_said = 0
         self._max_open = max_open
+        self._num_queued_tokens = 0
         self._is_draining = False
         self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -106,9 +107,9 @@ class ScriptedReplica(DecodeServicer):
         """Break the stream."""
         self.say(Cut())
 
-    def offer(self, max_open: int) -> None:
+    def offer(self, max_open: int, *, num_queued_tokens: int = 0) -> None:
         """Tell the gateway that it may have so many requests open here."""
-        self._max_open = max_open
+        self._max_open, self._num_queued_tokens = max_open, num_queued_tokens
         self.say(TokenUpdate(request_id=NOBODYS, attempt=1))
 
     def drain(self) -> None:
@@ -120,7 +121,11 @@ class ScriptedReplica(DecodeServicer):
         return pb.DecodeFrame(
             updates=[update_to_proto(one) for one in updates],
             capacity=capacity_to_proto(
-                Capacity(max_open=self._max_open, is_draining=self._is_draining)
+                Capacity(
+                    max_open=self._max_open,
+                    num_queued_tokens=self._num_queued_tokens,
+                    is_draining=self._is_draining,
+                )
             ),
         )
 

@@ -17,12 +17,14 @@ from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.messages import FinishReason, GenerateRequest, Membership, ReplicaInfo, Role
 from baton.platform.gateway.fleet import fleet as fleet_module
 from baton.platform.gateway.fleet.fleet import Fleet
+from baton.platform.router.prompt_names import PromptNames
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 
 P = make_replica("p", role=Role.PREFILL)
 REQUEST = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
-HASHES = [bytes([number] * 16) for number in range(3)]
+PROMPT = PromptNames(range(12))
+HASHES = PROMPT.under(P.layout)
 
 
 def silent(request: GenerateRequest) -> list[Step]:
@@ -58,13 +60,13 @@ async def test_a_replica_that_the_registry_lost_finishes_what_it_has_and_gets_no
 
         await fleet.apply(snapshot())
 
-        [view] = fleet.view([]).decode
+        [view] = fleet.view(PromptNames()).decode
         assert (view.is_connected, view.info.is_ready) == (True, False)
         replica.say(update(REQUEST, 1, finish=FinishReason.LENGTH))
         assert (await attempt.next()).tokens == (1,)
         attempt.close(1)
         await fleet.apply(snapshot())
-        assert fleet.view([]).decode == ()
+        assert fleet.view(PromptNames()).decode == ()
 
 
 async def test_a_replica_that_the_registry_lost_and_found_again_is_as_before() -> None:
@@ -75,7 +77,7 @@ async def test_a_replica_that_the_registry_lost_and_found_again_is_as_before() -
 
         await fleet.apply(snapshot(replica.info))
 
-        [view] = fleet.view([]).decode
+        [view] = fleet.view(PromptNames()).decode
         assert (view.is_connected, view.info.is_ready, view.num_open) == (True, True, 1)
         assert replica.num_sessions == 1
 
@@ -90,7 +92,7 @@ async def test_a_replica_whose_stream_broke_is_known_until_the_registry_drops_it
         await fleet.apply(snapshot())
 
         assert names(fleet) == set()
-        assert fleet.view([]).decode == ()
+        assert fleet.view(PromptNames()).decode == ()
 
 
 async def test_a_prefill_replica_has_no_stream_so_the_registrys_word_counts() -> None:
@@ -106,23 +108,39 @@ async def test_what_is_known_of_a_replica_goes_with_it() -> None:
         fleet.index.apply(
             P.epoch, KvEvents(first_sequence=1, events=(three_blocks,), is_snapshot=True)
         )
-        fleet.index.expect(HASHES, P.epoch)
+        fleet.expect(PROMPT, P.epoch)
         fleet.add_prefill_tokens(P.epoch, 100)
-        [view] = fleet.view(HASHES).prefill
+        [view] = fleet.view(PROMPT).prefill
         assert view.num_cached_tokens == view.num_expected_tokens == 3 * P.layout.block_size
 
         await fleet.apply(snapshot())
         await fleet.apply(snapshot(P))
 
-        [view] = fleet.view(HASHES).prefill
+        [view] = fleet.view(PROMPT).prefill
         assert (view.num_cached_tokens, view.num_expected_tokens) == (0, 0)
         assert view.num_queued_tokens == 0
+
+
+async def test_each_replica_has_what_it_has_by_the_names_of_its_own_block_size() -> None:
+    wide = replace(P, epoch=Epoch("wide"), layout=replace(P.layout, block_size=6))
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica, others=(P, wide)) as fleet:
+        for info in (replica.info, P, wide):
+            stored = KvEvent(KvChange.STORED, b"".join(PROMPT.under(info.layout)))
+            events = KvEvents(first_sequence=1, events=(stored,), is_snapshot=True)
+            fleet.index.apply(info.epoch, events)
+            fleet.expect(PROMPT, info.epoch)
+
+        view = fleet.view(PROMPT)
+        told = [(v.num_cached_tokens, v.num_expected_tokens) for v in (*view.decode, *view.prefill)]
+
+        assert told == [(12, 12)] * 3
 
 
 async def test_a_replica_without_kv_events_serves_all_the_same() -> None:
     replica = ScriptedReplica("d", silent)  # knows nothing of WatchKv
     async with fleet_of(replica) as fleet:
-        [view] = fleet.view(HASHES).decode
+        [view] = fleet.view(PROMPT).decode
 
         assert (view.is_open, view.num_cached_tokens) == (True, 0)
         assert not fleet.kv_knowledge()[replica.info.epoch].is_synced
@@ -137,7 +155,7 @@ async def test_tokens_placed_on_a_prefill_replica_count_for_as_long_as_they_are_
 
         fleet.add_prefill_tokens(P.epoch, -100)
 
-        assert fleet.view([]).prefill[0].num_queued_tokens == 20
+        assert fleet.view(PromptNames()).prefill[0].num_queued_tokens == 20
 
 
 async def test_news_of_a_replica_reach_the_view_though_its_stream_stays() -> None:
@@ -145,7 +163,7 @@ async def test_news_of_a_replica_reach_the_view_though_its_stream_stays() -> Non
     async with fleet_of(replica) as fleet:
         await fleet.apply(snapshot(replace(replica.info, is_ready=False)))
 
-        [view] = fleet.view([]).decode
+        [view] = fleet.view(PromptNames()).decode
         assert (view.info.is_ready, view.is_connected) == (False, True)
         assert replica.num_sessions == 1
 

@@ -29,6 +29,7 @@ from baton.core.messages import (
 from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.gateway.fleet.running_request import RunningRequest
 from baton.platform.gateway.generation import Generation
+from baton.platform.router.prompt_names import PromptNames
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -86,7 +87,7 @@ def on_two(there: Script, *, here: Script | None = None) -> tuple[ScriptedReplic
 
 
 def num_open_replicas(dispatcher: ReplicaDispatcher) -> int:
-    return sum(replica.is_open for replica in dispatcher.fleet.view(()).decode)
+    return sum(replica.is_open for replica in dispatcher.fleet.view(PromptNames()).decode)
 
 
 async def test_the_next_attempt_is_told_what_it_takes_over_and_from_whom() -> None:
@@ -190,7 +191,7 @@ async def test_a_move_that_fails_is_tried_elsewhere_with_the_same_source() -> No
         reader = await begin(dispatcher)
         await until(lambda: len(reader.tokens) == 2)
         other.offer(max_open=4)
-        third.offer(max_open=4)
+        third.offer(max_open=4, num_queued_tokens=1)
         await until(lambda: num_open_replicas(dispatcher) == 2)
 
         one.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.platform.known_replicas import make_replica
 
-from baton.core.ids import Epoch
+from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, Role
 from baton.platform.router.policy import (
     MAX_PREFILL_CANDIDATES,
@@ -22,7 +23,7 @@ from baton.platform.router.policy import (
 )
 
 POLICY = LeastWork(local_prefill_tokens=64)
-LONG = PlacementRequest(num_tokens=1000)
+LONG = PlacementRequest(request_id=RequestId("r"), num_tokens=1000)
 
 
 def decode(name: str, *, max_open: int = 4, is_ready: bool = True, **facts: Any) -> ReplicaView:
@@ -54,8 +55,8 @@ def test_a_long_prompt_is_prefilled_elsewhere() -> None:
 def test_a_short_prompt_is_computed_locally_up_to_the_limit() -> None:
     replicas: dict[str, Any] = {"decode": [decode("d")], "prefill": [prefill("p")]}
 
-    assert place_at(PlacementRequest(num_tokens=64), **replicas) == ("d", [])
-    assert place_at(PlacementRequest(num_tokens=65), **replicas) == ("d", ["p"])
+    assert place_at(replace(LONG, num_tokens=64), **replicas) == ("d", [])
+    assert place_at(replace(LONG, num_tokens=65), **replicas) == ("d", ["p"])
 
 
 def test_a_long_prompt_that_is_mostly_cached_is_computed_locally() -> None:
@@ -92,6 +93,26 @@ def test_equals_are_filled_evenly() -> None:
     assert place_at(LONG, decode=replicas, prefill=[])[0] == "less busy"
 
 
+def test_equals_are_drawn_by_the_requests_id_evenly_and_as_the_reason_says() -> None:
+    decodes, prefills = [decode(f"d{n}") for n in range(4)], [prefill(f"p{n}") for n in range(4)]
+    first, reasons = Counter[str](), set[str]()
+    for number in range(400):
+        request = replace(LONG, request_id=RequestId(f"request {number}"))
+        placement = place(request, decode=decodes, prefill=prefills)
+        again = place(request, decode=decodes[::-1], prefill=prefills[::-1])
+        assert placement is not None and placement == again
+        first.update([placement.decode.replica_id, placement.prefill[0].replica_id])
+        reasons.add(placement.reason)
+
+    assert set(first) == {f"{role}{n}" for role in "dp" for n in range(4)}
+    assert all(60 < count < 140 for count in first.values()), first
+    [reason] = reasons
+    assert reason.endswith(
+        "; drawn by the request's id from 4 equal decode replicas"
+        "; drawn by the request's id from 4 equal prefill replicas"
+    )
+
+
 def test_a_cached_prefix_draws_a_request_until_the_replica_has_more_other_work() -> None:
     idle = decode("idle")
     within = decode("cached", num_cached_tokens=400, num_queued_tokens=399)
@@ -121,7 +142,7 @@ def test_a_lost_replica_is_tried_again_only_when_no_other_has_room() -> None:
     lost = decode("lost", num_cached_tokens=1000)
     other = decode("other", num_queued_tokens=10_000)
     full = decode("full", num_open=4)
-    request = PlacementRequest(num_tokens=1000, lost=frozenset({lost.info.epoch}))
+    request = replace(LONG, lost=frozenset({lost.info.epoch}))
 
     assert place_at(request, decode=[lost, other], prefill=[])[0] == "other"
     assert place_at(request, decode=[lost, full], prefill=[])[0] == "lost"
@@ -167,6 +188,17 @@ def test_a_request_goes_beside_the_one_it_belongs_to_though_others_have_less_wor
     assert placement.reason == (
         "beside another choice of this request; 4 of 1000 tokens uncached: computed locally"
     )
+
+
+def test_a_further_choice_counts_what_the_first_has_brought_before_events_tell_of_it() -> None:
+    first = decode("d", num_open=1, num_expected_tokens=LONG.num_tokens)
+    near = replace(LONG, near=first.info.epoch)
+
+    placement = place(near, decode=[first], prefill=[prefill("p")])
+    of_a_stranger = place(LONG, decode=[first], prefill=[prefill("p")])
+
+    assert placement is not None and placement.prefill == ()
+    assert of_a_stranger is not None and len(of_a_stranger.prefill) == 1
 
 
 def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill() -> None:
@@ -252,7 +284,12 @@ def requests(view: View) -> st.SearchStrategy[PlacementRequest]:
     lost: st.SearchStrategy[frozenset[Epoch]] = (
         st.frozensets(st.sampled_from(epochs)) if epochs else st.just(frozenset())
     )
-    return st.builds(PlacementRequest, num_tokens=st.just(NUM_TOKENS), lost=lost)
+    return st.builds(
+        PlacementRequest,
+        request_id=st.text(max_size=4).map(RequestId),
+        num_tokens=st.just(NUM_TOKENS),
+        lost=lost,
+    )
 
 
 def can_take(replica: ReplicaView) -> bool:
@@ -303,7 +340,7 @@ def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_and_somebody_can_c
 
 
 @given(view=views(), data=st.data())
-def test_the_order_in_which_replicas_are_listed_decides_between_equals_only(
+def test_the_order_in_which_replicas_are_listed_decides_nothing(
     view: View, data: st.DataObject
 ) -> None:
     request = data.draw(requests(view))
@@ -314,7 +351,4 @@ def test_the_order_in_which_replicas_are_listed_decides_between_equals_only(
 
     one, other = POLICY.place(request, view, 0.0), POLICY.place(request, shuffled, 0.0)
 
-    assert (one is None) == (other is None)
-    if one is not None and other is not None:
-        by_epoch = {replica.info.epoch: replica for replica in view.decode}
-        assert work(by_epoch[one.decode.epoch]) == work(by_epoch[other.decode.epoch])
+    assert one == other

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.platform.known_replicas import LAYOUT, make_replica
 
+from baton.core.ids import RequestId
 from baton.core.messages import Receipt, Role
 from baton.platform.router.policy import LeastWork, Placement, PlacementRequest, ReplicaView, View
 from baton.platform.router.pulling import Holding, PullRates, RateMeter, best_source
@@ -96,7 +97,7 @@ def place(
         prefill=tuple(view for view in views if view.info.role is Role.PREFILL),
         rates=rates,
     )
-    wanted = PlacementRequest(num_tokens=num_tokens, **request)
+    wanted = PlacementRequest(request_id=RequestId("r"), num_tokens=num_tokens, **request)
     placement = LeastWork(local_prefill_tokens=64).place(wanted, view, now=0.0)
     assert placement is not None
     return placement

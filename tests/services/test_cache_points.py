@@ -16,6 +16,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.echo import EchoRunner, echo_info, echo_output
 from baton.engine.engine import Engine
 from baton.platform.gateway.cache_salt import CacheSalts
+from baton.platform.router.prompt_names import PromptNames
 
 PROMPT = list(range(1, 42))
 FOR_AN_HOUR = (CachePoint(len(PROMPT), 3600.0),)
@@ -141,15 +142,18 @@ async def test_equal_prompts_of_two_tenants_share_nothing() -> None:
 
         assert first.tokens == other.tokens == again.tokens
         assert [a.receipt.cached_tokens for a in (first, other, again)] == [0, 0, 40]
-        hashes = fleet.dispatcher.fleet.hashes
-        assert not set(hashes(PROMPT, salts[0])) & set(hashes(PROMPT, salts[1]))
+        [layout] = {info.layout for info in fleet.dispatcher.fleet.replicas}
+        own, others = (set(PromptNames(PROMPT, salt).under(layout)) for salt in salts)
+        assert own and not own & others
 
 
 async def test_the_router_sees_no_match_for_another_tenant() -> None:
     async with running_fleet(make_engine=small_engine) as fleet:
         await fleet.ask(PROMPT, tenant="a", salt=SALTS.salt("a", ""))
-        index, hashes = fleet.dispatcher.fleet.index, fleet.dispatcher.fleet.hashes
-        own, other = (hashes(PROMPT, SALTS.salt(tenant, "")) for tenant in ("a", "b"))
+        index, layout = fleet.dispatcher.fleet.index, fleet.dispatcher.fleet.replicas[0].layout
+        own, other = (
+            PromptNames(PROMPT, SALTS.salt(tenant, "")).under(layout) for tenant in ("a", "b")
+        )
         async with asyncio.timeout(10):
             while not index.num_cached_blocks(own):
                 await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.gateway.fleet.kv_watch import KvWatch
 from baton.platform.router.kv_index import KvIndex
 from baton.platform.router.policy import LeastWork
+from baton.platform.router.prompt_names import PromptNames
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto
@@ -149,7 +150,8 @@ async def test_caches_are_followed_while_the_registry_is_away() -> None:
         await fleet.ask(PROMPT)  # through the other gateway
 
         index = dispatcher.fleet.index
-        hashes = dispatcher.fleet.hashes(PROMPT, b"")
+        [known] = dispatcher.fleet.replicas
+        hashes = PromptNames(PROMPT).under(known.layout)
         await until(lambda: list(index.num_cached_blocks(hashes).values()) == [10])
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -26,6 +26,7 @@ from baton.platform.gateway.fleet.running_request import RunningRequest
 from baton.platform.gateway.generation import Generation
 from baton.platform.observe.fleet_report import leaks_report, metrics_report, status_report
 from baton.platform.router.policy import LeastWork, PlacementRequest
+from baton.platform.router.prompt_names import PromptNames
 from baton.platform.router.pulling import PullRates, RateMeter
 from baton.proto.channels import Channels
 
@@ -176,22 +177,23 @@ class ReplicaDispatcher:
         lost: frozenset[Epoch],
         near: RequestId | None,
     ) -> Placed | None:
-        if not any(replica.is_open for replica in self.fleet.view(()).decode):
+        if not any(replica.is_open for replica in self.fleet.view(PromptNames()).decode):
             return None  # most wakes come to this: do not look a long prompt up for nothing
         request = next_request()
         known = (*request.prompt, *request.output)
-        hashes = self.fleet.hashes(known, request.salt) if _reads_cache(request) else ()
+        names = PromptNames(known, request.salt) if _reads_cache(request) else PromptNames()
         placement = self._policy.place(
             PlacementRequest(
+                request_id=request.request_id,
                 num_tokens=len(known),
                 lost=lost,
                 near=self.fleet.where_runs(near),
                 local_because=_why_local(request),
             ),
-            self.fleet.view(hashes),
+            self.fleet.view(names),
             self._clock(),
         )
-        return None if placement is None else Placed(self.fleet, placement, request, hashes)
+        return None if placement is None else Placed(self.fleet, placement, request, names)
 
 
 def _why_local(request: GenerateRequest) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 import grpc.aio
 
-from baton.core.block_hash import block_hashes, root_hash
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Membership, ReplicaInfo, Role
 from baton.platform.gateway.fleet.kv_watch import KvWatch
@@ -24,8 +23,9 @@ from baton.platform.gateway.fleet.replica_link import ReplicaLink
 from baton.platform.membership import merge
 from baton.platform.observe.fleet_report import KvKnowledge
 from baton.platform.registry import HEARTBEAT_S
-from baton.platform.router.kv_index import KvIndex
+from baton.platform.router.kv_index import Expected, KvIndex
 from baton.platform.router.policy import ReplicaView, View
+from baton.platform.router.prompt_names import PromptNames
 from baton.platform.router.pulling import PullRates, RateMeter
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -139,17 +139,14 @@ class Fleet:
     def link(self, epoch: Epoch) -> ReplicaLink:
         return self._link_by_epoch[epoch]
 
-    def hashes(self, tokens: Sequence[int], salt: bytes) -> tuple[bytes, ...]:
-        """The block names of a prompt under the layout of the replicas that serve now."""
-        for link in self._link_by_epoch.values():
-            layout = link.info.layout
-            root = root_hash(layout.model_fingerprint, salt)
-            return tuple(block_hashes(root, tokens, layout.block_size))
-        return ()
-
-    def view(self, hashes: Sequence[bytes]) -> View:
-        cached = self.index.num_cached_blocks(hashes)
-        expected = self.index.num_expected_blocks(hashes)
+    def view(self, prompt: PromptNames) -> View:
+        """Everybody, with what each has of the prompt by the names that it gives blocks itself."""
+        cached: dict[Epoch, int] = {}
+        expected: dict[Epoch, int] = {}
+        infos = (*(link.info for link in self._link_by_epoch.values()), *self.replicas)
+        for names in prompt.under_each(info.layout for info in infos):
+            cached |= self.index.num_cached_blocks(names)
+            expected |= self.index.num_expected_blocks(names)
         decode = tuple(
             ReplicaView(
                 info=link.info,
@@ -173,6 +170,12 @@ class Fleet:
             if info.role is Role.PREFILL
         )
         return View(decode=decode, prefill=prefill, rates=self.meter.rates)
+
+    def expect(self, prompt: PromptNames, epoch: Epoch) -> Expected:
+        """Count the prompt as on its way to a replica, until given back to `index.release`."""
+        link = self._link_by_epoch.get(epoch)
+        info = link.info if link is not None else self._replica_by_epoch[epoch]
+        return self.index.expect(prompt.under(info.layout), epoch)
 
     def where_runs(self, request_id: RequestId | None) -> Epoch | None:
         """The decode replica of a request of this gateway; None if it does not run."""

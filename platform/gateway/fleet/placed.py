@@ -8,12 +8,12 @@ both replicas: equal prompts that arrive together go where the first of them wen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress
 from baton.platform.gateway.fleet.fleet import Fleet
 from baton.platform.router.policy import Placement
+from baton.platform.router.prompt_names import PromptNames
 
 
 class Placed:
@@ -22,7 +22,7 @@ class Placed:
         fleet: Fleet,
         placement: Placement,
         request: GenerateRequest,
-        hashes: Sequence[bytes],
+        prompt: PromptNames,
     ) -> None:
         """Open the attempt: the request is on its way. Raises ReplicaLost if its link broke."""
         link = fleet.link(placement.decode.epoch)
@@ -31,10 +31,10 @@ class Placed:
         self.attempt = link.open(replace(request, prefill=placement.prefill, source=source))
         self._fleet = fleet
         fleet.has_started(request.request_id, placement.decode.epoch)
-        self._on_decode = fleet.index.expect(hashes, placement.decode.epoch)
+        self._on_decode = fleet.expect(prompt, placement.decode.epoch)
         self._prefills_on = placement.prefill[0].epoch if placement.prefill else None
         if self._prefills_on is not None:
-            self._on_prefill = fleet.index.expect(hashes, self._prefills_on)
+            self._on_prefill = fleet.expect(prompt, self._prefills_on)
             fleet.add_prefill_tokens(self._prefills_on, placement.num_prefill_tokens)
 
     @property
