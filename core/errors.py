@@ -4,6 +4,7 @@
     ├── InvalidRequest        the caller's mistake; names the field and the remedy   400
     │   ├── ModelNotFound     no such model is served here                           404
     │   ├── StreamNotFound    no such resumable stream is held by this gateway       404
+    │   ├── Forbidden         not with this API key                                  403
     │   ├── RequestTooLarge   the body is larger than this server reads              413
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
     ├── Unauthenticated       no API key, or not one of ours                         401
@@ -54,6 +55,10 @@ class ModelNotFound(InvalidRequest):
 
 class StreamNotFound(InvalidRequest):
     """No resumable stream of that id is held by this gateway, or not for this caller."""
+
+
+class Forbidden(InvalidRequest):
+    """The API key is one of ours, but does not allow this."""
 
 
 class RequestTooLarge(InvalidRequest):

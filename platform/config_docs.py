@@ -22,7 +22,12 @@ import msgspec
 
 from baton.platform.config import DeploymentConfig, node_by_name
 
-SECRETS = ("gateway.api_keys", "gateway.cache_secret", "gateway.tenants.*.api_keys")
+SECRETS = (
+    "gateway.api_keys",
+    "gateway.operator_keys",
+    "gateway.cache_secret",
+    "gateway.tenants.*.api_keys",
+)
 """Settings that are never shown. `*` is any name."""
 
 

@@ -71,6 +71,8 @@ class GatewayPages:
             said = msgspec.json.decode(error.read(), type=_Refusal)
         except ValueError:
             return Unavailable(self._reason(error))
+        if error.code == HTTPStatus.FORBIDDEN:
+            return Unavailable(f"{said.error.message}; give it with --api-key or BATON_API_KEY")
         if error.code == HTTPStatus.BAD_REQUEST:
             return InvalidRequest(said.error.message)
         return Unavailable(said.error.message)

@@ -86,6 +86,7 @@ SERVE_OPTIONS = (
     ConfigOption("--port", GATEWAY, ("gateway.port",)),
     ConfigOption("--grpc-port", GATEWAY, ("gateway.grpc_port",)),
     ConfigOption("--api-key", GATEWAY, ("gateway.api_keys",), "BATON_API_KEYS"),
+    ConfigOption("--operator-key", GATEWAY, ("gateway.operator_keys",), "BATON_OPERATOR_KEYS"),
     ConfigOption("--tls-cert", GATEWAY, ("gateway.tls_cert_file",)),
     ConfigOption("--tls-key", GATEWAY, ("gateway.tls_key_file",)),
     ConfigOption("--cors-origin", GATEWAY, ("gateway.cors_origins",)),

@@ -35,7 +35,7 @@ def doctor(
     """
     with told_in_one_line("baton doctor"), warnings_silenced():
         config = configure(config_file, {})
-        key = api_key or min(config.gateway.api_keys, default=None)
+        key = api_key or min(config.gateway.operator_keys, default=None)
         pages = GatewayPages(url or _own_url(config), key, ca_file)
         is_healthy = asyncio.run(_examine(config, pages, is_asked=url is not None, as_json=as_json))
     raise typer.Exit(0 if is_healthy else 1)

@@ -56,13 +56,16 @@ def plan_completion(
     options = _drawn_options(order, is_prompt_only, is_ranked=num_drawn != num_returned)
     asked_s = time_limit_s if order.time_left_s is None else order.time_left_s
     time_left_s = max(0.0, min(time_limit_s, asked_s))
+    priority = order.caller.priority(options.priority, rules.field("priority"))
     generations: list[tuple[Generation, ...]] = []
     for prompt in order.prompts:
         check_prompt(prompt.tokens, rules, field=prompt.field)
         sampling = resolve_sampling(
             options, rules, num_prompt=len(prompt.tokens), grammar=order.grammar
         )
-        choices = _choices(order, prompt, sampling, salt=salt, time_left_s=time_left_s)
+        choices = _choices(
+            order, prompt, sampling, salt=salt, priority=priority, time_left_s=time_left_s
+        )
         generations.append(tuple(next(choices) for _ in range(num_drawn)))
     return CompletionPlan(
         generations=tuple(generations),
@@ -78,6 +81,7 @@ def _choices(
     sampling: SamplingParams,
     *,
     salt: bytes,
+    priority: int,
     time_left_s: float,
 ) -> Iterator[Generation]:
     first = Generation(
@@ -85,9 +89,9 @@ def _choices(
         prompt=prompt.tokens,
         sampling=sampling,
         salt=salt,
-        tenant=order.tenant,
+        tenant=order.caller.tenant,
         cache_points=prompt.cache_points,
-        priority=order.options.priority or 0,
+        priority=priority,
         time_left_s=time_left_s,
     )
     yield first

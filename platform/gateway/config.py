@@ -11,6 +11,9 @@ from baton.platform.config_node import ConfigNode, Count, Fraction, Port, Second
 MEBIBYTE = 1 << 20
 
 
+Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+
+
 class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     """Whose requests share cached KV with each other and with nobody else."""
 
@@ -19,6 +22,8 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     kv_share: Fraction | None = None
     """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
     for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
+    min_priority: Priority | None = None
+    """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority."""
 
     def __post_init__(self) -> None:
         if not self.api_keys:
@@ -36,8 +41,24 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Larger requests are refused (413) without being read."""
     request_timeout_s: Seconds = 600.0
     """From the arrival of a request to its last token."""
+    header_timeout_s: Seconds = 10.0
+    """From the opening of a connection, or a later request's first byte, to the end of the headers.
+    More ends the connection (408)."""
+    body_timeout_s: Seconds = 20.0
+    """Within which a request's body has to come, and a second longer for every
+    `min_body_bytes_per_s` that have come (408)."""
+    min_body_bytes_per_s: Count = 4096
+    """How slowly a large body may come. No body may take longer than `request_timeout_s`."""
+    keep_alive_s: Count = 75
+    """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
+    never use one that was just closed."""
     api_keys: frozenset[str] = frozenset()
     """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in."""
+    operator_keys: frozenset[str] = frozenset()
+    """Keys that may also drain replicas, read /debug/* and ask for any `priority`."""
+    min_priority: Priority = 0
+    """The smallest `priority` that requests with a key may ask for: smaller comes first. Operators,
+    and everybody where no keys are configured, may ask for any."""
     tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
     """By name: clients with keys of their own, whose cached KV nobody else can find."""
     cache_secret: str = ""
@@ -72,7 +93,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def needs_key(self) -> bool:
-        return bool(self.api_keys or self.tenants)
+        return bool(self.api_keys or self.operator_keys or self.tenants)
 
     @property
     def kv_shares(self) -> dict[str, float]:
@@ -85,10 +106,11 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
 
     def _check_keys(self) -> None:
         owned = [key for tenant in self.tenants.values() for key in tenant.api_keys]
-        if not all((*self.api_keys, *owned)):
-            raise ValueError("api_keys must not contain an empty key")
-        if len({*self.api_keys, *owned}) < len(self.api_keys) + len(owned):
-            raise ValueError("a key in api_keys belongs to one tenant, or to none")
+        keys = (*self.api_keys, *self.operator_keys, *owned)
+        if not all(keys):
+            raise ValueError("api_keys and operator_keys must not contain an empty key")
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key belongs to one tenant, to api_keys or to operator_keys")
         if "" in self.tenants:
             raise ValueError("tenants need a name")
 
@@ -96,7 +118,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         total = sum(self.kv_shares.values())
         if total > 1:
             raise ValueError(f"the kv_share of all tenants add up to {total:g}; at most 1 can be")
-        has_others = bool(self.api_keys) or len(self.kv_shares) < len(self.tenants)
+        has_others = bool(self.api_keys or self.operator_keys) or len(self.kv_shares) < len(
+            self.tenants
+        )
         if total == 1 and has_others:
             raise ValueError(
                 "the kv_share of the tenants add up to 1, which leaves no blocks to the other keys"

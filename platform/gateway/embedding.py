@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.messages import Pooling, SamplingParams
+from baton.platform.gateway.api_keys import ANYBODY, Caller
 from baton.platform.gateway.completion_stream import Usage
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.generation import Generation
@@ -38,10 +39,9 @@ class EmbeddingOrder:
     is_normalized: bool = True
     dimensions: int | None = None
     """The first so many, taken before normalising; None: all."""
-    priority: int = 0
+    priority: int | None = None
     cache_salt: str = ""
-    tenant: str = ""
-    """Whose key the request came with."""
+    caller: Caller = ANYBODY
     time_left_s: float | None = None
 
 
@@ -57,7 +57,8 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
     _check(gateway, order)
     limit_s = gateway.config.request_timeout_s
     asked_s = limit_s if order.time_left_s is None else order.time_left_s
-    salt = gateway.salts.salt(order.tenant, order.cache_salt)
+    priority = order.caller.priority(order.priority, "priority")
+    salt = gateway.salts.salt(order.caller.tenant, order.cache_salt)
     room = asyncio.Semaphore(MAX_RUNNING)
 
     async def run(prompt: Prompt) -> tuple[list[float], int]:
@@ -70,8 +71,8 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
             prompt=prompt.tokens,
             sampling=SamplingParams(max_tokens=1),
             salt=salt,
-            tenant=order.tenant,
-            priority=order.priority,
+            tenant=order.caller.tenant,
+            priority=priority,
             pooling=order.pooling,
             time_left_s=max(0.0, min(limit_s, asked_s)),
         )
@@ -96,7 +97,7 @@ def _check(gateway: Gateway, order: EmbeddingOrder) -> None:
         raise InvalidRequest(
             f"dimensions must be at least 1; got {order.dimensions}", field="dimensions"
         )
-    if order.priority not in RANGES["priority"]:
+    if order.priority is not None and order.priority not in RANGES["priority"]:
         raise InvalidRequest(f"priority must be {RANGES['priority']}", field="priority")
     for prompt in order.inputs:
         if not prompt.tokens:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from baton.core.errors import ContextExceeded
-from baton.platform.gateway.api_keys import ApiKeys
+from baton.platform.gateway.api_keys import ApiKeys, callers
 from baton.platform.gateway.cache_salt import CacheSalts
 from baton.platform.gateway.choices import Completion, PromptChoices
 from baton.platform.gateway.completion_plan import plan_completion
@@ -36,9 +36,7 @@ class Gateway:
         self.model = model
         self.dispatcher = dispatcher
         self.config = config
-        self.keys = ApiKeys(
-            config.api_keys, {name: tenant.api_keys for name, tenant in config.tenants.items()}
-        )
+        self.keys = ApiKeys(callers(config))
         self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()
@@ -84,7 +82,7 @@ class Gateway:
         plan = plan_completion(
             order,
             self.sampling_rules(order),
-            salt=self.salts.salt(order.tenant, order.cache_salt),
+            salt=self.salts.salt(order.caller.tenant, order.cache_salt),
             max_choices=self.config.max_choices,
             time_limit_s=self.config.request_timeout_s,
         )

@@ -27,7 +27,7 @@ class GatewayServer:
         self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config)
         app = build_app(self._gateway)
         tls = tls_identity(config)
-        self._http = HttpServer(app, host=config.host, port=config.port, tls=tls)
+        self._http = HttpServer(app, config, tls=tls)
         self._grpc = GrpcServer(self._gateway, tls=tls)
 
     @property

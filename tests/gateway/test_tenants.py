@@ -1,15 +1,19 @@
-"""Whose request it is, and how that keeps cached KV apart."""
+"""Whose request it is, what that allows it, and how it keeps cached KV apart."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc
 import grpc.aio
+import httpx
 import pytest
 from tests.gateway.scripted import Script, Serving, serving
 
 from baton.core.errors import Unauthenticated
-from baton.platform.gateway.api_keys import ApiKeys
+from baton.platform.gateway.api_keys import ApiKeys, callers
 from baton.platform.gateway.cache_salt import CacheSalts, draw_secret
-from baton.platform.gateway.config import TenantConfig
+from baton.platform.gateway.config import GatewayConfig, TenantConfig
 from baton.platform.gateway.generation import Generation
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
@@ -29,21 +33,96 @@ async def generation_with(gateway: Serving, key: str, **body: object) -> Generat
 
 
 def test_a_key_says_whose_the_request_is() -> None:
-    keys = ApiKeys(["common"], {"acme": ["one", "two"], "bell": ["three"]})
+    config = GatewayConfig(api_keys=frozenset({"common"}), tenants=TENANTS)
+    keys = ApiKeys(callers(config))
 
-    assert [keys.check(f"Bearer {key}") for key in ("common", "one", "two", "three")] == [
-        "",
-        "acme",
-        "acme",
-        "bell",
-    ]
+    given = ("common", "acme-1", "acme-2", "bell-1")
+    tenants = [keys.check(f"Bearer {key}").tenant for key in given]
+    assert tenants == ["", "acme", "acme", "bell"]
     with pytest.raises(Unauthenticated):
         keys.check("Bearer four")
 
 
 def test_tenants_alone_are_reason_enough_to_ask_for_a_key() -> None:
     with pytest.raises(Unauthenticated):
-        ApiKeys([], {"acme": ["one"]}).check(None)
+        ApiKeys(callers(GatewayConfig(tenants=TENANTS))).check(None)
+
+
+OPERATED = (("GET", "/debug/status"), ("GET", "/debug/leaks"), ("POST", "/debug/drain"))
+
+
+@pytest.mark.parametrize("key", ["common", "acme-1"])
+async def test_only_an_operators_key_drains_replicas_and_looks_inside(key: str) -> None:
+    common, operator = frozenset({"common"}), frozenset({"root"})
+    async with serving(
+        Script(), tenants=TENANTS, api_keys=common, operator_keys=operator
+    ) as gateway:
+
+        async def status(method: str, path: str, key: str) -> int:
+            body = {"replica": "d0", "force": True} if method == "POST" else None
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await gateway.http.request(method, path, json=body, headers=headers)
+            if answer.status_code == 403:
+                error = answer.json()["error"]
+                assert error["code"] == "permission_denied"
+                assert "gateway.operator_keys" in error["message"]
+            return answer.status_code
+
+        assert [await status(*one, key) for one in OPERATED] == [403] * 3
+        assert [await status(*one, "root") for one in OPERATED] == [200] * 3
+        assert await status("GET", "/v1/models", "root") == 200
+
+
+async def test_a_key_goes_before_others_no_further_than_it_may() -> None:
+    tenants = {
+        "acme": TENANTS["acme"],
+        "bell": TenantConfig(api_keys=frozenset({"bell-1"}), min_priority=-5),
+        "batch": TenantConfig(api_keys=frozenset({"batch-1"}), min_priority=10),
+    }
+    async with serving(Script(), tenants=tenants, operator_keys=frozenset({"root"})) as gateway:
+
+        async def ask(path: str, key: str, **body: object) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await gateway.http.post(path, json=body, headers=headers)
+
+        for path, what in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")):
+            refused = await ask(path, "acme-1", **{what: "Hello"}, priority=-1)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (403, "priority")
+            assert "gateway.tenants.acme.min_priority" in refused.json()["error"]["message"]
+            gateway.dispatcher.generations.clear()
+            for key, asked in (
+                ("acme-1", 0), ("acme-1", 7), ("bell-1", -5), ("root", -99), ("batch-1", None)
+            ):  # fmt: skip
+                answer = await ask(path, key, **{what: "Hello"}, priority=asked)
+                assert answer.status_code == 200, answer.text
+            placed = [generation.priority for generation in gateway.dispatcher.generations]
+            assert placed == [0, 7, -5, -99, 10]
+
+
+async def test_grpc_refuses_what_a_key_may_not_ask_for_in_the_same_words() -> None:
+    async with (
+        serving(Script(), tenants=TENANTS) as gateway,
+        grpc.aio.insecure_channel(gateway.grpc_target) as channel,
+    ):
+        stub, metadata = InferenceStub(channel), (("authorization", "Bearer acme-2"),)
+        hasty = pb.SamplingOptions(priority=-1)
+        message = pb.ChatMessage(role="user", content="Hello")
+        calls: list[Any] = [
+            stub.Generate(pb.GenerateRequest(text="Hello", sampling=hasty), metadata=metadata),
+            stub.Chat(pb.ChatRequest(messages=[message], sampling=hasty), metadata=metadata),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                _ = [response async for response in call]
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert "gateway.tenants.acme.min_priority" in (refused.value.details() or "")
+
+
+async def test_without_keys_anybody_may_ask_for_any_priority() -> None:
+    async with serving(Script()) as gateway:
+        await gateway.complete(prompt="Hello", priority=-99)
+
+    assert [generation.priority for generation in gateway.dispatcher.generations] == [-99]
 
 
 def test_salts_follow_the_secret_the_tenant_and_the_requests_own_salt() -> None:

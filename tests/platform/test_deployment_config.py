@@ -93,7 +93,7 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("gateway: {tenants: {a: {api_keys: []}}}", "at least one key in api_keys"),
         ("gateway: {tenants: {a: {api_keys: [k], kvshare: 1}}}", "field `kvshare`"),
         ("gateway: {tenants: {a: {api_keys: [k], kv_share: 2}}}", "<= 1.0 - at `$.gateway.tenants"),
-        ("gateway: {api_keys: [k], tenants: {a: {api_keys: [k]}}}", "one tenant, or to none"),
+        ("gateway: {api_keys: [k], tenants: {a: {api_keys: [k]}}}", "a key belongs to one tenant"),
         ("gateway: {tenants: {'': {api_keys: [k]}}}", "tenants need a name"),
         (
             "gateway: {tenants: {a: {api_keys: [j], kv_share: 0.7}, "

@@ -85,6 +85,18 @@ def test_what_the_gateway_refuses_is_told_in_its_words() -> None:
     assert lines == ["baton drain: no replica is called 'decode-1'; there are: decode-2"]
 
 
+def test_a_key_that_may_not_drain_is_told_which_may() -> None:
+    error = {"error": {"message": "/debug/drain needs an operator's API key"}}
+    with gateway((403, error)) as (url, _):
+        status, lines = drain(url, "--api-key", "tenant's")
+
+    assert status == 1
+    assert lines == [
+        "baton drain: /debug/drain needs an operator's API key; give it with --api-key or "
+        "BATON_API_KEY"
+    ]
+
+
 def test_a_drain_that_takes_too_long_goes_on_without_being_watched() -> None:
     with gateway(left(1)) as (url, _):
         status, lines = drain(url, "--wait", "0.1")

@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from baton.platform.gateway.api_keys import Caller
 from baton.platform.gateway.chat.choice_reader import ChoiceReader
 from baton.platform.gateway.chat.conversation import Conversation
 from baton.platform.gateway.chat.messages import chat_messages, message_marks
@@ -27,7 +28,7 @@ from baton.proto import inference_pb2 as pb
 
 
 async def chatted(
-    gateway: Gateway, request: pb.ChatRequest, tenant: str, time_left_s: float | None
+    gateway: Gateway, request: pb.ChatRequest, caller: Caller, time_left_s: float | None
 ) -> AsyncGenerator[pb.ChatResponse]:
     """Raises InvalidRequest before the first response."""
     gateway.model.check_name(request.model)
@@ -41,7 +42,7 @@ async def chatted(
         field_by_option=FIELD_BY_OPTION,
         shown_special=plan.shown_special,
         cache_salt=request.cache_salt,
-        tenant=tenant,
+        caller=caller,
         time_left_s=time_left_s,
     )
     completion = gateway.complete(order)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
+from baton.platform.gateway.api_keys import Caller
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grpc.answers import ResponseFiller
 from baton.platform.gateway.grpc.cache_control import cache_control
@@ -20,11 +21,11 @@ from baton.proto import inference_pb2 as pb
 
 
 async def generated(
-    gateway: Gateway, request: pb.GenerateRequest, tenant: str, time_left_s: float | None
+    gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> AsyncGenerator[pb.GenerateResponse]:
     """Raises InvalidRequest before the first response."""
     order = await _order(gateway, request, time_left_s)
-    order = replace(order, tenant=tenant)
+    order = replace(order, caller=caller)
     completion = gateway.complete(order)
     filler = ResponseFiller(
         gateway.model, order, completion, returns_token_ids=request.return_token_ids

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 from grpc import StatusCode
 
+from baton.platform.gateway.api_keys import Caller
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grpc.chat import chatted
 from baton.platform.gateway.grpc.errors import grpc_status
@@ -38,8 +39,8 @@ class InferenceService(InferenceServicer):
     async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        async with self._answering(context, "Generate") as tenant:
-            responses = generated(self._gateway, request, tenant, context.time_remaining())
+        async with self._answering(context, "Generate") as caller:
+            responses = generated(self._gateway, request, caller, context.time_remaining())
             if request.resumable:
                 await write_resumable(context, responses, self._gateway.keeper, pb.GenerateResponse)
             else:
@@ -48,8 +49,8 @@ class InferenceService(InferenceServicer):
     async def Chat(  # type: ignore[override]
         self, request: pb.ChatRequest, context: Context
     ) -> None:
-        async with self._answering(context, "Chat") as tenant:
-            responses = chatted(self._gateway, request, tenant, context.time_remaining())
+        async with self._answering(context, "Chat") as caller:
+            responses = chatted(self._gateway, request, caller, context.time_remaining())
             if request.resumable:
                 await write_resumable(context, responses, self._gateway.keeper, pb.ChatResponse)
             else:
@@ -85,8 +86,8 @@ class InferenceService(InferenceServicer):
             return await answer_detokenize(self._gateway, request)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        async with self._answering(context, "Embed") as tenant:
-            return await answer_embed(self._gateway, request, tenant, context.time_remaining())
+        async with self._answering(context, "Embed") as caller:
+            return await answer_embed(self._gateway, request, caller, context.time_remaining())
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
@@ -98,7 +99,7 @@ class InferenceService(InferenceServicer):
             return pb.ListModelsResponse(models=[known])
 
     @asynccontextmanager
-    async def _answering(self, context: Context, method: str) -> AsyncIterator[str]:
+    async def _answering(self, context: Context, method: str) -> AsyncIterator[Caller]:
         """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
         outcome = StatusCode.CANCELLED
         try:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
+from baton.platform.gateway.api_keys import Caller
 from baton.platform.gateway.chat.conversation import encode_chat, render_chat
 from baton.platform.gateway.embedding import MAX_INPUTS, EmbeddingOrder, embed
 from baton.platform.gateway.gateway import Gateway
@@ -61,7 +62,7 @@ async def answer_detokenize(
 
 
 async def answer_embed(
-    gateway: Gateway, request: pb.EmbedRequest, tenant: str, time_left_s: float | None
+    gateway: Gateway, request: pb.EmbedRequest, caller: Caller, time_left_s: float | None
 ) -> pb.EmbedResponse:
     gateway.model.check_name(request.model)
     pooling = POOLINGS.get(request.pooling)
@@ -79,9 +80,9 @@ async def answer_embed(
         pooling=pooling,
         is_normalized=not request.HasField("normalize") or request.normalize,
         dimensions=request.dimensions if request.HasField("dimensions") else None,
-        priority=request.priority,
+        priority=request.priority or None,
         cache_salt=request.cache_salt,
-        tenant=tenant,
+        caller=caller,
         time_left_s=time_left_s,
     )
     found = await embed(gateway, order)

@@ -40,7 +40,7 @@ class ChatApi:
         plan = await plan_chat(gateway, conversation_of(body, gateway.model))
         public_id: str = request.state.request_id
         order = _order(body, options, plan, public_id)
-        completion = gateway.complete(replace(order, tenant=request.state.tenant))
+        completion = gateway.complete(replace(order, caller=request.state.caller))
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
             created=int(time.time()),

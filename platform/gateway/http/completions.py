@@ -65,7 +65,7 @@ class CompletionsApi:
             is_streamed=bool(body.stream),
             default_max_tokens=DEFAULT_MAX_TOKENS,
             cache_salt=body.cache_salt or "",
-            tenant=request.state.tenant,
+            caller=request.state.caller,
         )
         completion = gateway.complete(order)
         chunks = CompletionFormat(

@@ -1,4 +1,4 @@
-"""What happens to every HTTP request before its path is looked at: its id, its key, its tenant.
+"""What happens to every HTTP request before its path is looked at: its id, its key, its caller.
 
 A request gets an id (its own `x-request-id` if it has one), which its response carries. While the
 gateway drains, responses ask the client to connect anew, elsewhere.
@@ -10,12 +10,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import BatonError
+from baton.platform.gateway.api_keys import ANYBODY
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.http.errors import error_response
 from baton.platform.gateway.request_ids import public_request_id
 
 GUARDED = ("/v1/", "/debug/", "/tokenize", "/detokenize")
 """Paths that need a key, where keys are needed. Probes and metrics have none to show."""
+OPERATED = "/debug/"
+"""Paths below it need an operator's."""
 REQUEST_ID = "x-request-id"
 
 
@@ -32,7 +35,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
-        tenant = ""
+        caller = ANYBODY
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -47,9 +50,11 @@ class Edge:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.append((REQUEST_ID.encode(), request_id.encode()))
             if scope["path"].startswith(GUARDED):
-                tenant = self._gateway.keys.check(headers.get("authorization"))
+                caller = self._gateway.keys.check(headers.get("authorization"))
+            if scope["path"].startswith(OPERATED):
+                caller.check_operates(scope["path"])
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
             return
-        scope.setdefault("state", {}).update(request_id=request_id, tenant=tenant)
+        scope.setdefault("state", {}).update(request_id=request_id, caller=caller)
         await self._app(scope, receive, send_with_headers)

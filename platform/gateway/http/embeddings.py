@@ -101,9 +101,9 @@ class EmbeddingsApi:
             pooling=Pooling(body.pooling or Pooling.MEAN),
             is_normalized=body.normalize is not False,
             dimensions=body.dimensions,
-            priority=body.priority or 0,
+            priority=body.priority,
             cache_salt=body.cache_salt or "",
-            tenant=request.state.tenant,
+            caller=request.state.caller,
         )
         return AwaitedResponse(self._answer(order, is_base64=body.encoding_format == "base64"))
 

@@ -19,6 +19,7 @@ from baton.core.errors import (
     Cancelled,
     ContextExceeded,
     DeadlineExceeded,
+    Forbidden,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
@@ -27,7 +28,7 @@ from baton.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from baton.platform.gateway.http.request_body import BodyTooSlow
+from baton.platform.gateway.http.request_body import RequestTooSlow
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,12 @@ TRANSLATIONS: dict[type[BaseException], Translation] = {
     InvalidRequest: Translation(400, "invalid_request_error", None),
     ContextExceeded: Translation(400, "invalid_request_error", "context_length_exceeded"),
     Unauthenticated: Translation(401, "invalid_request_error", "invalid_api_key"),
+    Forbidden: Translation(403, "invalid_request_error", "permission_denied"),
     ModelNotFound: Translation(404, "invalid_request_error", "model_not_found"),
     StreamNotFound: Translation(404, "invalid_request_error", "stream_not_found"),
     RequestTooLarge: Translation(413, "invalid_request_error", "request_too_large"),
     Overloaded: Translation(429, "rate_limit_error", "overloaded"),
-    BodyTooSlow: Translation(408, "invalid_request_error", "request_timeout"),
+    RequestTooSlow: Translation(408, "invalid_request_error", "request_timeout"),
     Cancelled: Translation(499, "invalid_request_error", "cancelled"),
     Unavailable: Translation(503, "service_unavailable_error", "unavailable"),
     DeadlineExceeded: Translation(504, "timeout_error", "deadline_exceeded"),
@@ -93,7 +95,7 @@ def error_response(error: BaseException) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
-    if isinstance(error, BodyTooSlow):
+    if isinstance(error, RequestTooSlow):
         headers["connection"] = "close"
     status, body = translate(error).status, error_body(error)
     if isinstance(error, RequestTooLarge):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -19,23 +20,37 @@ MISSING_FIELD = re.compile(r"missing required field `(?P<name>[^`]*)`")
 PATH = re.compile(r" - at (`key` in )?`(?P<path>[^`]*)`$")
 
 
-class BodyTooSlow(InvalidRequest):
-    """The body did not arrive within the time limit of a request."""
+class RequestTooSlow(InvalidRequest):
+    """A client that holds a connection without sending what it began, or announced."""
 
 
 async def read_body(request: Request, config: GatewayConfig) -> bytes:
     """Raises RequestTooLarge as soon as that is known: at best before anything is read.
 
-    Raises BodyTooSlow for clients that hold a connection without sending what they announced.
+    Raises RequestTooSlow if it comes more slowly than it may.
     """
+    began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(config.request_timeout_s):
-            return await _read(request, config.max_body_bytes)
+        async with asyncio.timeout_at(began + time_limit_s(config, 0)) as limit:
+
+            def on_progress(num_bytes: int) -> None:
+                limit.reschedule(began + time_limit_s(config, num_bytes))
+
+            return await _read(request, config.max_body_bytes, on_progress)
     except TimeoutError as error:
-        raise BodyTooSlow("the request's body did not arrive in time") from error
+        raise RequestTooSlow(
+            f"the request's body did not arrive in time: it has {config.body_timeout_s:g} s, and "
+            f"a second more for each {config.min_body_bytes_per_s} bytes that have come"
+        ) from error
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+def time_limit_s(config: GatewayConfig, num_bytes: int) -> float:
+    """For more of a body of which `num_bytes` have come, from its beginning on."""
+    earned_s = num_bytes / config.min_body_bytes_per_s
+    return min(config.body_timeout_s + earned_s, config.request_timeout_s)
+
+
+async def _read(request: Request, max_bytes: int, on_progress: Callable[[int], None]) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -47,6 +62,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             if num_bytes > max_bytes:
                 raise _too_large(max_bytes)
             chunks.append(chunk)
+            on_progress(num_bytes)
     except ClientDisconnect as error:
         raise Cancelled("the client went away while it sent its request") from error
     return b"".join(chunks)

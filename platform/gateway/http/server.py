@@ -11,29 +11,29 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from baton.platform.gateway.config import GatewayConfig
+from baton.platform.gateway.http.patience import patient_protocol
 from baton.platform.gateway.tls import TlsIdentity
 
-KEEP_ALIVE_S = 75
-"""Longer than load balancers keep idle connections, so that they never use one we just closed."""
 START_POLL_S = 0.005
 
 
 class HttpServer:
     def __init__(
-        self, app: ASGIApp, *, host: str, port: int, tls: TlsIdentity | None = None
+        self, app: ASGIApp, config: GatewayConfig, *, tls: TlsIdentity | None = None
     ) -> None:
-        self._host = host
-        self._port = port
+        self._host = config.host
+        self._port = config.port
         self._server = _Guest(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=patient_protocol(config),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=config.keep_alive_s,
                 ssl_certfile=None if tls is None else tls.cert_file,
                 ssl_keyfile=None if tls is None else tls.key_file,
             )

@@ -48,7 +48,7 @@ class ResponsesApi:
             field_by_option=FIELD_BY_OPTION,
             shown_special=plan.shown_special,
             cache_salt=body.cache_salt or "",
-            tenant=request.state.tenant,
+            caller=request.state.caller,
         )
         completion = gateway.complete(order)
         answer = begun_answer(body, gateway.model, id=f"resp_{public_id}", created=int(time.time()))
