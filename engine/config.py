@@ -24,7 +24,7 @@ class CacheConfig:
     memory_gib: float | None = None
     """Memory of the pool, on each rank. None: 1 GiB on a CPU, `memory_fraction` on a GPU."""
     memory_fraction: float = 0.85
-    """Share of the GPU memory left after the weights that becomes blocks."""
+    """Share of the GPU memory left by weights, the largest pass and graphs that becomes blocks."""
     kv_dtype: Literal["auto", "int8", "fp8", "int4"] = "auto"
     """Of the KV kept. `auto`: as the model computes. Eight bits hold nearly twice the tokens of
     sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and head. int4

@@ -9,15 +9,17 @@ A pass of fewer requests than its graph is made up with rows that stand for nobo
 position 0 of the spare block, which no pool counts, so that what they write is nobody's. Everything
 else (prompts, speculation, more requests than were captured) runs as the model is written.
 
-All graphs share one pool of memory, the largest being captured first; results lie there until the
-next pass. `Capture` is what CUDA does, so that the rest is tested without it.
+Which sizes there are follows from what graphs cost, which is tried before KV takes its memory: as
+many as MAX_GRAPH_BYTES hold, the small ones always among them, for those gain most. All share one
+pool of memory, the largest being captured first; results lie there until the next pass. `Capture`
+is what CUDA does, so that the rest is tested without it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,9 +32,11 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.static_batch import StaticBatch
 
 MAX_GRAPH_BYTES = 2 << 30
-"""Of the device, for all graphs; sizes that no longer fit run as the model is written."""
+"""Of the device, for all graphs."""
 TOLERANCE = 2e-2
 """Relative, between a graph and the model: products may be split otherwise for other sizes."""
+CHECKED_TOKENS = 640
+"""Of the longest context that graphs are checked with: of several splits, and so many blocks."""
 Outputs = tuple[Tensor, Tensor]
 """Hidden states [S, D], logits [S, V]."""
 logger = logging.getLogger(__name__)
@@ -48,7 +52,8 @@ class Capture(Protocol):
     def num_bytes(self) -> int:
         """What all graphs so far take."""
 
-    def __call__(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]: ...
+    def __call__(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
+        """Its memory may be used again once the graph is gone."""
 
     def await_upload(self) -> None:
         """Until the device has read what was last to be uploaded."""
@@ -63,12 +68,52 @@ def graph_sizes(max_requests: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_requests), max_requests)
 
 
+@dataclass(frozen=True, slots=True)
+class GraphCosts:
+    """Bytes of a device."""
+
+    largest: int
+    """The graph of the most requests, and the memory that all others compute in."""
+    each_more: int
+
+    def of(self, sizes: Sequence[int], max_requests: int) -> int:
+        """What `sizes` take together: the largest in proportion to its requests."""
+        if not sizes:
+            return 0
+        return -(-self.largest * max(sizes) // max_requests) + self.each_more * (len(sizes) - 1)
+
+
+def sizes_within(
+    max_requests: int, costs: GraphCosts, max_bytes: int = MAX_GRAPH_BYTES
+) -> tuple[int, ...]:
+    """The finest steps that fit, those in which a pass is at most doubled being the coarsest.
+
+    If not even they do, the largest sizes go: such passes are computed for longer than it takes to
+    launch them one kernel at a time.
+    """
+    top = max_requests
+    while top:
+        for sizes in (graph_sizes(top), _doubling_from((1, 3), top), _doubling_from((1,), top)):
+            if costs.of(sizes, max_requests) <= max_bytes:
+                return sizes
+        top = (1 << (top - 1).bit_length()) // 2 if top > 1 else 0  # the power of two below
+    return ()
+
+
+def _doubling_from(first: Sequence[int], last: int) -> tuple[int, ...]:
+    """These, twice, four times as many and so on, below the last; and that."""
+    sizes = {start << power for start in first for power in range(last.bit_length())}
+    return (*sorted(size for size in sizes if size < last), last)
+
+
 class DecodeGraphs:
     """Not thread-safe: there is one pass at a time."""
 
     def __init__(
         self, model: Decoder, cache: KvCache, batch: StaticBatch, spare_block: int, capture: Capture
     ) -> None:
+        """Of the sizes that the batch's limits name."""
+        self.limits = batch.limits
         self._batch = batch
         self._padding = Chunk((0,), 0, (spare_block,), 1)
         self._capture = capture
@@ -76,14 +121,11 @@ class DecodeGraphs:
         self._last: Outputs | None = None
         self._decoding: Sequence[Chunk] | None = None
         """Whose rows, and rows for nobody behind them, lie in the batch."""
-        limits = batch.limits
-        for size in reversed(graph_sizes(min(limits.max_requests, limits.max_tokens))):
-            self._graphs[size] = capture(self._run_of(model, cache, size))
-            if capture.num_bytes > MAX_GRAPH_BYTES:
-                logger.warning("graphs for fewer than %d requests would take too much", size)
-                break
-        self.sizes = tuple(sorted(self._graphs))
-        """Requests that there are graphs for."""
+        sizes = batch.limits.graph_sizes
+        self.sizes = graph_sizes(batch.limits.max_decodes) if sizes is None else sizes
+        """Requests that there are graphs for, rising."""
+        for size in reversed(self.sizes):
+            self._graphs[size] = capture(_run_of(model, cache, batch, [self._padding] * size))
 
     def size_for(self, chunks: Sequence[Chunk]) -> int | None:
         """Of the graph for this pass, if there is one."""
@@ -120,15 +162,39 @@ class DecodeGraphs:
         if is_decoding:
             self._batch.fill(chunks)
 
-    def _run_of(self, model: Decoder, cache: KvCache, size: int) -> Callable[[], Outputs]:
-        """A pass of as many requests as `size`, each as long as any may become."""
-        batch = _as_long_as_may_be(self._batch.fill([self._padding] * size), self._batch)
 
-        def run() -> Outputs:
-            hidden = model(batch, cache.arenas, ignore_layer)
-            return hidden, model.logits(hidden)
+def try_graphs(
+    model: Decoder, cache: KvCache, batch: StaticBatch, spare_block: int, capture: Capture
+) -> GraphCosts | None:
+    """What graphs over such a cache cost, by two of them, which are gone afterwards.
 
-        return run
+    None, said in the log, if a pass cannot be captured.
+    """
+    largest = batch.limits.max_decodes
+    padding = Chunk((0,), 0, (spare_block,), 1)
+    kept: list[tuple[Graph, Outputs]] = []
+    costs = [0]
+    try:
+        for size in (largest, -(-largest // 2)):
+            kept.append(capture(_run_of(model, cache, batch, [padding] * size)))
+            costs.append(capture.num_bytes)
+    except RuntimeError as error:
+        logger.warning("decode passes run without graphs, which is slower: %s", error)
+        return None
+    return GraphCosts(costs[1], costs[2] - costs[1])
+
+
+def _run_of(
+    model: Decoder, cache: KvCache, static: StaticBatch, chunks: Sequence[Chunk]
+) -> Callable[[], Outputs]:
+    """A pass of so many requests, each as long as any may become."""
+    batch = _as_long_as_may_be(static.fill(chunks), static)
+
+    def run() -> Outputs:
+        hidden = model(batch, cache.arenas, ignore_layer)
+        return hidden, model.logits(hidden)
+
+    return run
 
 
 def _as_long_as_may_be(batch: Batch, static: StaticBatch) -> Batch:
@@ -180,8 +246,11 @@ class CudaCapture:
 
 @torch.inference_mode()
 def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> DecodeGraphs | None:
-    """None where there is no CUDA; or, said in the log, if a pass cannot be captured."""
-    if cache.device.type != "cuda" or cache.spare_block is None:
+    """None where there is no CUDA; or, said in the log, if a pass cannot be captured.
+
+    Nothing lies in the cache yet, nor does afterwards.
+    """
+    if cache.device.type != "cuda" or cache.spare_block is None or batch.limits.graph_sizes == ():
         return None
     if not model.is_capturable:
         logger.warning("decode passes run without graphs, which is slower: lengths are looked at")
@@ -202,13 +271,52 @@ def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> Deco
 def disagreement(
     graphs: DecodeGraphs, model: Decoder, cache: KvCache, spare_block: int
 ) -> str | None:
-    """What is wrong with the graphs, by a pass over the spare block."""
-    size = graphs.sizes[0]
-    chunks = [Chunk((1,), 0, (spare_block,), 1)] * size
-    hidden = graphs.forward(chunks, size).float()
-    batch = make_batch(chunks, cache.layout.block_size, cache.device)
-    wanted: Tensor = model(batch, cache.arenas, ignore_layer).float()
-    limit = TOLERANCE * float(wanted.abs().max())
-    if bool(((hidden - wanted).abs() <= limit).all()):
-        return None
-    return "a graph gave something else than the model"
+    """What is wrong with the graphs: the smallest, one between and the largest, over contexts from
+    a single token to many blocks. The blocks that this takes are zero again afterwards."""
+    sizes = graphs.sizes
+    past = _write_past(graphs, model, cache)
+    try:
+        for size in sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}):
+            chunks = _checked_rows(size, past, cache, spare_block)
+            hidden = graphs.forward(chunks, size)
+            logits = graphs.logits_of(hidden)
+            assert logits is not None
+            batch = make_batch(chunks, cache.layout.block_size, cache.device)
+            wanted: Tensor = model(batch, cache.arenas, ignore_layer)
+            if not (_agree(hidden, wanted) and _agree(logits, model.logits(wanted))):
+                return f"the graph of {size} requests gave something else than the model"
+    finally:
+        for block in range(min(cache.num_blocks, len(past) + sizes[-1])):
+            for plane in range(cache.layout.num_planes):
+                cache.clear_tail(block, plane, 0)
+    return None
+
+
+def _write_past(graphs: DecodeGraphs, model: Decoder, cache: KvCache) -> range:
+    """The blocks of a context, computed by the model: half of those that there are, at most."""
+    size = cache.layout.block_size
+    num_wanted = -(-CHECKED_TOKENS // size)
+    blocks = range(min(num_wanted, graphs.limits.max_blocks - 1, cache.num_blocks // 2))
+    if blocks:
+        tokens = [1 + place % 7 for place in range(len(blocks) * size)]
+        batch = make_batch([Chunk(tokens, 0, blocks, 0)], size, cache.device)
+        model(batch, cache.arenas, ignore_layer)
+    return blocks
+
+
+def _checked_rows(size: int, past: range, cache: KvCache, spare_block: int) -> list[Chunk]:
+    """Requests that share a past, each up to another block, and then have one of their own.
+
+    Those that no block is left for are as rows for nobody.
+    """
+    rows = []
+    for row, own in zip(range(size), range(len(past), cache.num_blocks), strict=False):
+        shared = past[: len(past) - row * 5 % (len(past) + 1)]
+        token = 1 + row % 5
+        rows.append(Chunk((token,), len(shared) * cache.layout.block_size, (*shared, own), 1))
+    return rows + [Chunk((0,), 0, (spare_block,), 1)] * (size - len(rows))
+
+
+def _agree(found: Tensor, wanted: Tensor) -> bool:
+    limit = TOLERANCE * float(wanted.float().abs().max())
+    return bool(((found.float() - wanted.float()).abs() <= limit).all())

@@ -37,6 +37,13 @@ class PassLimits:
     """Of one request."""
     micro_batch_tokens: int = 64
     """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
+    graph_sizes: tuple[int, ...] | None = None
+    """Numbers of requests whose decode passes are captured on a GPU. None: all there may be."""
+
+    @property
+    def max_decodes(self) -> int:
+        """Requests of a pass in which each has a token."""
+        return min(self.max_requests, self.max_tokens)
 
 
 class _Words:

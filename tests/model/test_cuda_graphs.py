@@ -6,21 +6,30 @@ CUDA's part is played by `ComputingCapture`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.model.computing_capture import ComputingCapture, graphs_of
 from tests.model.model_runs import BLOCK_SIZE, NUM_BLOCKS, make_prompt, make_runner
 from tests.tiny_checkpoints import make_llama
 
-from baton.engine import cuda_graphs
 from baton.engine.batch import Chunk
-from baton.engine.cuda_graphs import DecodeGraphs, disagreement, graph_sizes
+from baton.engine.cuda_graphs import (
+    DecodeGraphs,
+    GraphCosts,
+    disagreement,
+    graph_sizes,
+    sizes_within,
+    try_graphs,
+)
 from baton.engine.decoding import Decoding
 from baton.engine.runner import ModelRunner
-from baton.engine.static_batch import PassLimits
+from baton.engine.static_batch import PassLimits, StaticBatch
 
 SPARE_BLOCK = NUM_BLOCKS - 1
 LIMITS = PassLimits(max_tokens=16, max_requests=6, max_blocks=8)
@@ -118,30 +127,74 @@ def test_logits_of_other_hidden_states_are_computed(folder: Path) -> None:
 
 
 @torch.inference_mode()
-def test_the_largest_are_captured_first_and_no_more_than_fit(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cuda_graphs, "MAX_GRAPH_BYTES", 15)
-    capture = ComputingCapture(bytes_each=8)
+def test_the_sizes_that_were_planned_are_captured_the_largest_first(folder: Path) -> None:
+    capture = ComputingCapture()
+    limits = replace(LIMITS, graph_sizes=(1, 2, 6))
 
-    graphs = make_graphs(make_runner(folder), capture)
+    graphs = graphs_of(make_runner(folder), limits, SPARE_BLOCK, capture)
 
-    assert capture.sizes == [6, 4]
-    assert graphs.sizes == (4, 6)
+    assert capture.sizes == [6, 2, 1]
+    assert [graphs.size_for([Chunk([1], 3, [0], 1)] * n) for n in (1, 2, 3)] == [1, 2, 6]
 
 
 @torch.inference_mode()
-def test_a_graph_that_gives_something_else_is_found_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -> None:
+    runner = make_runner(folder)
+    capture = ComputingCapture(first_bytes=100, more_bytes=8)
+
+    costs = try_graphs(
+        runner._model, runner.cache, StaticBatch(LIMITS, BLOCK_SIZE), SPARE_BLOCK, capture
+    )
+
+    assert costs == GraphCosts(100, 8)
+    assert capture.sizes == [6, 3]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 600), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(0, 10**7))
+def test_graphs_stay_within_their_budget_and_small_passes_keep_small_ones(
+    max_requests: int, largest: int, each_more: int, max_bytes: int
 ) -> None:
+    costs = GraphCosts(largest, each_more)
+
+    sizes = sizes_within(max_requests, costs, max_bytes)
+
+    assert costs.of(sizes, max_requests) <= max_bytes
+    assert all(b <= 2 * a for a, b in pairwise(sizes) if b > 8)
+    assert sizes[:1] == ((1,) if costs.of((1,), max_requests) <= max_bytes else ())
+    if costs.of(graph_sizes(max_requests), max_requests) <= max_bytes:
+        assert sizes == graph_sizes(max_requests)
+
+
+@torch.inference_mode()
+def test_graphs_that_agree_leave_nothing_in_the_cache(folder: Path) -> None:
     runner = make_runner(folder)
     graphs = make_graphs(runner)
 
     assert disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK) is None
-    replay, (hidden, _) = graphs._graphs[1]
-    monkeypatch.setattr(replay, "replay", lambda: hidden.zero_())
+    assert not any(plane[:SPARE_BLOCK].any() for plane in runner.cache.planes)
 
-    assert disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK) is not None
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+@torch.inference_mode()
+def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    runner = make_runner(folder)
+    graphs = make_graphs(runner)
+    graph, (hidden, _) = graphs._graphs[size]
+    replay = graph.replay
+
+    def forget_all_but_the_first_blocks() -> None:
+        replay()
+        if graphs._batch._context_lens.tensor[:size].max() > 2 * BLOCK_SIZE:
+            hidden.zero_()
+
+    monkeypatch.setattr(graph, "replay", forget_all_but_the_first_blocks)
+
+    found = disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK)
+
+    assert found == f"the graph of {size} requests gave something else than the model"
 
 
 @pytest.mark.parametrize("max_requests", [1, 2, 3, 8, 64, 100, 256, 1000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ DECODING = (Chunk(tokens=[5], start=6, blocks=[5, 2], num_outputs=1),)
 
 
 def make_static_batch(**limits: int) -> StaticBatch:
-    return StaticBatch(PassLimits(**{"max_tokens": 8, "max_requests": 3, **limits}), BLOCK_SIZE)
+    return StaticBatch(replace(PassLimits(max_tokens=8, max_requests=3), **limits), BLOCK_SIZE)
 
 
 def test_a_pass_is_what_a_batch_made_for_it_would_be() -> None:
