@@ -71,12 +71,12 @@ $(VENV)/bin/python:
 
 ifeq ($(TORCH),cpu)
 define INSTALL_TORCH
-@echo "set-up: torch for CPUs (0.2 GB) from $(TORCH_CPU_INDEX), then 0.2 GB of other packages; 1.4 GB on disk"
+@echo "set-up: torch for CPUs (0.2 GB) from $(TORCH_CPU_INDEX), then 0.2 GB of other packages; 1.5 GB on disk"
 $(PIP) install -c constraints.txt --no-deps --index-url $(TORCH_CPU_INDEX) torch
 endef
 else
 define INSTALL_TORCH
-@echo "set-up: packages; up to 2.8 GB to download and 5.3 GB on disk, most of it CUDA's libraries: 1 to 5 minutes"
+@echo "set-up: packages; up to 2.9 GB to download and 5.6 GB on disk, most of it CUDA's libraries: 1 to 5 minutes"
 @[ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null || echo \
   "set-up: this machine shows no NVIDIA GPU. Without CUDA's libraries it is 0.4 GB: Ctrl-C, make clean, make serve TORCH=cpu"
 endef
