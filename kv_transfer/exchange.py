@@ -25,7 +25,7 @@ from baton.kv_transfer.outbox import Outbox
 from baton.kv_transfer.prefix_fetch import BroughtIn, PrefixFetcher
 from baton.kv_transfer.receiver import Receiver, ReceiverConfig
 from baton.kv_transfer.scores import SourceScores
-from baton.kv_transfer.sender import Sender
+from baton.kv_transfer.sender import Sender, SenderConfig
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.kv_transfer.tiers.stack import TierStack
 from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
@@ -39,7 +39,8 @@ class ExchangeConfig:
     max_leased_fraction: float = 0.5
     """Share of the pool that KV on its way here may hold."""
     pull_timeout_s: float = 60.0
-    """How long KV may take from the first question to a peer until it is here."""
+    """How long KV may take from the first question to a peer until it is here; and the longest
+    that a peer may have blocks of this pool kept for it."""
     max_corrupt: int = 3
     """Bad pieces within a minute after which their source is avoided for one."""
 
@@ -69,7 +70,7 @@ class KvExchange:
 
     def __post_init__(self) -> None:
         pool, owner, timeout_s = self.pool, self.owner, self.config.pull_timeout_s
-        self.sender = Sender(pool, self.epoch)
+        self.sender = Sender(pool, self.epoch, SenderConfig(max_time_left_s=timeout_s))
         self.outbox = Outbox(self.sender, owner)
         self.lender = Lender(pool, self.sender, owner, clock=self.clock)
         self.sender.on_ended = self.lender.ended

@@ -24,7 +24,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.errors import TransferError
+from baton.core.errors import TransferCut, TransferError
 from baton.core.ids import TransferId
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
@@ -149,6 +149,10 @@ class _Desk:
             readings = self.sender.begin_read(stream)
         except TransferError as error:
             _tell(future, partial(_fail, future, error))
+            return True
+        except Exception as error:  # of this stream alone: the engine is in the middle of a step
+            cut = TransferCut(f"{stream.transfer_id} cannot be read: {error!r}")
+            _tell(future, partial(_fail, future, cut))
             return True
         if readings and not _tell(future, partial(future.set_result, readings)):
             for reading in readings:

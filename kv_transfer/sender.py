@@ -47,6 +47,8 @@ class SenderConfig:
     """Of all planes together: bounds what one stream begins at once."""
     max_remembered: int = 4096
     """Transfers that are over but whose outcome a peer may still ask for."""
+    max_time_left_s: float = 60.0
+    """However long a peer would like blocks to be kept for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +117,8 @@ class Sender:
     ) -> None:
         """Promise D the KV of the first `num_tokens` tokens of `source`, once computed.
 
-        Raises TransferError if this transfer was offered before.
+        `time_left_s` is the peer's wish, which may be anything. Raises TransferError if this
+        transfer was offered before.
         """
         lease = Holder(HolderKind.LEASE, transfer_id)
         is_taken = source != lease and bool(self._pool.table(lease))  # by KV that comes here
@@ -127,7 +130,7 @@ class Sender:
             source=source,
             num_tokens=num_tokens,
             num_blocks=self._pool.layout.num_blocks_for(num_tokens),
-            expires_at=now + time_left_s,
+            expires_at=now + min(max(0.0, time_left_s), self._config.max_time_left_s),
             published=[0] * self._pool.layout.num_planes,
         )
         self.counters.num_offered += 1
@@ -190,11 +193,19 @@ class Sender:
     def begin_read(self, stream: Stream) -> list[Reading]:
         """What `stream` may read next, in order; nothing if nothing more is published yet.
 
-        Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted.
+        Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted, or
+        what the pool raises; then none has begun, and the stream is of no more use.
         """
         offer = self._readable(stream.transfer_id)
-        spans = stream.progress.advance(offer.published, self._config.max_blocks_per_read)
-        return [self._begin(offer, stream.heads[span.plane], span) for span in spans]
+        readings: list[Reading] = []
+        try:
+            for span in stream.progress.advance(offer.published, self._config.max_blocks_per_read):
+                readings.append(self._begin(offer, stream.heads[span.plane], span))
+        except BaseException:  # a device that fails: nobody would end those that were begun
+            for reading in readings:
+                self.end_read(reading)
+            raise
+        return readings
 
     def end_read(self, reading: Reading) -> None:
         """The views will not be touched again. Ending a reading twice changes nothing."""

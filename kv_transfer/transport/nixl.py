@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import struct
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -46,7 +47,7 @@ from baton.kv_transfer.transport.nixl_reads import (
 PATIENCE_S = 10.0
 """For one piece."""
 MAX_PEERS = 64
-"""Beyond it the one met first is forgotten."""
+"""Beyond it the one that was not used for longest is forgotten, unless it is in use."""
 
 _SPAN = struct.Struct("<II")  # where in its block a view begins, and how long it is
 CreateAgent = Callable[[str], Agent]
@@ -90,6 +91,46 @@ class _Peer(msgspec.Struct, frozen=True):
     arena: _Arena
 
 
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    """An incarnation of P that was met, or is being met."""
+
+    meeting: asyncio.Task[_Peer]
+    num_streams: int = 0
+    """That read from it, or wait to."""
+    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    was_cut: bool = False
+    """To be met anew, if it is still there: but not under the streams that go on."""
+    has_failed: bool = False
+    """Nothing may come over this connection any more: nobody else begins on it."""
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[_Peer]:
+        self.num_streams += 1
+        self.is_idle.clear()
+        try:
+            yield await self._peer()
+        except TransferCut as error:
+            self.was_cut = True
+            self.has_failed |= isinstance(error, TransportFailed)
+            raise
+        finally:
+            self.num_streams -= 1
+            if not self.num_streams:
+                self.is_idle.set()
+
+    async def _peer(self) -> _Peer:
+        try:
+            return await asyncio.shield(self.meeting)
+        except asyncio.CancelledError:
+            if self.meeting.cancelled():
+                raise TransportFailed("NIXL: this replica closes") from None
+            raise
+        except TransferError:
+            self.was_cut = self.has_failed = True
+            raise
+
+
 class NixlTransport:
     name = "nixl"
 
@@ -97,32 +138,34 @@ class NixlTransport:
         self._control = control
         self._create = create
         self._reads: NixlReads | None = None
-        self._meetings: dict[Epoch, asyncio.Task[_Peer]] = {}
+        self._meetings: OrderedDict[Epoch, _Meeting] = OrderedDict()
+        """The one used last comes last."""
 
     async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
         """The first opening will tell."""
 
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
-        peer, reads = await self._peer(address, request), self._agent()
-
-        def start(announced: Announced) -> asyncio.Future[Landed]:
-            return reads.read(peer.name, peer.arena.spans(announced), peer.arena.mem_type)
-
-        announcements = self._control.open(address, request, self.name)
+        meeting = await self._meeting(address, request)
         try:
-            async with aclosing(ahead(announcements, start, _drop)) as arrivals:
-                async for announced, reading in arrivals:
-                    yield await _landed(announced, reading)
-        except TransferCut:
-            self._forget(request.sender_epoch)
-            raise
+            async with meeting.used() as peer:
+                reads = self._agent()
+
+                def start(announced: Announced) -> asyncio.Future[Landed]:
+                    return reads.read(peer.name, peer.arena.spans(announced), peer.arena.mem_type)
+
+                announcements = self._control.open(address, request, self.name)
+                async with aclosing(ahead(announcements, start, _drop)) as arrivals:
+                    async for announced, reading in arrivals:
+                        yield await _landed(announced, reading)
+        finally:
+            self._forget_unused()
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         return await self._control.settle(address, request)
 
     async def close(self) -> None:
-        for meeting in self._meetings.values():
-            meeting.cancel()
+        for known in self._meetings.values():
+            known.meeting.cancel()
         if self._reads is not None:
             await self._reads.close()
 
@@ -132,23 +175,16 @@ class NixlTransport:
             self._reads = NixlReads(partial(self._create, name))
         return self._reads
 
-    async def _peer(self, address: str, request: OpenTransfer) -> _Peer:
+    async def _meeting(self, address: str, request: OpenTransfer) -> _Meeting:
         sender = request.sender_epoch
-        meeting = self._meetings.get(sender)
-        if meeting is None:
-            meeting = asyncio.create_task(self._meet(address, request))
-            self._meetings[sender] = meeting
-            while len(self._meetings) > MAX_PEERS:
-                self._forget(next(iter(self._meetings)))
-        try:
-            return await asyncio.shield(meeting)
-        except asyncio.CancelledError:
-            if meeting.cancelled():
-                raise TransportFailed("NIXL: this replica closes") from None
-            raise
-        except TransferError:
-            self._forget(sender)
-            raise
+        while (found := self._meetings.get(sender)) is not None and found.has_failed:
+            await found.is_idle.wait()
+            self._forget_unused()
+        if found is None:
+            task = asyncio.create_task(self._meet(address, request))
+            found = self._meetings[sender] = _Meeting(task)
+        self._meetings.move_to_end(sender)
+        return found
 
     async def _meet(self, address: str, request: OpenTransfer) -> _Peer:
         sender, receiver = request.sender_epoch, request.receiver_epoch
@@ -159,12 +195,19 @@ class NixlTransport:
             raise TransportFailed(f"an answer that cannot be read: {error}") from error
         return _Peer(await self._agent().add_peer(arena.agent), arena)
 
-    def _forget(self, sender: Epoch) -> None:
+    def _forget_unused(self) -> None:
+        """Peers whose streams broke, and those used longest ago where there are too many."""
+        idle = [sender for sender, known in self._meetings.items() if not known.num_streams]
+        num_excess = max(0, len(self._meetings) - MAX_PEERS)
+        for number, sender in enumerate(idle):
+            if number < num_excess or self._meetings[sender].was_cut:
+                self._forget(self._meetings.pop(sender).meeting)
+
+    def _forget(self, meeting: asyncio.Task[_Peer]) -> None:
         """The next transfer meets it anew, if it is still there."""
-        meeting = self._meetings.pop(sender, None)
-        if meeting is None or not meeting.done() or meeting.cancelled():
-            return
-        if meeting.exception() is None:
+        if not meeting.done() or meeting.cancelled():
+            meeting.cancel()
+        elif meeting.exception() is None:
             self._agent().forget_peer(meeting.result().name)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,16 +23,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from baton.core.errors import TransportFailed
+from baton.kv_transfer.transport.nixl_buffers import Buffer, Buffers, Registrar
 
 MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002
-MIN_BUFFER_BYTES = 1 << 16
-MAX_BUFFER_BYTES = 1 << 30
-"""Registered, of one replica, in use or not."""
-
 CLOSING_S = 1.0
 
 T = TypeVar("T")
@@ -42,10 +37,9 @@ Span: TypeAlias = tuple[int, int, int]
 """Address, length in bytes, number of the device."""
 
 
-class Agent(Protocol):
+class Agent(Registrar, Protocol):
     """What is used of `nixl_agent`."""
 
-    def register_memory(self, spans: Any, mem_type: str) -> Any: ...
     def get_agent_metadata(self) -> bytes: ...
     def add_remote_agent(self, metadata: bytes) -> Name: ...
     def remove_remote_agent(self, name: Name) -> None: ...
@@ -77,7 +71,7 @@ class _Read:
     spans: Sequence[Span]
     mem_type: str
     landed: asyncio.Future[Landed]
-    buffer: Tensor
+    buffer: Buffer
     handle: Any = None
 
     @property
@@ -96,8 +90,7 @@ class NixlReads:
         # What follows is the thread's.
         self._agent: Agent | None = None
         self._why_none = "it was closed"
-        self._spare: defaultdict[int, list[Tensor]] = defaultdict(list)
-        self._buffer_bytes = 0
+        self._buffers = Buffers()
         self._in_flight: list[_Read] = []
         self._leaving: set[Name] = set()
         """Peers to forget once nothing is read from them."""
@@ -155,7 +148,7 @@ class NixlReads:
             poll_s = MIN_POLL_S if self._poll() else min(2 * poll_s, MAX_POLL_S)
             self._forget_leaving()
         self._agent = None  # unregisters the buffers
-        self._spare.clear()
+        self._buffers.clear()
         self._settle(self._ended, None)
 
     def _ready(self) -> Agent:
@@ -189,12 +182,12 @@ class NixlReads:
             return
         try:
             agent, num_bytes = self._ready(), sum(length for _, length, _ in spans)
-            buffer = self._take(agent, num_bytes)
+            buffer = self._buffers.take(agent, num_bytes)
         except Exception as error:
             return self._fail(landed, error)
         read = _Read(peer, spans, mem_type, landed, buffer)
         try:
-            local = agent.get_xfer_descs(_targets(buffer, spans), "DRAM")
+            local = agent.get_xfer_descs(_targets(buffer.memory, spans), "DRAM")
             remote = agent.get_xfer_descs(list(spans), mem_type)
             read.handle = agent.initialize_xfer("READ", local, remote, peer)
             self._in_flight.append(read)
@@ -227,28 +220,17 @@ class NixlReads:
             return False  # NIXL still works on it: quarantined, asked again later
         if state == "DONE":
             give_back = partial(self._give_back, read.buffer)
-            data = read.buffer.numpy().data[: read.num_bytes].toreadonly()
+            data = read.buffer.memory.numpy().data[: read.num_bytes].toreadonly()
             self._tell(partial(_hand_over, read.landed, Landed(data, give_back)))
         else:
             self._fail(read.landed, TransportFailed("NIXL: a read failed"))
             self._keep(read.buffer)
         return True
 
-    def _take(self, agent: Agent, num_bytes: int) -> Tensor:
-        capacity = max(MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length())
-        if self._spare[capacity]:
-            return self._spare[capacity].pop()
-        if self._buffer_bytes + capacity > MAX_BUFFER_BYTES:
-            raise TransportFailed(f"NIXL: {self._buffer_bytes} bytes of buffers are in use")
-        buffer = torch.empty(capacity, dtype=torch.uint8)
-        agent.register_memory([(buffer.data_ptr(), capacity, 0, "")], "DRAM")
-        self._buffer_bytes += capacity
-        return buffer
+    def _keep(self, buffer: Buffer) -> None:
+        self._buffers.keep(self._ready(), buffer)
 
-    def _keep(self, buffer: Tensor) -> None:
-        self._spare[buffer.numel()].append(buffer)
-
-    def _give_back(self, buffer: Tensor) -> None:
+    def _give_back(self, buffer: Buffer) -> None:
         with suppress(TransportFailed):
             self._post(partial(self._keep, buffer))
 

@@ -17,7 +17,7 @@ import pytest
 from tests.kv_transfer.nixl_peer import FarPeer
 
 from baton.core.errors import TransportFailed
-from baton.kv_transfer.transport import nixl_reads
+from baton.kv_transfer.transport import nixl_buffers, nixl_reads
 from baton.kv_transfer.transport.nixl_reads import NixlReads, Span, new_agent
 
 MIB = 1 << 20
@@ -104,8 +104,15 @@ class ObedientAgent:
     peers: set[str] = field(default_factory=set)
     registered: list[tuple[int, int]] = field(default_factory=list)
 
-    def register_memory(self, spans: Sequence[tuple[int, int, int, str]], mem_type: str) -> None:
-        self.registered += [(address, length) for address, length, _, _ in spans]
+    def register_memory(
+        self, spans: Sequence[tuple[int, int, int, str]], mem_type: str
+    ) -> tuple[int, int]:
+        [(address, length, _, _)] = spans
+        self.registered.append((address, length))
+        return address, length
+
+    def deregister_memory(self, registered: tuple[int, int]) -> None:
+        self.registered.remove(registered)
 
     def get_agent_metadata(self) -> bytes:
         return b"obedient"
@@ -270,12 +277,29 @@ async def test_a_read_from_an_unknown_peer_fails_and_takes_nothing() -> None:
 
 
 async def test_registered_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_reads, "MAX_BUFFER_BYTES", nixl_reads.MIN_BUFFER_BYTES)
+    monkeypatch.setattr(nixl_buffers, "MAX_BUFFER_BYTES", nixl_buffers.MIN_BUFFER_BYTES)
     async with obeyed() as it:
         await it.start(Source(1))
 
         with pytest.raises(TransportFailed, match="buffers are in use"):
             await it.reads.read("p", Source(2).spans, "DRAM")
+
+
+async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = nixl_buffers.MIN_BUFFER_BYTES
+    monkeypatch.setattr(nixl_buffers, "MAX_BUFFER_BYTES", 2 * size)
+    async with obeyed() as it:
+        reading, handle = await it.start(Source(1))
+        handle.complete()
+        (await reading).give_back()
+        larger = ctypes.create_string_buffer(b"2" * 2 * size, 2 * size)
+
+        again = it.reads.read("p", [(ctypes.addressof(larger), 2 * size, 0)], "DRAM")
+        await asyncio.to_thread(it.agent.has_posted.acquire, timeout=10)
+        it.agent.posted[-1].complete()
+
+        assert (await again).data[:1] == b"2"
+        assert [length for _, length in it.agent.registered] == [2 * size]
 
 
 async def test_where_nixl_does_not_start_every_read_says_so() -> None:

@@ -174,6 +174,42 @@ def test_what_is_past_its_time_expires_and_the_rest_does_not() -> None:
     assert prefill.sender.settle(settling(prefill, DECODE, None)) is Outcome.ABORTED
 
 
+@pytest.mark.parametrize(("asked_s", "kept_s"), [(1.8e16, 60.0), (-5.0, 0.0)])
+def test_no_peer_has_blocks_kept_longer_than_this_replica_allows(
+    asked_s: float, kept_s: float
+) -> None:
+    prefill = PrefillReplica(config=SenderConfig(max_time_left_s=60.0))
+    lease = Holder(HolderKind.LEASE, TRANSFER)
+    prefill.sender.offer(
+        TRANSFER, new_epoch(), source=lease, num_tokens=8, time_left_s=asked_s, now=100.0
+    )
+
+    assert prefill.sender.expire(100.0 + kept_s - 0.1) == []
+    assert prefill.sender.expire(100.0 + kept_s) == [TRANSFER]
+
+
+def test_a_reading_that_cannot_begin_leaves_none_of_those_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefill = granted()
+    prefill.compute()
+    prefill.finish()
+    stream, source = opened(prefill), prefill.pool.source
+
+    def failing(holder: Holder, start: int, stop: int, plane: int) -> object:
+        if plane:
+            raise RuntimeError("no pinned memory is left")
+        return source(holder, start, stop, plane)
+
+    monkeypatch.setattr(prefill.pool, "source", failing)
+    with pytest.raises(RuntimeError, match="pinned"):
+        prefill.sender.begin_read(stream)
+
+    prefill.sender.abort(TRANSFER, "cancelled")
+    assert prefill.audit().quarantined == 0
+    assert prefill.sender.lease_ids == frozenset()
+
+
 def test_the_first_outcome_is_remembered_when_a_later_one_contradicts_it() -> None:
     prefill = granted()
     first = prefill.sender.settle(settling(prefill, DECODE, Outcome.ABORTED))
