@@ -17,7 +17,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
-from baton.proto.channels import Channels
+from baton.proto.channels import Channels, explain
 from baton.proto.replica_pb2_grpc import PrefillStub
 from baton.proto.wire import done_from_proto, granted_from_proto, prefill_to_proto
 
@@ -62,7 +62,7 @@ class GrpcPrefillClient:
                         continue  # a newer replica's event: nothing we know how to use
         except grpc.aio.AioRpcError as error:
             error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
-            text = f"prefill on {peer.replica_id}: {error.details() or error.code().name}"
+            text = f"prefill on {peer.replica_id}: {explain(error)}"
             raise error_type(text) from error
         except ValueError as error:  # a layout that this version cannot even read, say
             raise Unavailable(f"{peer.replica_id} sent what cannot be: {error}") from error

@@ -2,10 +2,19 @@
 
 A peer that neither answers nor closes (stopped, partitioned) is noticed within about 5 s: a ping
 every second, 4 s to answer it. Servers must allow pings that often, or they answer with GOAWAY.
-Message sizes are unlimited because pieces of KV, not gRPC, bound them.
+
+Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
+is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all
+blocks of a cache (16 bytes each) and pieces of KV (a MiB, or one block of a plane) stay far below.
 """
 
 from __future__ import annotations
+
+_TOKENS = 1 << 20
+_LOGPROBS_OF_A_TOKEN = 21 * 13 + 15
+"""Bytes: 20 alternatives and the token itself, each with its number, its logprob and their tags."""
+_MARGIN = 1 << 20
+MAX_MESSAGE_BYTES = _TOKENS * _LOGPROBS_OF_A_TOKEN + _MARGIN
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1000),
@@ -13,8 +22,8 @@ _KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.ping_timeout_ms", 4000),  # its default, a minute, overrules the keepalive's
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

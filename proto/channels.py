@@ -5,28 +5,43 @@ The only place that knows how these connections are secured.
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import grpc
 import grpc.aio
 
+from baton.core.clock import Clock, monotonic
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.proto.cluster_token import RefuseStrangers
+from baton.proto.kept_channel import KeptChannel
 from baton.proto.secured_channel import SecuredChannel
+
+MAX_IDLE = 64
+"""Connections without a call that stay open: as many peers as one is likely to meet again."""
+IDLE_S = 300.0
+"""After this long without a call a connection is closed in any case."""
 
 
 class Channels:
-    """Channels to our own processes: one an address, kept until closed."""
+    """Channels to our own processes: one an address, kept while it is used now and then."""
 
-    def __init__(self, security: WireSecurity = PLAIN) -> None:
+    def __init__(self, security: WireSecurity = PLAIN, clock: Clock = monotonic) -> None:
         self.security = security
-        self._channel_by_address: dict[str, grpc.aio.Channel] = {}
+        self._clock = clock
+        self._kept: dict[str, KeptChannel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, address: str) -> grpc.aio.Channel:
         """The channel to `address` that all share who ask here."""
-        channel = self._channel_by_address.get(address)
-        if channel is None:
-            channel = self._channel_by_address[address] = self.new(address)
-        return channel
+        self._close_idle()
+        kept = self._kept.get(address)
+        if kept is None:
+            opening = partial(self.new, address)
+            kept = self._kept[address] = KeptChannel(opening, self._clock)
+        kept.used_at = self._clock()
+        return kept
 
     def new(self, address: str) -> grpc.aio.Channel:
         """A channel, and so a connection, of the caller's own; theirs to close."""
@@ -35,9 +50,25 @@ class Channels:
         return SecuredChannel(address, self.security)
 
     async def close(self) -> None:
-        channels, self._channel_by_address = self._channel_by_address, {}
-        for channel in channels.values():
+        kept, self._kept = self._kept, {}
+        for channel in kept.values():
             await channel.close()
+        await asyncio.gather(*self._closing)
+
+    def _close_idle(self) -> None:
+        """Those used longest ago; never one with a call under way."""
+        idle = [address for address, kept in self._kept.items() if not kept.num_calls]
+        idle.sort(key=lambda address: self._kept[address].used_at)
+        num_excess, oldest = len(idle) - MAX_IDLE, self._clock() - IDLE_S
+        for number, address in enumerate(idle):
+            if number < num_excess or self._kept[address].used_at <= oldest:
+                self._end(self._kept.pop(address).let_go())
+
+    def _end(self, channel: grpc.aio.Channel | None) -> None:
+        if channel is not None:
+            closing = asyncio.ensure_future(channel.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
 
 def new_server(security: WireSecurity = PLAIN) -> grpc.aio.Server:
@@ -65,6 +96,8 @@ def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN
 def explain(error: grpc.aio.AioRpcError) -> str:
     """What `error` says, and what an operator can do about a handshake that failed."""
     text = error.details() or error.code().name
+    if "message larger than max" in text:
+        return f"more than fits one message between replicas: shorten the prompt ({text})"
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return text
     for sign, remedy in _REMEDY_BY_SIGN.items():

@@ -30,6 +30,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.transport.base import LentPiece, Parcel
 from baton.proto import kv_pb2 as pb
+from baton.proto.channels import explain
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
@@ -78,7 +79,7 @@ def error_from_status(error: grpc.aio.AioRpcError, address: str) -> TransferErro
     for key, value in error.trailing_metadata() or ():
         if key == _ERROR_KEY and value in _ERROR_TYPES:
             return _ERROR_TYPES[str(value)](error.details() or "")
-    return TransferCut(f"{address}: {error.code().name}: {error.details()}")
+    return TransferCut(f"{address}: {error.code().name}: {explain(error)}")
 
 
 def open_to_proto(request: OpenTransfer, transport: str) -> pb.OpenRequest:
