@@ -2,7 +2,8 @@
 
     open --> piece, piece, ... --> all there --> seal --> (tell P: SEALED)     the caller adopts
       ^            |
-      `--- cut ----'      a few times, from the first block that is missing
+      |--- cut ----|      a few times, from the first block that is missing
+      `-- corrupt -'      a few pieces, and nothing but these, once the others are there
 
     anything else, cancellation included --> abort --> (tell P: ABORTED)       the caller recomputes
 
@@ -15,9 +16,10 @@ told lets its lease expire.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from baton.core.clock import Clock, monotonic
@@ -32,7 +34,7 @@ from baton.core.errors import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.filling import Filling
-from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer, Span
 from baton.kv_transfer.receiver import AbortReason, Receiver
 from baton.kv_transfer.reservation import Reservation, ReservedStream
 from baton.kv_transfer.scores import SourceScores
@@ -48,6 +50,8 @@ class FetchConfig:
     """That write pieces and verify them."""
     max_reopened: int = 3
     """Of one stream."""
+    max_asked_again: int = 4
+    """Pieces of one stream that may come with wrong bytes: each is asked for again."""
     reopen_delay_s: float = 0.05
     """Before the first opening anew; doubles each time."""
     max_settle_attempts: int = 3
@@ -67,8 +71,10 @@ class TransferReport:
     num_duplicates: int
     """(plane, block)s that arrived more than once."""
     num_reopened: int
+    num_asked_again: int
+    """Pieces that came with wrong bytes at first."""
     notes: tuple[str, ...] = ()
-    """Why another transport had to be taken, if one had to."""
+    """Why another transport had to be taken, or a piece be asked for again."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +87,7 @@ class _Flight:
     num_bytes: int = 0
     num_duplicates: int = 0
     num_reopened: int = 0
+    num_asked_again: int = 0
     notes: list[str] = field(default_factory=list)
     abort_reason: str = ""
     """Why the receiver gave the lease up on its own, if it did."""
@@ -99,6 +106,8 @@ class Fetcher:
         config: FetchConfig | None = None,
         scores: SourceScores | None = None,
     ) -> None:
+        self.num_asked_again = 0
+        """Pieces, of all transfers."""
         self._receiver = receiver
         self._owner = owner
         self._transport = transport
@@ -113,6 +122,7 @@ class Fetcher:
             executor=ThreadPoolExecutor(self._config.num_threads, "baton-fill"),
             clock=clock,
             max_unwritten=self._config.max_unwritten,
+            max_asked_again=self._config.max_asked_again,
             on_released=partial(owner.post, receiver.end_quarantine),
         )
         receiver.on_aborted.append(self._lease_was_aborted)
@@ -148,6 +158,7 @@ class Fetcher:
             transport=flight.transport,
             num_duplicates=flight.num_duplicates,
             num_reopened=flight.num_reopened,
+            num_asked_again=flight.num_asked_again,
             notes=tuple(flight.notes),
         )
 
@@ -179,50 +190,55 @@ class Fetcher:
                 stream.result()
 
     async def _fill_stream(self, flight: _Flight, filling: Filling, index: int) -> None:
-        stream = flight.reservation.streams[index]
-        first_block, num_reopened = stream.blocks.start, 0
-        writer = Writer(filling, index, self._writing)
+        stream, num_reopened = flight.reservation.streams[index], 0
+        writer, opening = Writer(filling, index, self._writing), _opening(flight, stream)
         try:
             while True:
-                try:
-                    await self._read(flight, stream, first_block, writer)
-                    raise TransferCut(f"{stream.source.address} ended the stream early")
-                except TransferCut as cut:
-                    if isinstance(cut, TransportFailed):
-                        flight.notes.append(str(cut))
-                    await writer.flush()
-                    first_block = filling.first_missing(index)
-                    if first_block == stream.blocks.stop:
-                        return
-                    if num_reopened == self._config.max_reopened:
-                        raise
-                delay_s = self._config.reopen_delay_s * 2**num_reopened
+                cut = await self._read(flight, stream, opening, writer)
+                await writer.flush()
+                first_block = filling.first_missing(index)
+                if first_block == stream.blocks.stop:
+                    return
+                corrupt = writer.take_corrupt()
+                self._take_note(flight, corrupt)
+                if corrupt and cut is None:
+                    opening = _once_more(opening, corrupt)
+                    continue
+                if num_reopened == self._config.max_reopened:
+                    raise cut or TransferCut(f"{stream.source.address} ended the stream early")
+                await asyncio.sleep(self._config.reopen_delay_s * 2**num_reopened)
                 num_reopened += 1
                 flight.num_reopened += 1
-                await asyncio.sleep(delay_s)
-        except CorruptPiece:
-            self._scores.record(stream.source.epoch, stream.source.address, self._clock())
-            raise
+                opening = replace(opening, first_block=first_block, only=())
         finally:
             writer.close()
             flight.num_duplicates += writer.num_duplicates
+            for _ in range(writer.num_corrupt):
+                self._scores.record(stream.source.epoch, stream.source.address, self._clock())
 
     async def _read(
-        self, flight: _Flight, stream: ReservedStream, first_block: int, writer: Writer
-    ) -> None:
-        """Hand the pieces of one stream to its writer until it ends."""
-        request = OpenTransfer(
-            transfer_id=flight.reservation.transfer_id,
-            sender_epoch=stream.source.epoch,
-            receiver_epoch=flight.reservation.receiver_epoch,
-            layout=stream.wanted,
-            first_block=first_block,
-        )
-        async with aclosing(self._transport.open(stream.source.address, request)) as pieces:
-            async for piece in pieces:
-                flight.num_bytes += piece.num_bytes
-                flight.transport = piece.transport or flight.transport
-                await writer.put(piece)
+        self, flight: _Flight, stream: ReservedStream, opening: OpenTransfer, writer: Writer
+    ) -> TransferCut | None:
+        """Hand the pieces of one stream to its writer until it ends; what cut it, if it was."""
+        try:
+            async with aclosing(self._transport.open(stream.source.address, opening)) as pieces:
+                async for piece in pieces:
+                    if not _is_asked_for(piece, opening):
+                        piece.release()
+                        raise CorruptPiece(f"{stream.source.address} sends no piece a second time")
+                    flight.num_bytes += piece.num_bytes
+                    flight.transport = piece.transport or flight.transport
+                    await writer.put(piece)
+        except TransferCut as cut:
+            if isinstance(cut, TransportFailed):
+                flight.notes.append(str(cut))
+            return cut
+        return None
+
+    def _take_note(self, flight: _Flight, corrupt: Sequence[CorruptPiece]) -> None:
+        self.num_asked_again += len(corrupt)
+        flight.num_asked_again += len(corrupt)
+        flight.notes += [f"{error}: asked for again" for error in corrupt]
 
     def _lease_was_aborted(self, transfer_id: TransferId, reason: str) -> None:
         """Called on the engine's thread: expiry or pressure took the lease away."""
@@ -267,3 +283,29 @@ class Fetcher:
                 await asyncio.sleep(self._config.reopen_delay_s * 2**attempt)
             except TransferError:
                 return  # another incarnation, say: it holds nothing of ours
+
+
+def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
+    """Of everything that the stream is to bring."""
+    return OpenTransfer(
+        transfer_id=flight.reservation.transfer_id,
+        sender_epoch=stream.source.epoch,
+        receiver_epoch=flight.reservation.receiver_epoch,
+        layout=stream.wanted,
+        first_block=stream.blocks.start,
+    )
+
+
+def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
+    """Of these pieces alone."""
+    only = tuple(Span(error.plane, error.blocks.start, error.blocks.stop) for error in corrupt)
+    return replace(opening, first_block=min(span.start for span in only), only=only)
+
+
+def _is_asked_for(piece: KvPiece, opening: OpenTransfer) -> bool:
+    """A sender that knows of no `only` sends everything: too much for the sake of a piece."""
+    start, stop = piece.first_block, piece.first_block + piece.num_blocks
+    return not opening.only or any(
+        plane == piece.plane and first <= start and stop <= end
+        for plane, first, end in opening.only
+    )

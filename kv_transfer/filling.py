@@ -164,7 +164,13 @@ class Filling:
 
     def refuse(self, fill: Fill, bad: Sequence[object]) -> NoReturn:
         """Its bytes are wrong. Raises CorruptPiece, and counts it against the source."""
-        self._refuse(fill.piece, f"(block, head) {bad[:8]} do not match their checksums")
+        piece, first = fill.piece, fill.piece.first_block
+        checksums = _by_block(piece)
+        with self._lock:
+            expected = [checksums[block - first] for block in fill.blocks]
+            fill.slots.expect(piece.plane, fill.blocks, expected)
+        what = f"(block, head) {bad[:8]} do not match their checksums"
+        self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
 
     # On the owner's thread.
 
@@ -195,19 +201,25 @@ class Filling:
 
     def _check_shape(self, piece: KvPiece, stream: ReservedStream) -> None:
         planes, num_blocks = stream.placement.planes, piece.num_blocks
+        stop = piece.first_block + num_blocks
         if not 0 <= piece.plane < len(planes):
             self._refuse(piece, f"there are {len(planes)} planes")
         layout = planes[piece.plane].arriving
         has_other_size = any(view.nbytes != layout.layer_block_bytes for view in piece.views)
         num_checksums = num_blocks * layout.num_kv_heads
-        if not num_blocks or has_other_size or len(piece.checksums) != num_checksums:
-            self._refuse(piece, f"{piece.num_bytes} bytes, {len(piece.checksums)} checksums")
-        if not 0 <= piece.first_block <= stream.blocks.stop - num_blocks:
+        if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
             self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
+        if not num_blocks or has_other_size or len(piece.checksums) != num_checksums:
+            wanted = range(max(piece.first_block, stream.blocks.start), stop)
+            what = f"{piece.num_bytes} bytes, {len(piece.checksums)} checksums"
+            self._refuse(piece, what, wanted)
 
-    def _refuse(self, piece: KvPiece, what: str) -> NoReturn:
+    def _refuse(self, piece: KvPiece, what: str, blocks: range = range(0)) -> NoReturn:
+        """`blocks` may come again."""
         self._counters.refused(piece.sender_epoch)
-        raise CorruptPiece(f"{piece.transfer_id}, plane {piece.plane}: {what}")
+        raise CorruptPiece(
+            f"{piece.transfer_id}, plane {piece.plane}: {what}", plane=piece.plane, blocks=blocks
+        )
 
 
 def _by_block(piece: KvPiece) -> list[int]:

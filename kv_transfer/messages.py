@@ -3,6 +3,8 @@
     D                               P
       | --- OpenTransfer ---------> |   both epochs, D's layout, the first block D lacks
       | <== KvPiece, as computed == |   each with a checksum per (block, head); D releases it
+      | --- OpenTransfer(only) ---> |   what came with wrong bytes: once more, and nothing else
+      | <== KvPiece ================ |
       | --- SettleTransfer -------> |   SEALED or ABORTED; may be repeated, or ask
       | <-- Outcome --------------- |
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
@@ -32,6 +35,14 @@ class Outcome(StrEnum):
     """P holds nothing for this transfer; D may release what it holds."""
 
 
+class Span(NamedTuple):
+    """Blocks [start, stop) of one plane."""
+
+    plane: int
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransfer:
     transfer_id: TransferId
@@ -41,6 +52,8 @@ class OpenTransfer:
     """The receiver's."""
     first_block: int
     """Counted in the sender's blocks. Those before it D has, or has no use for."""
+    only: tuple[Span, ...] = ()
+    """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
     max_piece_bytes: int = 0
     """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""
 

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Protocol
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
 from baton.kv_transfer.integrity import checksums_of
+from baton.kv_transfer.messages import Span
 from baton.kv_transfer.transport.base import LentPiece
 
 
-class Span(NamedTuple):
-    """Blocks [start, stop) of one plane."""
+class Advancing(Protocol):
+    """How far one stream has read."""
 
-    plane: int
-    start: int
-    stop: int
+    @property
+    def is_done(self) -> bool: ...
+
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+        """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
 
 
 class Progress:
@@ -59,6 +62,31 @@ class Progress:
         return [(cursor, plane) for plane, (cursor, limit) in pairs if cursor < limit]
 
 
+class Selection:
+    """What is left of the blocks that a stream asks for, where it asks for some only."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._left = list(spans)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+        """See `Advancing.advance`."""
+        found: list[Span] = []
+        left: list[Span] = []
+        for plane, start, end in self._left:
+            stop = max(start, min(end, published[plane], start + max_blocks))
+            max_blocks -= stop - start
+            if start < stop:
+                found.append(Span(plane, start, stop))
+            if stop < end:
+                left.append(Span(plane, stop, end))
+        self._left = left
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class HeadRange:
     """The heads of a plane that both sides hold: of each of P's blocks, the part that travels."""
@@ -89,7 +117,7 @@ class Stream:
     transfer_id: TransferId
     heads: tuple[HeadRange, ...]
     """By plane."""
-    progress: Progress
+    progress: Advancing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

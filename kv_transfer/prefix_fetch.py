@@ -72,7 +72,7 @@ class BroughtIn:
     """Leading tokens that it has now; fewer than asked for, as a rule in full blocks."""
     report: TransferReport | None = None
     note: str = ""
-    """What went wrong, if anything did."""
+    """What went wrong, if anything did, also if all was well in the end."""
 
     @property
     def num_new(self) -> int:
@@ -158,7 +158,11 @@ class PrefixFetcher:
             report = await self.fetcher.fetch(reservation)
         await self.owner.call(lambda: self._commit(transfer_id, known, salt))
         return BroughtIn(
-            transfer_id=transfer_id, num_held=num_held, num_tokens=len(known), report=report
+            transfer_id=transfer_id,
+            num_held=num_held,
+            num_tokens=len(known),
+            report=report,
+            note="; ".join(report.notes),
         )
 
     # On the owner's thread.

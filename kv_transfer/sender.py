@@ -30,9 +30,16 @@ from baton.kv_transfer.lease import (
     Transfer,
     next_sender_state,
 )
-from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer, Span
 from baton.kv_transfer.outcomes import Ended, RecentOutcomes
-from baton.kv_transfer.pieces import HeadRange, Progress, Reading, Span, Stream
+from baton.kv_transfer.pieces import (
+    Advancing,
+    HeadRange,
+    Progress,
+    Reading,
+    Selection,
+    Stream,
+)
 
 _OUTCOMES = {
     Transfer.OPEN: Outcome.OPEN,
@@ -172,7 +179,7 @@ class Sender:
         """Check that D may read this transfer; begin at the first block it asks for.
 
         Raises StaleEpoch, LayoutMismatch, UnknownTransfer, TransferAborted, or TransferError if
-        the first block asked for does not exist.
+        a block asked for does not exist.
         """
         self._check_sender_epoch(request.transfer_id, request.sender_epoch)
         check_layouts(self._pool.layout, request.layout)
@@ -187,7 +194,7 @@ class Sender:
         return Stream(
             transfer_id=request.transfer_id,
             heads=tuple(map(HeadRange.between, layout.planes, request.layout.planes)),
-            progress=Progress(request.first_block, offer.num_blocks, layout.num_planes),
+            progress=_progress(request, offer.num_blocks, layout.num_planes),
         )
 
     def begin_read(self, stream: Stream) -> list[Reading]:
@@ -308,6 +315,21 @@ class Sender:
     def _check_sender_epoch(self, transfer_id: TransferId, epoch: Epoch) -> None:
         if epoch != self.epoch:
             raise StaleEpoch(f"{transfer_id} is for an earlier incarnation of the sender")
+
+
+def _progress(request: OpenTransfer, num_blocks: int, num_planes: int) -> Advancing:
+    """Raises TransferError for more than there is."""
+    if not request.only:
+        return Progress(request.first_block, num_blocks, num_planes)
+    for plane, start, stop in request.only:
+        if not (0 <= plane < num_planes and 0 <= start < stop <= num_blocks):
+            raise TransferError(
+                f"{request.transfer_id}: blocks {start} to {stop} of plane {plane} asked for, "
+                f"there are {num_blocks} of {num_planes} planes"
+            )
+    if sum(stop - start for _, start, stop in request.only) > num_blocks * num_planes:
+        raise TransferError(f"{request.transfer_id}: blocks asked for more than once")
+    return Selection(request.only)
 
 
 def _check_receiver_epoch(transfer_id: TransferId, got: Epoch, offered: Epoch) -> None:

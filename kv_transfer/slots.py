@@ -2,6 +2,9 @@
 
 empty --claim--> claimed --record--> there          each with the checksum of what came
   ^_____give_back____|
+
+What came with wrong bytes may come again, but with the same checksum: the sender's own memory may
+have changed since it computed the first.
 """
 
 from __future__ import annotations
@@ -19,20 +22,24 @@ class Slots:
         """Empty or claimed."""
         self._checksums: list[list[int | None]] = [[None] * stop for _ in range(num_planes)]
         self._claimed: set[tuple[int, int]] = set()
+        self._expected: dict[tuple[int, int], int] = {}
+        """The checksums of (plane, block)s that came with other bytes."""
 
     def claim(self, plane: int, first: int, checksums: Sequence[int]) -> tuple[int, ...]:
         """Which of the blocks `first`, `first + 1`, ... are empty; one checksum each is given.
 
         They are the caller's to write, then to `record` or to `give_back`. Blocks before `start`
-        are nobody's. Raises ValueError if a block has come before with another checksum.
+        are nobody's. Raises ValueError if a block has come before with another checksum, also if
+        its bytes were wrong then.
         """
         row, found = self._checksums[plane], []
         for block, checksum in enumerate(checksums, first):
             if block < self.start:
                 continue
-            if row[block] is None:
+            known = self._expected.get((plane, block)) if row[block] is None else row[block]
+            if row[block] is None and known in (None, checksum):
                 found.append(block)
-            elif row[block] != checksum:
+            elif known != checksum:
                 raise ValueError(f"block {block} has arrived before, with other bytes")
         for block in found:
             row[block] = checksums[block - first]
@@ -49,6 +56,11 @@ class Slots:
         for block in blocks:
             self._checksums[plane][block] = None
             self._claimed.remove((plane, block))
+
+    def expect(self, plane: int, blocks: Sequence[int], checksums: Sequence[int]) -> None:
+        """Should these blocks come again, they must have these checksums; one each is given."""
+        for block, checksum in zip(blocks, checksums, strict=True):
+            self._expected[plane, block] = checksum
 
     def first_missing(self) -> int:
         """The first block that is not there in all planes; `stop` if all are."""

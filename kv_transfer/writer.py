@@ -6,6 +6,9 @@
 One batch of a stream is under way at a time, and takes whatever has come in meanwhile: the quicker
 pieces come, the fewer hops between threads each of them costs. Each piece is released once,
 whatever happens to it.
+
+A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
+were too many.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from baton.core.clock import Clock
+from baton.core.errors import CorruptPiece
 from baton.kv_transfer.filling import Filling
 from baton.kv_transfer.messages import KvPiece
 from baton.kv_transfer.placing import place
@@ -29,6 +33,8 @@ class WriterParts:
     clock: Clock
     max_unwritten: int
     """Pieces of one stream that have come but are not written."""
+    max_asked_again: int
+    """Pieces of one stream that may come with wrong bytes."""
     on_released: Callable[[], None]
     """Called on a worker thread: nothing writes any more to a lease that was aborted."""
 
@@ -38,6 +44,10 @@ class Writer:
 
     def __init__(self, filling: Filling, stream: int, parts: WriterParts) -> None:
         self.num_duplicates = 0
+        self.num_corrupt = 0
+        """Pieces that came with wrong bytes."""
+        self._corrupt: list[CorruptPiece] = []
+        """Of them, those that may be asked for again."""
         self._filling = filling
         self._stream = stream
         self._parts = parts
@@ -60,6 +70,11 @@ class Writer:
     async def flush(self) -> None:
         """Return when everything is written. Raises what a piece raised."""
         await self._until(0)
+
+    def take_corrupt(self) -> list[CorruptPiece]:
+        """What came with wrong bytes since this was asked last. After `flush`."""
+        taken, self._corrupt = self._corrupt, []
+        return taken
 
     def close(self) -> None:
         """Let go of what is waiting. A batch under way ends by itself."""
@@ -107,11 +122,19 @@ class Writer:
             for piece in left:
                 try:
                     self._write_one(piece)
+                except CorruptPiece as error:
+                    self._put_down(error)
                 finally:
                     piece.release()
         finally:
             for piece in left:
                 piece.release()
+
+    def _put_down(self, error: CorruptPiece) -> None:
+        self.num_corrupt += 1
+        if not error.blocks or self.num_corrupt > self._parts.max_asked_again:
+            raise error
+        self._corrupt.append(error)
 
     def _write_one(self, piece: KvPiece) -> None:
         fill = self._filling.begin(self._stream, piece, self._parts.clock())

@@ -7,6 +7,7 @@ How KV travels from the replica that holds it, P, to the one that asked for it, 
     | --- Open(transfer) -------> |   both epochs, D's layout, the first block D lacks
     | <== pieces, as computed === |   each with a checksum per (block, head)
     | --- Taken(n) -------------> |   P may reuse what the first n pieces were read from
+    | --- Open(only) -----------> |   a piece came with wrong bytes: it alone, once more
     | --- Settle(SEALED) -------> |   all pieces verified and recorded: P may release
     | --- Settle(ABORTED) ------> |   at any time; safe to repeat, as is everything here
 
@@ -170,6 +171,7 @@ class OpenRequest(message.Message):
     LAYOUT_FIELD_NUMBER: builtins.int
     FIRST_BLOCK_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
+    ONLY_FIELD_NUMBER: builtins.int
     transfer_id: builtins.str
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
@@ -179,6 +181,12 @@ class OpenRequest(message.Message):
     """how the bytes are to travel; empty: in the pieces"""
     @builtins.property
     def layout(self) -> KvLayout: ...
+    @builtins.property
+    def only(self) -> containers.RepeatedCompositeFieldContainer[KvSpan]:
+        """Just these, of which D got wrong bytes; none: everything from first_block on, which is also
+        what an older P sends.
+        """
+
     def __init__(
         self,
         *,
@@ -188,10 +196,36 @@ class OpenRequest(message.Message):
         layout: KvLayout | None = ...,
         first_block: builtins.int = ...,
         transport: builtins.str = ...,
+        only: abc.Iterable[KvSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "layout", b"layout", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "layout", b"layout", "only", b"only", "receiver_epoch", b"receiver_epoch", "sender_epoch", b"sender_epoch", "transfer_id", b"transfer_id", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KvSpan(message.Message):
+    """Blocks of one plane, counted within the prompt, as P's."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLANE_FIELD_NUMBER: builtins.int
+    FIRST_BLOCK_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    plane: builtins.int
+    first_block: builtins.int
+    num_blocks: builtins.int
+    def __init__(
+        self,
+        *,
+        plane: builtins.int = ...,
+        first_block: builtins.int = ...,
+        num_blocks: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["first_block", b"first_block", "num_blocks", b"num_blocks", "plane", b"plane"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ How KV travels from the replica that holds it, P, to the one that asked for it, 
     | --- Open(transfer) -------> |   both epochs, D's layout, the first block D lacks
     | <== pieces, as computed === |   each with a checksum per (block, head)
     | --- Taken(n) -------------> |   P may reuse what the first n pieces were read from
+    | --- Open(only) -----------> |   a piece came with wrong bytes: it alone, once more
     | --- Settle(SEALED) -------> |   all pieces verified and recorded: P may release
     | --- Settle(ABORTED) ------> |   at any time; safe to repeat, as is everything here
 

@@ -48,15 +48,15 @@ class TierTransport:
     async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
         """See `Transport.open`."""
         names = self._expected(request)
-        wanted = names[request.first_block :]
-        block = request.first_block
-        async with aclosing(self._stack.read(wanted)) as batches:
-            async for batch in batches:
-                for piece in self._pieces(request, block, batch):
+        if not request.only:
+            async with aclosing(self._read(request, names, request.first_block)) as pieces:
+                async for piece in pieces:
                     yield piece
-                block += len(batch.records)
-        if block < len(names):
-            raise TransferAborted(f"block {block} is not in the tiers any more, or was broken")
+        for plane, start, stop in request.only:
+            async with aclosing(self._read(request, names[:stop], start)) as pieces:
+                async for piece in pieces:
+                    if piece.plane == plane:
+                        yield piece
 
     async def settle(self, address: str, request: SettleTransfer) -> Outcome:
         """See `Transport.settle`. Nothing was held for it."""
@@ -64,6 +64,18 @@ class TierTransport:
 
     async def close(self) -> None:
         """There is nothing to let go of: the stack is its owner's to close."""
+
+    async def _read(
+        self, request: OpenTransfer, names: Sequence[bytes], block: int
+    ) -> AsyncGenerator[KvPiece, None]:
+        """All planes of the blocks from that one on."""
+        async with aclosing(self._stack.read(names[block:])) as batches:
+            async for batch in batches:
+                for piece in self._pieces(request, block, batch):
+                    yield piece
+                block += len(batch.records)
+        if block < len(names):
+            raise TransferAborted(f"block {block} is not in the tiers any more, or was broken")
 
     def _expected(self, request: OpenTransfer) -> Sequence[bytes]:
         if request.sender_epoch != self._stack.epoch:

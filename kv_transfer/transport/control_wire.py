@@ -27,7 +27,7 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId
-from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer, Span
 from baton.kv_transfer.transport.base import LentPiece, Parcel
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import explain
@@ -90,6 +90,10 @@ def open_to_proto(request: OpenTransfer, transport: str) -> pb.OpenRequest:
         layout=layout_to_proto(request.layout),
         first_block=request.first_block,
         transport=transport,
+        only=[
+            pb.KvSpan(plane=plane, first_block=start, num_blocks=stop - start)
+            for plane, start, stop in request.only
+        ],
     )
 
 
@@ -105,6 +109,10 @@ def open_from_proto(message: pb.OpenRequest) -> OpenTransfer:
         receiver_epoch=Epoch(message.receiver_epoch),
         layout=layout,
         first_block=message.first_block,
+        only=tuple(
+            Span(span.plane, span.first_block, span.first_block + span.num_blocks)
+            for span in message.only
+        ),
     )
 
 

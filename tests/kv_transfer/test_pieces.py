@@ -9,7 +9,8 @@ from tests.kv_transfer.replicas import LAYOUT
 
 from baton.core.ids import Epoch, TransferId
 from baton.kv_transfer.integrity import combined_checksum, unit_checksums
-from baton.kv_transfer.pieces import HeadRange, Progress, Reading, cuts, lend, read
+from baton.kv_transfer.messages import Span
+from baton.kv_transfer.pieces import HeadRange, Progress, Reading, Selection, cuts, lend, read
 from baton.kv_transfer.transport.base import LentPiece
 
 WHOLE = HeadRange.between(LAYOUT, LAYOUT)
@@ -125,3 +126,17 @@ def test_checksums_are_xxh3_with_64_bits_and_one_for_each_unit() -> None:
 
     assert combined_checksum(()) == 0x2D06_8005_38D3_94C2  # the specification's, of no bytes
     assert twice == unit_checksums(bytes(32), 32) * 2
+
+
+def test_a_selection_is_read_once_as_far_as_it_is_there_and_in_parts_of_bounded_size() -> None:
+    selection = Selection([Span(0, 1, 3), Span(1, 0, 4)])
+
+    found = [selection.advance(published, 3) for published in ((2, 1), (2, 1), (3, 4), (4, 4))]
+
+    assert found == [
+        [Span(0, 1, 2), Span(1, 0, 1)],
+        [],
+        [Span(0, 2, 3), Span(1, 1, 3)],
+        [Span(1, 3, 4)],
+    ]
+    assert selection.is_done

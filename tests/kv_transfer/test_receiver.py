@@ -105,6 +105,24 @@ def test_a_filled_block_is_never_replaced_by_other_bytes() -> None:
     assert decode.holds_kv()
 
 
+def test_what_came_wrong_may_come_again_but_only_with_the_checksum_it_should_have_had() -> None:
+    decode = DecodeReplica()
+    decode.reserve(SENDER)
+    piece = piece_of(decode, 0, 0, 2)
+    first, second = map(bytes, piece.views)
+    wrong = replace(piece, views=(memoryview(first), memoryview(second[:-1] + b"\xff")))
+    with pytest.raises(CorruptPiece, match="do not match") as refusal:
+        decode.accept(wrong)
+    assert (refusal.value.plane, refusal.value.blocks) == (0, range(2))
+
+    # As from a sender whose memory has changed since: right by itself, and not what it computed.
+    with pytest.raises(CorruptPiece, match="block 1 has arrived before") as refusal:
+        decode.accept(resealed(wrong, *map(bytes, wrong.views)))
+    assert not refusal.value.blocks
+
+    assert decode.accept(piece).blocks == (0, 1)
+
+
 def malformed() -> Iterator[tuple[str, KvPiece]]:
     decode = DecodeReplica()
     good = piece_of(decode, 0)

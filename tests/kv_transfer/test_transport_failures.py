@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -14,8 +15,10 @@ from tests.kv_transfer.replicas import (
     settling,
 )
 from tests.kv_transfer.world import (
+    KV_BYTES,
     NUM_BLOCKS,
     QUICK,
+    Altering,
     connected,
     each_transport,
 )
@@ -30,7 +33,7 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import new_epoch
-from baton.kv_transfer.messages import KvPiece, Outcome
+from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, Span
 
 
 @each_transport
@@ -195,16 +198,67 @@ async def test_memory_pressure_ends_a_transfer_that_has_not_begun(name: str) -> 
         await it.assert_nothing_is_left()
 
 
-@each_transport
-async def test_a_corrupt_piece_fails_the_transfer_and_counts_against_its_source(name: str) -> None:
-    def flip_a_bit(number: int, piece: KvPiece) -> KvPiece:
-        if number != 3:
-            return piece
-        data = bytearray(piece.views[0])
-        data[LAYOUT.unit_bytes] ^= 0x40
-        return replace(piece, views=(memoryview(data), *piece.views[1:]))
+def flipped(piece: KvPiece) -> KvPiece:
+    """The piece with one bit of its first block turned."""
+    data = bytearray(piece.views[0])
+    data[LAYOUT.unit_bytes] ^= 0x40
+    piece.release()
+    views = (data, *map(bytes, piece.views[1:]))
+    return replace(piece, views=tuple(map(memoryview, views)), release=lambda: None)
 
-    async with connected(name, alter=flip_a_bit) as it:
+
+@each_transport
+async def test_a_corrupt_piece_alone_is_sent_again_and_counts_against_its_source(name: str) -> None:
+    def flip_two(number: int, piece: KvPiece) -> KvPiece:
+        return flipped(piece) if number in (3, 7) else piece
+
+    async with connected(name, alter=flip_two) as it:
+        reservation = await it.grant()
+        await it.compute()
+
+        report = await it.fetch(reservation)
+
+        # A piece is two blocks of a layer, a reading four: the third piece is the first of layer 1.
+        # It comes seventh, behind all others, and eighth.
+        again = (Span(1, 0, 2),)
+        assert [request.only for request in it.transport.opened] == [(), again, again]
+        assert (report.num_asked_again, report.num_reopened, report.num_duplicates) == (2, 0, 0)
+        assert report.num_bytes == KV_BYTES + 2 * 2 * LAYOUT.layer_block_bytes
+        assert it.decode.receiver.counters.num_corrupt == {it.prefill.sender.epoch: 2}
+        await it.on_d.call(it.decode.adopt)
+        assert it.decode.holds_kv()
+        await it.assert_nothing_is_left()
+
+
+class Older(Altering):
+    """To a P that knows of no `only`, and sends everything from the first block on."""
+
+    def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        return super().open(address, replace(request, only=()))
+
+
+async def test_a_sender_too_old_to_send_a_piece_again_fails_the_transfer_at_its_first_bad_one() -> (
+    None
+):
+    def flip_one(number: int, piece: KvPiece) -> KvPiece:
+        return flipped(piece) if number == 3 else piece
+
+    async with connected("grpc", alter=flip_one) as it:
+        it.transport = Older(it.inner, flip_one)
+        it.fetcher._transport = it.transport
+        reservation = await it.grant()
+        await it.compute()
+
+        with pytest.raises(CorruptPiece, match="sends no piece a second time"):
+            await it.fetch(reservation)
+
+        await it.assert_nothing_is_left()
+        assert [request.first_block for request in it.transport.opened] == [0, 0]
+
+
+@each_transport
+async def test_a_source_of_ever_corrupt_pieces_fails_the_transfer(name: str) -> None:
+    async with connected(name, alter=lambda number, piece: flipped(piece)) as it:
         reservation = await it.grant()
         await it.compute()
 
@@ -212,8 +266,20 @@ async def test_a_corrupt_piece_fails_the_transfer_and_counts_against_its_source(
             await it.fetch(reservation)
 
         await it.assert_nothing_is_left()
-        assert it.decode.receiver.counters.num_corrupt == {it.prefill.sender.epoch: 1}
+        num_corrupt = it.decode.receiver.counters.num_corrupt[it.prefill.sender.epoch]
+        assert num_corrupt == QUICK.max_asked_again + 1
         assert await it.ask() is Outcome.ABORTED
+
+
+@each_transport
+async def test_a_block_that_no_plane_has_cannot_be_asked_for_again(name: str) -> None:
+    async with connected(name) as it:
+        await it.grant()
+        for span in (Span(2, 0, 1), Span(0, 3, 3), Span(1, 5, NUM_BLOCKS + 1)):
+            request = replace(opening(it.prefill, it.decode), only=(span,))
+
+            with pytest.raises(TransferError, match=r"of plane \d asked for, there are 6 of 2"):
+                await anext(it.transport.open(it.address, request))
 
 
 @each_transport
