@@ -38,6 +38,8 @@ from baton.proto.channels import Channels
 class ExchangeConfig:
     max_leased_fraction: float = 0.5
     """Share of the pool that KV on its way here may hold."""
+    max_held_fraction: float = 0.5
+    """Share of the pool that prompts computed for others may hold until it has left."""
     pull_timeout_s: float = 60.0
     """How long KV may take from the first question to a peer until it is here; and the longest
     that a peer may have blocks of this pool kept for it."""
@@ -70,7 +72,10 @@ class KvExchange:
 
     def __post_init__(self) -> None:
         pool, owner, timeout_s = self.pool, self.owner, self.config.pull_timeout_s
-        self.sender = Sender(pool, self.epoch, SenderConfig(max_time_left_s=timeout_s))
+        limits = SenderConfig(
+            max_time_left_s=timeout_s, max_held_fraction=self.config.max_held_fraction
+        )
+        self.sender = Sender(pool, self.epoch, limits)
         self.outbox = Outbox(self.sender, owner)
         self.lender = Lender(pool, self.sender, owner, clock=self.clock)
         self.sender.on_ended = self.lender.ended
@@ -153,6 +158,7 @@ class KvExchange:
         return {
             **(self.tiers.metrics() if self.tiers is not None else {}),
             **self.scores.metrics(self.clock()),
+            "handoff_blocks_held": self.sender.num_held_blocks,
             "transfers_offered_total": sent.num_offered,
             "transfers_sealed_total": sent.num_sealed,
             "transfers_expired_total": sent.num_expired,

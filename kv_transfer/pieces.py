@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
 from baton.kv_transfer.integrity import checksums_of
-from baton.kv_transfer.messages import Span
+from baton.kv_transfer.messages import OpenTransfer, Span
 from baton.kv_transfer.transport.base import LentPiece
 
 
@@ -85,6 +86,21 @@ class Selection:
                 left.append(Span(plane, stop, end))
         self._left = left
         return found
+
+
+def progress_of(request: OpenTransfer, num_blocks: int, num_planes: int) -> Advancing:
+    """Of a stream that is opened. Raises TransferError for more than there is."""
+    if not request.only:
+        return Progress(request.first_block, num_blocks, num_planes)
+    for plane, start, stop in request.only:
+        if not (0 <= plane < num_planes and 0 <= start < stop <= num_blocks):
+            raise TransferError(
+                f"{request.transfer_id}: blocks {start} to {stop} of plane {plane} asked for, "
+                f"there are {num_blocks} of {num_planes} planes"
+            )
+    if sum(stop - start for _, start, stop in request.only) > num_blocks * num_planes:
+        raise TransferError(f"{request.transfer_id}: blocks asked for more than once")
+    return Selection(request.only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ and `begin_read` may run in the middle of a step: they only add references and l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
@@ -26,26 +26,13 @@ from baton.kv_transfer.layout import check_layouts
 from baton.kv_transfer.lease import (
     Computation,
     SenderEvent,
-    SenderState,
     Transfer,
     next_sender_state,
 )
 from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer, Span
+from baton.kv_transfer.offer import Offer
 from baton.kv_transfer.outcomes import Ended, RecentOutcomes
-from baton.kv_transfer.pieces import (
-    Advancing,
-    HeadRange,
-    Progress,
-    Reading,
-    Selection,
-    Stream,
-)
-
-_OUTCOMES = {
-    Transfer.OPEN: Outcome.OPEN,
-    Transfer.ACKED: Outcome.SEALED,
-    Transfer.ABORTED: Outcome.ABORTED,
-}
+from baton.kv_transfer.pieces import HeadRange, Reading, Stream, progress_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +43,8 @@ class SenderConfig:
     """Transfers that are over but whose outcome a peer may still ask for."""
     max_time_left_s: float = 60.0
     """However long a peer would like blocks to be kept for it."""
+    max_held_fraction: float = 0.5
+    """Share of the pool that handoffs may hold together; one they may hold in any case."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,29 +56,6 @@ class SenderCounters:
     """Of the aborted ones."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Offer:
-    transfer_id: TransferId
-    receiver_epoch: Epoch
-    source: Holder
-    num_tokens: int
-    num_blocks: int
-    expires_at: float
-    state: SenderState = field(default_factory=SenderState)
-    published: list[int]
-    """By plane: how many blocks may be read."""
-    readings: set[Reading] = field(default_factory=set)
-    reason: str = ""
-
-    @property
-    def lease(self) -> Holder:
-        return Holder(HolderKind.LEASE, self.transfer_id)
-
-    @property
-    def quarantine(self) -> Holder:
-        return Holder(HolderKind.QUARANTINE, self.transfer_id)
-
-
 class Sender:
     def __init__(self, pool: KvPool, epoch: Epoch, config: SenderConfig | None = None) -> None:
         self.epoch = epoch
@@ -98,15 +64,22 @@ class Sender:
         """Called on the engine's thread when blocks were published or a transfer is over."""
         self.on_ended: Callable[[TransferId], None] = lambda _: None
         """Called on the engine's thread once, when a transfer is sealed or aborted."""
+        self.num_held_blocks = 0
+        """Taken from the pool for handoffs, until D has them or quarantine ends; shared prefixes do
+        not count."""
         self._pool = pool
         self._config = config or SenderConfig()
-        self._offers: dict[TransferId, _Offer] = {}
+        self._offers: dict[TransferId, Offer] = {}
         self._recent = RecentOutcomes(self._config.max_remembered)
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:
         """Transfers that may hold references, for the auditor."""
         return frozenset(self._offers)
+
+    @property
+    def max_held_blocks(self) -> int:
+        return int(self._config.max_held_fraction * self._pool.num_blocks)
 
     @property
     def num_open(self) -> int:
@@ -131,7 +104,7 @@ class Sender:
         is_taken = source != lease and bool(self._pool.table(lease))  # by KV that comes here
         if transfer_id in self._offers or self._recent.get(transfer_id) is not None or is_taken:
             raise TransferError(f"{transfer_id} was offered before; draw a new transfer id")
-        self._offers[transfer_id] = _Offer(
+        self._offers[transfer_id] = Offer(
             transfer_id=transfer_id,
             receiver_epoch=receiver_epoch,
             source=source,
@@ -141,6 +114,20 @@ class Sender:
             published=[0] * self._pool.layout.num_planes,
         )
         self.counters.num_offered += 1
+
+    def hold(self, transfer_id: TransferId, num_blocks: int) -> bool:
+        """The source's turn has come, and it takes so many blocks; False: too many are held.
+
+        Then nothing is changed. Only the first call for a transfer counts.
+        """
+        offer = self._offers.get(transfer_id)
+        if offer is None or offer.state.is_settled or offer.num_held:
+            return True
+        if self.num_held_blocks and self.num_held_blocks + num_blocks > self.max_held_blocks:
+            return False
+        offer.num_held = num_blocks
+        self.num_held_blocks += num_blocks
+        return True
 
     def publish(self, transfer_id: TransferId, num_computed: int, layer: int | None = None) -> None:
         """The source's first `num_computed` tokens are computed: D may read the full blocks.
@@ -194,7 +181,7 @@ class Sender:
         return Stream(
             transfer_id=request.transfer_id,
             heads=tuple(map(HeadRange.between, layout.planes, request.layout.planes)),
-            progress=_progress(request, offer.num_blocks, layout.num_planes),
+            progress=progress_of(request, offer.num_blocks, layout.num_planes),
         )
 
     def begin_read(self, stream: Stream) -> list[Reading]:
@@ -240,7 +227,7 @@ class Sender:
             self._end(offer, SenderEvent.ACK)
         elif request.outcome is Outcome.ABORTED:
             self.abort(transfer_id, "the receiver gave it up")
-        return _OUTCOMES[offer.state.transfer]
+        return offer.outcome
 
     def abort(self, transfer_id: TransferId, reason: str) -> None:
         """Give the transfer up. Changes nothing if it is over already."""
@@ -266,7 +253,7 @@ class Sender:
         offer = self._offers.get(transfer_id)
         return offer.state.computation if offer is not None else None
 
-    def _begin(self, offer: _Offer, heads: HeadRange, span: Span) -> Reading:
+    def _begin(self, offer: Offer, heads: HeadRange, span: Span) -> Reading:
         reading = Reading(
             transfer_id=offer.transfer_id,
             sender_epoch=self.epoch,
@@ -281,7 +268,7 @@ class Sender:
         offer.readings.add(reading)
         return reading
 
-    def _end(self, offer: _Offer, event: SenderEvent) -> None:
+    def _end(self, offer: Offer, event: SenderEvent) -> None:
         if offer.state.is_settled:
             return
         offer.state = next_sender_state(offer.state, event)
@@ -297,17 +284,18 @@ class Sender:
         self.on_changed(offer.transfer_id)
         self.on_ended(offer.transfer_id)
 
-    def _forget(self, offer: _Offer) -> None:
-        ended = Ended(offer.receiver_epoch, _OUTCOMES[offer.state.transfer], offer.reason)
+    def _forget(self, offer: Offer) -> None:
+        ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)
         self._recent.record(offer.transfer_id, ended)
+        self.num_held_blocks -= offer.num_held
         del self._offers[offer.transfer_id]
 
-    def _readable(self, transfer_id: TransferId) -> _Offer:
+    def _readable(self, transfer_id: TransferId) -> Offer:
         offer, ended = self._offers.get(transfer_id), self._recent.get(transfer_id)
         if offer is not None and not offer.state.is_settled:
             return offer
         if offer is not None:
-            ended = Ended(offer.receiver_epoch, _OUTCOMES[offer.state.transfer], offer.reason)
+            ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)
         if ended is not None and ended.outcome is Outcome.ABORTED:
             raise TransferAborted(f"{transfer_id} was given up by the sender: {ended.reason}")
         raise UnknownTransfer(f"the sender holds nothing for {transfer_id}")
@@ -315,21 +303,6 @@ class Sender:
     def _check_sender_epoch(self, transfer_id: TransferId, epoch: Epoch) -> None:
         if epoch != self.epoch:
             raise StaleEpoch(f"{transfer_id} is for an earlier incarnation of the sender")
-
-
-def _progress(request: OpenTransfer, num_blocks: int, num_planes: int) -> Advancing:
-    """Raises TransferError for more than there is."""
-    if not request.only:
-        return Progress(request.first_block, num_blocks, num_planes)
-    for plane, start, stop in request.only:
-        if not (0 <= plane < num_planes and 0 <= start < stop <= num_blocks):
-            raise TransferError(
-                f"{request.transfer_id}: blocks {start} to {stop} of plane {plane} asked for, "
-                f"there are {num_blocks} of {num_planes} planes"
-            )
-    if sum(stop - start for _, start, stop in request.only) > num_blocks * num_planes:
-        raise TransferError(f"{request.transfer_id}: blocks asked for more than once")
-    return Selection(request.only)
 
 
 def _check_receiver_epoch(transfer_id: TransferId, got: Epoch, offered: Epoch) -> None:

@@ -62,6 +62,9 @@ class TransferConfig(ConfigNode, frozen=True, kw_only=True):
     have computed is computed where it is needed. Empty: anything."""
     max_leased_fraction: Fraction = 0.5
     """Share of a decode replica's blocks that handoffs under way may hold."""
+    max_held_fraction: Fraction = 0.5
+    """Share of a prefill replica's blocks that computed prompts may hold until decode replicas have
+    fetched them. Beyond it prompts are refused at once, and computed elsewhere."""
     prefill_timeout_s: Seconds = 60.0
     """After this long the decode replica computes the prompt itself."""
     max_corrupt: Count = 3

@@ -190,6 +190,7 @@ class _Ingredients:
             channels=self.parts.channels,
             exchange=ExchangeConfig(
                 max_leased_fraction=transfer.max_leased_fraction,
+                max_held_fraction=transfer.max_held_fraction,
                 pull_timeout_s=transfer.prefill_timeout_s,
                 max_corrupt=transfer.max_corrupt,
             ),

@@ -193,6 +193,8 @@ class PrefillWorker:
                 f"{num_queued} tokens queued on this prefill replica; {num_tokens} more would pass "
                 f"its limit of {self.max_queued_tokens}"
             )
+        if self.sender.num_held_blocks >= max(1, self.sender.max_held_blocks):
+            raise self._too_much_held()
         if message.transfer_id in self._running_by_id:
             raise InvalidRequest(f"transfer {message.transfer_id} exists", field="transfer_id")
         request = Request(
@@ -210,6 +212,13 @@ class PrefillWorker:
         self._running_by_id[message.transfer_id] = running
         self._idle.clear()
         return running
+
+    def _too_much_held(self) -> Overloaded:
+        held, limit = self.sender.num_held_blocks, self.sender.max_held_blocks
+        return Overloaded(
+            f"{held} blocks of this prefill replica hold prompts that decode replicas have yet to "
+            f"fetch, and it may hold {limit} (transfer.max_held_fraction)"
+        )
 
     def _leave(self, running: _Running) -> None:
         """Whatever is left of it ends; nothing happens to what is over already."""
@@ -265,15 +274,27 @@ class PrefillWorker:
         self.sender.abort(transfer_id, "the prefill call ended")
 
     def _on_scheduled(self, request: Request) -> None:
+        layout = self.engine.pool.layout
+        num_shared = request.num_cached // layout.block_size
+        num_fresh = layout.num_blocks_for(len(request.tokens)) - num_shared
+        if not self.sender.hold(TransferId(request.request_id), num_fresh):
+            self._refuse(TransferId(request.request_id), self._too_much_held())
+            return
         granted = PrefillGranted(
             transfer_id=TransferId(request.request_id),
             sender_epoch=self.epoch,
-            layout=self.engine.pool.layout,
+            layout=layout,
             num_tokens=len(request.tokens),
             num_cached=request.num_cached,
         )
         self.thread.tell(lambda: self._put_event(request.request_id, granted))
         self.sender.publish(granted.transfer_id, request.num_computed)  # found in the cache
+
+    def _refuse(self, transfer_id: TransferId, why: Overloaded) -> None:
+        """Its turn has come, and others hold too much. Nothing of it is published from now on."""
+        self.thread.tell(lambda: self._put_event(transfer_id, why))
+        self.sender.abort(transfer_id, str(why))
+        self.engine.abort(transfer_id)
 
     def _on_transfer_ended(self, transfer_id: TransferId) -> None:
         self.kv.lender.ended(transfer_id)

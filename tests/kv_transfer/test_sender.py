@@ -174,6 +174,25 @@ def test_what_is_past_its_time_expires_and_the_rest_does_not() -> None:
     assert prefill.sender.settle(settling(prefill, DECODE, None)) is Outcome.ABORTED
 
 
+def test_handoffs_hold_a_share_of_the_pool_until_their_last_read_has_ended() -> None:
+    config = SenderConfig(max_held_fraction=0.25)  # of 32 blocks
+    prefill, first, second = granted(config), TRANSFER, TransferId("kv-2")
+    assert prefill.grant(DECODE.receiver.epoch, second)
+    assert prefill.sender.hold(first, 6)
+    assert prefill.sender.hold(first, 6)  # resumed after a preemption: it has them already
+    assert not prefill.sender.hold(second, 3)
+    prefill.compute()
+    readings = prefill.sender.begin_read(opened(prefill))
+
+    prefill.sender.settle(settling(prefill, DECODE, Outcome.SEALED))
+    assert not prefill.sender.hold(second, 3)
+    for reading in readings:
+        prefill.sender.end_read(reading)
+
+    assert prefill.sender.hold(second, 9)  # more than its share, but nobody else holds any
+    assert prefill.sender.num_held_blocks == 9
+
+
 @pytest.mark.parametrize(("asked_s", "kept_s"), [(1.8e16, 60.0), (-5.0, 0.0)])
 def test_no_peer_has_blocks_kept_longer_than_this_replica_allows(
     asked_s: float, kept_s: float

@@ -11,13 +11,15 @@ import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, echo_engine, running_fleet
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
-from baton.core.ids import ReplicaId
-from baton.core.messages import Role, SamplingParams
+from baton.core.ids import ReplicaId, RequestId, TransferId
+from baton.core.messages import PrefillRequest, ReplicaAddress, Role, SamplingParams
+from baton.decode_service.prefill_client import GrpcPrefillClient
 from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
 from baton.kv_transfer.transport.grpc import GrpcTransport
 from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.router.policy import LeastWork
+from baton.proto.channels import Channels
 
 PROMPT = list(range(3, 40))
 LONG = replace(GREEDY, max_tokens=60)
@@ -25,6 +27,34 @@ LONG = replace(GREEDY, max_tokens=60)
 
 def expected(prompt: list[int], num_tokens: int) -> list[int]:
     return echo_output(prompt, num_tokens, VOCAB_SIZE)
+
+
+async def test_prompts_nobody_fetches_keep_no_more_than_their_share_of_a_prefill_replica() -> None:
+    async with running_fleet(changes={"transfer.max_held_fraction": 0.05}) as fleet:
+        p, d = (fleet.replicas[ReplicaId(name)].info for name in ("prefill-1", "decode-2"))
+        silent = PrefillRequest(
+            request_id=RequestId("r"),
+            transfer_id=TransferId("t"),
+            receiver_epoch=d.epoch,
+            layout=d.layout,
+            prompt=tuple(range(100, 160)),
+            time_left_ms=30_000,
+        )
+        channels = Channels()
+        address = ReplicaAddress(replica_id=p.replica_id, epoch=p.epoch, address=p.address)
+        call = GrpcPrefillClient(channels).prefill(address, silent)
+        for _ in range(2):
+            await anext(call)  # granted, done
+
+        answer = await fleet.ask(PROMPT)
+        await call.aclose()
+        later = await fleet.ask(PROMPT[1:])
+
+        assert answer.tokens == expected(PROMPT, GREEDY.max_tokens or 0)
+        assert [("transfer.max_held_fraction" in note) for note in answer.receipt.notes] == [True]
+        assert (later.receipt.notes, later.receipt.prefill_replica) == ((), "prefill-1")
+        await channels.close()
+        await fleet.assert_nothing_is_held()
 
 
 async def test_a_decode_replica_that_dies_in_mid_stream_loses_and_repeats_no_token() -> None:
