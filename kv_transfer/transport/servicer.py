@@ -5,15 +5,17 @@
 
 A stream is lent a bounded number of pieces, for a bounded time; a D that takes none stops its own
 stream and nobody else's. Pieces whose bytes are in the message are given back as it is written.
-However a stream ends, what it was lent is given back.
+However a stream ends, what it was lent is given back. So it is when P has waited for D, over the
+whole stream, for longer than its bytes would take at the least rate: even if D never reads on, and
+the stream cannot end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -45,6 +47,8 @@ MAX_UNTAKEN = 32
 """Pieces of one stream that are lent at once to a D that reads them by itself."""
 MAX_UNTAKEN_S = 30.0
 """A stream whose D takes nothing for so long, though it could, is cut."""
+MIN_BYTES_PER_S = 4 << 20
+"""For a whole stream P waits so long for D as its bytes take at this rate, and `MAX_UNTAKEN_S`."""
 LAST_READS_S = 1.0
 """When P gives a transfer up, D may finish reading what it was lent before."""
 MAX_READY = 16
@@ -99,12 +103,15 @@ class KvTransferServicer:
             lending.listen(messages)
             lending.prepare(self._side.pieces(request))
             while (piece := await lending.next()) is not None:
-                yield await lending.announce(piece, half, request)
+                message = await lending.announce(piece, half, request)
+                with lending.waiting():
+                    yield message
                 await lending.shrink(MAX_UNTAKEN - 1)
             await lending.shrink(0)  # D still reads; the stream's end would take its views away
         except (TransferError, EngineFailed) as error:
-            with suppress(TransferError):
-                await lending.shrink(0, LAST_READS_S)
+            with suppress(TransferError, TimeoutError):
+                async with asyncio.timeout(LAST_READS_S):
+                    await lending.shrink(0)
             await abort_call(context, error)
         finally:
             await lending.close()
@@ -173,6 +180,9 @@ class _Lending:
         self._lent: deque[LentPiece] = deque()
         self._num_taken = 0
         self._changed = asyncio.Event()
+        self._patience_s = MAX_UNTAKEN_S
+        """How much longer P waits for D, over the whole stream."""
+        self._failure: TransferCut | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -185,6 +195,7 @@ class _Lending:
 
     async def next(self) -> LentPiece | None:
         """The next piece that is ready; None at the end. Raises what ended the pieces."""
+        self._check_patience()
         item = self._end.pop() if self._end else await self._ready.get()
         if isinstance(item, BaseException):
             raise item
@@ -195,6 +206,7 @@ class _Lending:
         parts: list[bytes] = []
         num_bytes = 0
         while True:
+            self._patience_s += piece.num_bytes / MIN_BYTES_PER_S
             message, is_whole = await _packed(half, piece, request)
             if is_whole:
                 piece.give_back()
@@ -210,27 +222,55 @@ class _Lending:
 
     async def shrink(self, max_lent: int, limit_s: float = MAX_UNTAKEN_S) -> None:
         """Wait until D holds at most so many pieces. Raises TransferError if it never will."""
-        while len(self._lent) > max_lent:
-            self._check_listening()
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                raise TransferCut(f"the receiver took nothing for {limit_s:g} s") from None
+        with self.waiting():
+            while len(self._lent) > max_lent:
+                self._check_listening()
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(limit_s):
+                        await self._changed.wait()
+                except TimeoutError:
+                    raise TransferCut(f"the receiver took nothing for {limit_s:g} s") from None
+        self._check_patience()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within the context P waits for D: when its patience is at an end it takes all back."""
+        loop = asyncio.get_running_loop()
+        begun, recall = loop.time(), loop.call_later(self._patience_s, self._recall)
+        try:
+            yield
+        finally:
+            recall.cancel()
+            self._patience_s = max(0.0, self._patience_s - (loop.time() - begun))
 
     async def close(self) -> None:
         if self._listening is not None:
             self._listening.cancel()
-        while self._lent:
-            self._lent.popleft().give_back()
+        self._take_all_back()
+        if self._preparing is not None:
+            await asyncio.gather(self._preparing, return_exceptions=True)
+        self._take_all_back()  # what was put meanwhile
+
+    def _recall(self) -> None:
+        rate = f"{MIN_BYTES_PER_S >> 20} MiB/s"
+        self._failure = TransferCut(f"the receiver takes less than {rate} over the whole transfer")
+        self._take_all_back()
+        self._changed.set()
+
+    def _take_all_back(self) -> None:
         if self._preparing is not None:
             self._preparing.cancel()
-            await asyncio.gather(self._preparing, return_exceptions=True)
+        while self._lent:
+            self._lent.popleft().give_back()
         while not self._ready.empty():
             item = self._ready.get_nowait()
             if isinstance(item, LentPiece):
                 item.give_back()
+
+    def _check_patience(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _next_ready(self) -> LentPiece | None:
         """One that need not be waited for."""

@@ -56,6 +56,7 @@ class PreparedSide:
     num_pieces: int
     error: BaseException | None = None
     is_endless: bool = False
+    piece_bytes: int = LAYOUT.layer_block_bytes
     epoch: Epoch = field(default_factory=new_epoch)
     num_lent: int = 0
     back: list[int] = field(default_factory=list)
@@ -93,7 +94,7 @@ class PreparedSide:
             receiver_epoch=request.receiver_epoch,
             plane=0,
             first_block=number,
-            views=(memoryview(bytes([number % 256]) * LAYOUT.layer_block_bytes),),
+            views=(memoryview(bytes([number % 256]) * self.piece_bytes),),
             blocks=(number,),
             checksums=(1, 2),
             give_back=give_back,

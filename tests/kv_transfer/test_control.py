@@ -107,6 +107,40 @@ async def test_a_receiver_that_never_takes_is_cut_in_the_end(
         await it.side.all_back()
 
 
+async def test_a_receiver_that_takes_piece_by_piece_cannot_make_a_stream_last_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "MAX_UNTAKEN_S", 0.1)
+    async with control_ends(PreparedSide(200)) as it:
+        num_taken = 0
+        with pytest.raises(TransferCut, match="takes less than 4 MiB/s over the whole transfer"):
+            async with aclosing(it.client.open(it.address, it.request, "tickets")) as pieces:
+                async for announced in pieces:
+                    await asyncio.sleep(0.005)  # far less than any one piece may take
+                    announced.take()
+                    num_taken += 1
+
+        assert num_taken < 200
+        await it.side.all_back()
+
+
+async def test_a_receiver_that_reads_nothing_on_gives_back_what_is_ready_for_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(servicer, "MAX_UNTAKEN_S", 0.1)
+    monkeypatch.setattr(servicer, "MIN_BYTES_PER_S", 1 << 40)
+    side = PreparedSide(100, piece_bytes=1 << 20)
+    async with control_ends(side, grpc=GrpcSending()) as it:
+        call = it.raw_call()
+        await call.write(it.opening("grpc"))
+        await call.read()
+
+        await it.side.all_back()
+
+        assert it.side.num_lent < 100
+        call.cancel()
+
+
 async def test_the_end_waits_until_the_last_pieces_are_read() -> None:
     async with control_ends(PreparedSide(3)) as it:
         pieces = it.client.open(it.address, it.request, "tickets")

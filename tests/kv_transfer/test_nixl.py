@@ -298,7 +298,7 @@ async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyP
         await asyncio.to_thread(it.agent.has_posted.acquire, timeout=10)
         it.agent.posted[-1].complete()
 
-        assert (await again).data[:1] == b"2"
+        assert (await again).data.tobytes() == b"2" * 2 * size
         assert [length for _, length in it.agent.registered] == [2 * size]
 
 
