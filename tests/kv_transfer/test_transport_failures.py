@@ -203,8 +203,8 @@ def flipped(piece: KvPiece) -> KvPiece:
     data = bytearray(piece.views[0])
     data[LAYOUT.unit_bytes] ^= 0x40
     piece.release()
-    views = (data, *map(bytes, piece.views[1:]))
-    return replace(piece, views=tuple(map(memoryview, views)), release=lambda: None)
+    others = (memoryview(bytes(view)) for view in piece.views[1:])
+    return replace(piece, views=(memoryview(data), *others), release=lambda: None)
 
 
 @each_transport

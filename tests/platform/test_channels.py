@@ -102,11 +102,16 @@ async def test_a_connection_nobody_used_for_long_is_closed_and_opened_anew_when_
     assert await it.opened() == ["a"]
 
 
+class Unreached(PrefillServicer):
+    def Prefill(self, request: Any, context: Any) -> Any:
+        raise AssertionError("the message is refused before")
+
+
 async def test_a_message_beyond_the_limit_is_refused_in_words_an_operator_can_use() -> None:
     small = [("grpc.max_receive_message_length", 1000)]
     server = grpc.aio.server(options=small)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    add_PrefillServicer_to_server(PrefillServicer(), server)
+    add_PrefillServicer_to_server(Unreached(), server)
     await server.start()
     it = Channels()
     peer = ReplicaAddress(replica_id=ReplicaId("p"), epoch=new_epoch(), address=address)
