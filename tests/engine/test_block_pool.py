@@ -73,6 +73,16 @@ def hold(pool: BlockPool, name: str, tokens: list[int], salt: bytes = SALT) -> H
     return holder
 
 
+def test_cached_blocks_of_another_tenant_are_no_room_for_what_follows_them() -> None:
+    pool = make_pool(num_blocks=4)
+    prefix = list(range(8))
+    pool.release(hold(pool, "prefix", prefix))
+    pool.reserve(request("other"), list(range(50, 58)), SALT)
+
+    assert pool.reserve(request("longer"), [*prefix, *range(4)], SALT, tenant="b") is None
+    assert pool.reserve(request("as long"), [*prefix[:5]], SALT, tenant="b") is not None
+
+
 def test_a_prompt_seen_before_shares_its_full_blocks() -> None:
     pool = make_pool()
     first = hold(pool, "first", list(range(10)))

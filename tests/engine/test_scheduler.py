@@ -343,6 +343,17 @@ def test_a_preempted_request_keeps_its_rank_over_requests_adopted_meanwhile() ->
     assert second.num_preemptions == 1
 
 
+def test_of_equal_priority_a_handoff_that_waits_makes_room_before_one_that_runs() -> None:
+    scheduler = make_scheduler(num_blocks=4, config=SchedulerConfig(max_running=1))
+    running, adopted = make_request("running"), make_request("adopted", prompt_len=9)
+    scheduler.add(running)
+    compute(scheduler, scheduler.step())
+    assert adopt(scheduler, adopted)
+
+    assert planned(scheduler.step()) == {"running": 1}
+    assert (running.num_preemptions, adopted.num_preemptions) == (0, 1)
+
+
 def test_the_head_of_the_queue_starves_when_too_many_adopted_requests_pass_it() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     running = make_request("running", prompt_len=4)
@@ -647,6 +658,24 @@ def test_adopted_requests_of_a_tenant_at_its_limit_hold_up_nobody_else() -> None
 
     assert planned(chunks).keys() == {"running", "other", "adopted"}
     assert not scheduler.is_starving
+
+
+def test_whoever_waited_for_its_tenant_and_now_waits_for_the_pool_holds_up_those_behind() -> None:
+    scheduler = make_scheduler(num_blocks=8, kv_shares={"a": 0.5})
+    scheduler.add(make_request("running", prompt_len=5, tenant="a"))
+    compute(scheduler, scheduler.step())
+    scheduler.add(make_request("large", prompt_len=12, tenant="a"))
+    assert "large" not in planned(scheduler.step())
+    lease = Holder(HolderKind.LEASE, "incoming")
+    assert scheduler.pool.reserve(lease, range(16), b"", tenant="b") is not None
+    brief = make_request("brief", prompt_len=3, tenant="b")
+    scheduler.add(brief)
+    compute(scheduler, scheduler.step())
+    scheduler.finish(brief)
+
+    scheduler.add(make_request("small", prompt_len=3, tenant="b"))
+
+    assert planned(scheduler.step()).keys() == {"running"}
 
 
 def test_a_running_request_gets_the_blocks_of_pins_before_anybody_is_preempted() -> None:

@@ -117,6 +117,14 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     assert whole.text == "stop one "
 
 
+def test_a_stop_string_that_ends_with_the_last_of_min_tokens_is_passed_over() -> None:
+    first = text_tokenizer().token_bytes(tokens_of("stop one")[0]).decode()
+
+    whole = merge(output("stop one stop two", stops=[first], min_tokens=1))
+
+    assert whole.text == "stop one "
+
+
 def test_what_was_held_back_is_released_at_the_end() -> None:
     deltas = output("Hello wor", stops=["world"])
 

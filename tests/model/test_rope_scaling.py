@@ -56,6 +56,7 @@ def all_keys(parameters: dict[str, Any]) -> ConfigKeys:
         ({**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}, MAX_LEN),
         ({**YARN, "mscale": 1.0, "mscale_all_dim": 0}, MAX_LEN),
         ({**YARN, "factor": 0.5}, MAX_LEN),
+        ({**YARN, "rope_theta": 100.0}, MAX_LEN),  # the ramp ends beyond the last pair
         ({**LLAMA3_ROPE, "rope_theta": 5e5, "original_max_position_embeddings": 512}, MAX_LEN),
         ({**LLAMA3_ROPE, "high_freq_factor": 1.0, "factor": 16.0}, MAX_LEN),
         (LONG, 1024),

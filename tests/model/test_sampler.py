@@ -13,7 +13,9 @@ from tests.one_of_grammar import OneOf
 from tests.sampled_rows import SampledToken, sample
 
 from baton.core.messages import SamplingParams
+from baton.engine import sampler
 from baton.engine.sampler import prompt_logprobs
+from baton.engine.sampling_plan import SamplingPlan
 from baton.engine.sampling_row import SamplingRow
 from baton.kernels import gumbel, token_filter
 
@@ -165,6 +167,15 @@ def test_presence_and_frequency_lower_what_was_put_out() -> None:
     assert draw(make_row([], [1], presence_penalty=1.5, **GREEDY)).token == 5
     assert draw(make_row([], [1, 5], frequency_penalty=0.4, **GREEDY)).token == 1
     assert draw(make_row([], [1, 1, 1, 5], frequency_penalty=0.4, **GREEDY)).token == 5
+
+
+def test_what_one_row_draws_is_not_held_against_another() -> None:
+    plan = SamplingPlan([make_row(**GREEDY), make_row(frequency_penalty=2.0, **GREEDY)], "cpu")
+    logits = torch.stack((LOGITS.roll(1), LOGITS))
+
+    drawn = [sampler.draw(logits, plan, ()).tokens.tolist() for _ in range(3)]
+
+    assert drawn == [[2, 1], [2, 5], [2, 2]]
 
 
 def test_penalties_change_the_distribution_before_temperature() -> None:

@@ -40,6 +40,8 @@ FOREIGN = (
 def import_foreign() -> None:
     for name in THREADS:
         os.environ.setdefault(name, "1")
+    if not os.path.exists("/dev/nvidia0"):
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # looked at when Triton is imported
     for module in FOREIGN:
         with suppress(ImportError):
             importlib.import_module(module)
@@ -53,8 +55,10 @@ def run_pytest(
         child = os.fork()
         if child == 0:
             _be_pytest(arguments, tree, environment, output.fileno())
-        status = _wait(child, limit_s)
-        _end(child)
+        try:
+            status = _wait(child, limit_s)
+        finally:
+            _end(child)
         output.seek(0)
         return status, output.read()
 
@@ -66,6 +70,8 @@ def _be_pytest(
     try:
         os.setsid()  # a group of its own, which can be ended with what it started
         os.nice(NICENESS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(tree)

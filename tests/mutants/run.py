@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,7 @@ class Laboratory:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and let nothing run on
     faults = [
         fault
         for fault in read_faults()

@@ -183,6 +183,16 @@ def test_a_near_tie_is_counted_but_no_mistake(tolerance: float, is_good: bool) -
     assert (verdict.num_equal, verdict.num_near_ties) == (0, int(is_good))
 
 
+def test_where_sums_have_one_order_not_even_equal_tokens_excuse_another() -> None:
+    tie = Answer([2], [TokenLogprob(2, -0.5, ((2, -0.5), (7, -0.5)))], answer(2).receipt)
+    evidence = Evidence(
+        expected=[tie], found=[answer(7)], leaks=(), num_corrupt=0, num_squeezed=0, ms=1.0
+    )
+
+    assert not judge(Case(name="c"), "memory", evidence, tolerance=0.0).is_good
+    assert judge(Case(name="c"), "memory", evidence, tolerance=1e-6).is_good
+
+
 def test_an_answer_that_ends_too_soon_differs() -> None:
     verdict = judged(Case(name="c"), [answer(1, 2)])
 

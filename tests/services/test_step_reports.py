@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from baton.core.clock import ManualClock
 from baton.core.messages import SamplingParams
 from baton.decode_service.step_reports import KEEP_S, StepReports
@@ -132,6 +134,21 @@ def test_what_was_kept_back_leaves_before_a_command() -> None:
     assert harness.reports.take() == [kept]
     harness.reports.flush()
     assert harness.told == 2
+
+
+def test_a_step_that_ends_while_reports_are_taken_wakes_the_loop_again() -> None:
+    harness = begin()
+    first, late = harness.step(make_report(), seconds=1.0), make_report()
+
+    class MeanwhileAnother(deque[StepReport]):
+        def popleft(self) -> StepReport:
+            harness.step(late, seconds=1.0)
+            return super().popleft()
+
+    harness.reports._reports = MeanwhileAnother([first])
+
+    assert harness.reports.take() == [first]
+    assert harness.told == 3
 
 
 def test_the_loop_is_woken_once_for_all_that_comes_before_it_has_taken() -> None:
