@@ -27,7 +27,7 @@ FOLDERS_BY_AREA = {
     "gateway": ("gateway", "platform", "client", "services"),
     "router": ("platform", "gateway", "services"),
     "wire": ("platform", "services", "client", "kv_transfer", "gateway", "engine"),
-    "operations": ("platform", "doctor", "instruments", "cluster"),
+    "operations": ("platform", "doctor", "instruments"),
 }
 """Whose tests could see a fault of the area. None survives before all of them have passed."""
 

@@ -3,11 +3,14 @@
     python -m tests.mutants.run [--only WORDS ...] [--tier test|all] [--tree REVISION] [--narrow]
                                 [--table]
 
-    all faults:   plant, run the tests that import the module --one fails--> killed
-    those left:   plant, run the tests of all folders that could see it --one fails--> killed
-                                                                        --all pass--> survived
-    then          all that killed are run without a fault: who fails then as well has killed
-                  nothing, and is left out when its faults are tried again
+    each alone        the tests that import its module --one fails--> killed
+    those left of     the tests of all folders that could see one --all pass--> survived
+    an area together    `--some fail--> each alone, those tests --one fails--> killed, else survived
+    then              all that killed are run without a fault: who fails then as well has killed
+                      nothing, and is left out when its faults are tried again
+
+Tests of the live Ray cluster are not run: what they alone would see counts as survived. Whatever
+`make test` kills `make test-all`, which contains it, kills as well.
 
 The checkout is never written to. Results go to a file, and what is in it is not run again. Ends
 with status 1 if a fault survived or is stale.
@@ -24,8 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from tests.mutants.fault import Fault, StaleFault, read_faults
@@ -35,20 +38,12 @@ from tests.mutants.tree import Tree, copy_tree
 
 from baton.kernels.cpu.library import cache_folder
 
-NO_DEVICE = "not gpu and not multi_gpu"
-MARKERS = {"test": f"{NO_DEVICE} and not wide", "all": NO_DEVICE}
+HERE = "not gpu and not multi_gpu and not cluster"
+MARKERS = {"test": f"{HERE} and not wide", "all": HERE}
 """What `make test` and `make test-all` run."""
 NONE_COLLECTED = 5
-CHECK_S = 1800.0
-
-
-class Scope(StrEnum):
-    NARROW = "narrow"
-    WIDE = "wide"
-
-    def of(self, fault: Fault) -> tuple[Sequence[str], float]:
-        """Which tests are run, and for how long at most."""
-        return (fault.tests, 600.0) if self is Scope.NARROW else (fault.folders, 3600.0)
+ALONE_S, TOGETHER_S = 600.0, 5400.0
+MAX_FAILED = 40
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,9 +56,40 @@ class Laboratory:
     unreliable: set[str] = field(default_factory=set)
     """Tests that fail without a fault."""
 
-    def try_out(self, fault: Fault, scope: Scope) -> Result:
+    def alone(self, fault: Fault, tests: Sequence[str]) -> Result:
+        """What becomes of it in these tests, up to the first that fails."""
         started = time.monotonic()
-        fate, killer, note = self._fate(fault, scope)
+        fate, killer, note = self._fate(fault, tests)
+        return self.result(fault, fate, killer, note, time.monotonic() - started)
+
+    def together(self, faults: Sequence[Fault]) -> list[Result]:
+        """Of one area; what becomes of each in the tests of all folders that could see it."""
+        started = time.monotonic()
+        options = [f"--maxfail={MAX_FAILED}", *self._options()]
+        own = any(fault.needs_compiler for fault in faults)
+        with ExitStack() as planted:
+            for fault in faults:
+                planted.enter_context(self.tree.planted(fault))
+            run = self.tree.test(
+                faults[0].folders, options, limit_s=TOGETHER_S, has_own_kernels=own
+            )
+        seconds = (time.monotonic() - started) / len(faults)
+        if run.status is None:
+            raise TimeoutError(f"tests of {faults[0].area} took longer than {TOGETHER_S:g} s")
+        if not run.failed:
+            return [self.result(fault, Fate.SURVIVED, seconds=seconds) for fault in faults]
+        return [self.alone(fault, run.failed) for fault in faults]
+
+    def find_unreliable(self, killers: Sequence[str]) -> None:
+        """Run those that killed without a fault."""
+        tests = sorted({killer for killer in killers if "::" in killer} - self.unreliable)
+        if tests:
+            found = self.tree.test(tests, ["-m", MARKERS[self.tier]], limit_s=TOGETHER_S)
+            self.unreliable |= {*found.failed}
+
+    def result(
+        self, fault: Fault, fate: Fate, killer: str = "", note: str = "", seconds: float = 0.0
+    ) -> Result:
         return Result(
             fault=fault.name,
             digest=fault.digest,
@@ -71,37 +97,30 @@ class Laboratory:
             tier=self.tier,
             fate=fate,
             killer=killer,
-            seconds=round(time.monotonic() - started, 1),
+            seconds=round(seconds, 1),
             note=note,
         )
 
-    def find_unreliable(self, killers: Sequence[str]) -> bool:
-        """Run those that killed without a fault; whether some of them fail."""
-        tests = sorted({killer for killer in killers if "::" in killer} - self.unreliable)
-        if not tests:
-            return False
-        found = self.tree.test(tests, ["-m", MARKERS[self.tier]], limit_s=CHECK_S)
-        self.unreliable |= {*found.failed}
-        return bool(found.failed)
-
-    def _fate(self, fault: Fault, scope: Scope) -> tuple[Fate, str, str]:
-        """What becomes of it, by which test, and a note."""
-        options = ["-x", "-m", MARKERS[self.tier]]
-        for test in sorted(self.unreliable):
-            options += ["--deselect", test]
-        tests, limit_s = scope.of(fault)
-        own = fault.needs_compiler
+    def _fate(self, fault: Fault, tests: Sequence[str]) -> tuple[Fate, str, str]:
+        """With the test that kills it, and a note."""
+        options, own = ["-x", *self._options()], fault.needs_compiler
         try:
             with self.tree.planted(fault):
-                run = self.tree.test(tests, options, limit_s=limit_s, has_own_kernels=own)
+                run = self.tree.test(tests, options, limit_s=ALONE_S, has_own_kernels=own)
         except StaleFault as stale:
             return Fate.STALE, "", str(stale)
         killer = run.failed[0] if run.failed else ""
         if run.status is None:
-            return Fate.TIMED_OUT, killer, f"after {limit_s:g} s"
+            return Fate.TIMED_OUT, killer, f"after {ALONE_S:g} s"
         if run.status in (0, NONE_COLLECTED):
             return Fate.SURVIVED, "", ""
         return Fate.KILLED, killer, "" if killer else run.last_line
+
+    def _options(self) -> list[str]:
+        options = ["-m", MARKERS[self.tier]]
+        for test in sorted(self.unreliable):
+            options += ["--deselect", test]
+        return options
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -132,24 +151,39 @@ def _try_all(
     left = [fault for fault in faults if results.of(fault, revision, options.tier) is None]
     try:
         while left:
-            killers: dict[Fault, str] = {}
-            for scope in options.scopes:
-                for fault in [fault for fault in left if fault not in killers]:
-                    result = laboratory.try_out(fault, scope)
-                    _tell(result, scope)
-                    if result.fate is not Fate.SURVIVED or scope is Scope.WIDE:
-                        killers[fault] = result.killer
-                        results.add(result)
+            killers = _try_once(left, laboratory, results, is_narrow=options.narrow)
             laboratory.find_unreliable([*killers.values()])
             left = [fault for fault, killer in killers.items() if killer in laboratory.unreliable]
     finally:
         shutil.rmtree(folder)
 
 
-def _tell(result: Result, scope: Scope) -> None:
+def _try_once(
+    faults: Sequence[Fault], laboratory: Laboratory, results: Results, *, is_narrow: bool
+) -> dict[Fault, str]:
+    """Each of them; by fault, the test that killed it. Results are kept as they come."""
+    killers: dict[Fault, str] = {}
+    unseen: dict[str, list[Fault]] = {}
+    for fault in faults:
+        result = laboratory.alone(fault, fault.tests)
+        _tell(result)
+        if result.fate is Fate.SURVIVED:
+            unseen.setdefault(fault.area, []).append(fault)
+        else:
+            killers[fault] = result.killer
+            results.add(result)
+    for area in [] if is_narrow else unseen.values():
+        for fault, result in zip(area, laboratory.together(area), strict=True):
+            _tell(result)
+            killers[fault] = result.killer
+            results.add(result)
+    return killers
+
+
+def _tell(result: Result) -> None:
     by = f" by {result.killer}" if result.killer else ""
     note = f" ({result.note})" if result.note else ""
-    print(f"{result.seconds:6.1f} s  {scope}: {result.fault}: {result.fate}{by}{note}", flush=True)
+    print(f"{result.seconds:6.1f} s  {result.fault}: {result.fate}{by}{note}", flush=True)
 
 
 def _short(revision: str) -> str:
@@ -169,12 +203,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tier", choices=MARKERS, default="test", help="of the tests to run")
     parser.add_argument("--tree", default="HEAD", help="the revision to plant them in")
     parser.add_argument(
-        "--narrow",
-        dest="scopes",
-        action="store_const",
-        const=[Scope.NARROW],
-        default=list(Scope),
-        help="do not run the tests of whole folders: what is not killed stays open",
+        "--narrow", action="store_true", help="not the tests of whole folders: the rest stays open"
     )
     parser.add_argument("--table", action="store_true", help="run nothing, say what is known")
     parser.add_argument(

@@ -62,12 +62,20 @@ def test_what_is_known_of_a_fault_does_not_count_for_another_wording(tmp_path: P
     one, other = Results(path), Results(path)
     one.add(result(FAULT, Fate.SURVIVED))
     other.add(result(FAULT, Fate.KILLED, tier="all"))
-    one.add(result(FAULT, Fate.KILLED))
+    one.add(result(FAULT, Fate.STALE))
 
     known = Results(path)
-    assert known.of(FAULT, "a1b2c3d", "test") == result(FAULT, Fate.KILLED)
+    assert known.of(FAULT, "a1b2c3d", "test") == result(FAULT, Fate.STALE)
     assert known.of(FAULT, "a1b2c3d", "all") == result(FAULT, Fate.KILLED, tier="all")
     assert known.of(replace(FAULT, new="num_blocks"), "a1b2c3d", "test") is None
+
+
+def test_what_make_test_kills_make_test_all_need_not_be_run_for(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.json")
+    results.add(result(FAULT, Fate.SURVIVED, tier="all"))
+    results.add(result(FAULT, Fate.KILLED))
+
+    assert results.of(FAULT, "a1b2c3d", "all") == result(FAULT, Fate.KILLED)
 
 
 def test_the_table_counts_what_was_seen_and_names_what_was_not(tmp_path: Path) -> None:
