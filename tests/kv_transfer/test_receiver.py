@@ -24,6 +24,7 @@ from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.kv_transfer.integrity import unit_checksums
 from baton.kv_transfer.lease import ReceiverState
 from baton.kv_transfer.messages import KvPiece
+from baton.kv_transfer.placing import place
 from baton.kv_transfer.receiver import AbortReason, ReceiverConfig
 
 SENDER = new_epoch()
@@ -90,6 +91,24 @@ def test_pieces_may_come_in_any_order_and_overlap() -> None:
     decode.adopt()
     assert decode.holds_kv()
     assert decode.receiver.counters.num_bytes == NUM_BLOCKS * LAYOUT.block_bytes
+
+
+def test_a_block_is_missing_until_its_right_bytes_are_written() -> None:
+    decode = reserved()
+    filling, good = decode.receiver.filling(TRANSFER), piece_of(decode, 0)
+    flipped = bytes(good.views[0][:-1]) + bytes([good.views[0][-1] ^ 1])
+
+    with pytest.raises(CorruptPiece, match="checksums"):
+        decode.accept(replace(good, views=(memoryview(flipped), *good.views[1:])))
+    assert filling.num_missing == NUM_BLOCKS * LAYOUT.num_layers
+    for plane in range(1, LAYOUT.num_layers):
+        decode.accept(piece_of(decode, plane))
+    fill = filling.begin(0, good, decode.clock())
+    assert filling.first_missing(0) == 0
+    assert place(fill) == []
+    filling.end(fill, True)
+
+    assert filling.first_missing(0) == NUM_BLOCKS
 
 
 def test_a_filled_block_is_never_replaced_by_other_bytes() -> None:
@@ -223,6 +242,14 @@ def test_leases_leave_most_of_the_pool_to_running_requests() -> None:
     assert refused is None
     assert decode.receiver.counters.num_refused == 1
     assert decode.audit().leased == NUM_BLOCKS
+
+
+def test_a_lease_may_take_all_that_leases_may_hold() -> None:
+    exact = ReceiverConfig(max_leased_fraction=NUM_BLOCKS / 16)
+    decode = DecodeReplica(num_blocks=16, config=exact)
+
+    assert decode.reserve(SENDER) is not None
+    assert decode.reserve(SENDER, TransferId("kv-2"), PROMPT[:1]) is None
 
 
 def test_a_full_pool_refuses_and_changes_nothing() -> None:

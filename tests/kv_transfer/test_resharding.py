@@ -12,11 +12,13 @@ from tests.kv_transfer.replicas import LAYOUT as SMALL
 from tests.kv_transfer.replicas import PROMPT, TIME_LEFT_S, DecodeReplica, PrefillReplica
 from tests.kv_transfer.test_plan import ranks
 
-from baton.core.errors import LayoutMismatch, TransferAborted
+from baton.core.errors import LayoutMismatch, StaleEpoch, TransferAborted
 from baton.core.ids import TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.owner_thread import Inline
 from baton.kv_transfer.fetch import FetchConfig, Fetcher, TransferReport
+from baton.kv_transfer.integrity import unit_checksums
+from baton.kv_transfer.messages import KvPiece
 from baton.kv_transfer.outbox import Outbox
 from baton.kv_transfer.reservation import KvSource, Reservation, WantedKv
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
@@ -185,6 +187,27 @@ async def test_only_what_is_missing_travels_whoever_cuts_blocks_where(
     num_sent = -(-len(PROMPT) // sent) - num_cached // sent
     assert report.num_bytes == num_sent * it.prefills[0].layout.block_bytes
     await it.assert_nothing_is_left()
+
+
+def test_a_source_sends_its_own_heads_and_no_others() -> None:
+    all_ranks = Ranks(ranks(LAYOUT, 2), ranks(LAYOUT, 1))
+    reservation = all_ranks.reserve("kv")
+    [decode], streams = all_ranks.decodes, reservation.streams
+    layout = streams[0].wanted.planes[0]
+    views = (memoryview(bytes(layout.layer_block_bytes)),)
+    piece = KvPiece(
+        transfer_id=reservation.transfer_id,
+        sender_epoch=streams[1].source.epoch,
+        receiver_epoch=reservation.receiver_epoch,
+        plane=0,
+        first_block=0,
+        views=views,
+        checksums=unit_checksums(views[0], layout.unit_bytes),
+    )
+
+    with pytest.raises(StaleEpoch):
+        decode.receiver.filling(reservation.transfer_id).begin(0, piece, 0.0)
+    assert decode.receiver.filling(reservation.transfer_id).begin(1, piece, 0.0).blocks == (0,)
 
 
 async def test_a_source_that_gives_up_ends_the_transfer_at_all_others() -> None:

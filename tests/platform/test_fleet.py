@@ -168,6 +168,18 @@ async def test_news_of_a_replica_reach_the_view_though_its_stream_stays() -> Non
         assert replica.num_sessions == 1
 
 
+async def test_the_end_of_an_attempt_leaves_the_next_one_where_it_runs() -> None:
+    async with fleet_of() as fleet:
+        old, new = new_epoch(), new_epoch()
+        fleet.has_started(REQUEST.request_id, old)
+        fleet.has_started(REQUEST.request_id, new)
+
+        fleet.has_ended(REQUEST.request_id, old)
+        assert fleet.where_runs(REQUEST.request_id) == new
+        fleet.has_ended(REQUEST.request_id, new)
+        assert fleet.where_runs(REQUEST.request_id) is None
+
+
 async def test_a_broken_stream_is_opened_again() -> None:
     replica = ScriptedReplica("d", silent)
     async with fleet_of(replica) as fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,4 +102,6 @@ def test_it_grows_with_roundings_depth_and_spread(folder: Path) -> None:
     assert bound == pytest.approx(2 * gap_bound("bfloat16", 28, 3072, 1.0))
     assert bound > gap_bound("bfloat16", 7, 3072, 2.0)
     assert bound > gap_bound("float16", 28, 3072, 2.0) > gap_bound("float32", 28, 3072, 2.0)
-    assert longest_sum(load_model(folder)) >= 48
+    config = json.loads((folder / "config.json").read_text())
+    wide = max(config["hidden_size"], config["intermediate_size"])
+    assert longest_sum(load_model(folder)) == wide < config["vocab_size"]

@@ -142,6 +142,24 @@ async def test_a_watch_answers_with_what_is_known_when_nothing_happens() -> None
     assert unchanged.replicas == seen.replicas
 
 
+async def test_who_watches_on_from_a_change_sleeps_until_the_next() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    first = registry.membership()
+    watching = asyncio.create_task(registry.watch(first.incarnation, first.version, timeout_s=60))
+    await asyncio.sleep(0)
+    registry.heartbeat(make_replica("b"))
+    second = await watching
+
+    watching = asyncio.create_task(registry.watch(second.incarnation, second.version, timeout_s=60))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not watching.done()
+    registry.heartbeat(make_replica("c"))
+
+    assert len((await watching).replicas) == 3
+
+
 async def test_a_watch_that_times_out_notices_a_silent_replica() -> None:
     clock = ManualClock()
     registry = Registry(ttl_s=TTL_S, clock=clock)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from baton.kernels import gelu, layer_norm, rms_norm, rotary_angles, silu_mul
-from baton.kernels.gpu import gate, norm
+from baton.kernels.gpu import best_token, gate, norm
 from baton.kernels.gpu import rotary_angles as angles_on_gpu
+from baton.kernels.gpu.best_token import CHUNK
 
 SHAPES = [(3, 100), (1, 64), (2, 3, 8)]
 BFLOAT16 = torch.bfloat16
@@ -52,6 +53,16 @@ def test_rms_norm_alone_of_heads_with_a_wide_weight() -> None:
 
     assert_near(y, expected)
     assert s is x
+
+
+def test_of_equal_tokens_the_first_is_the_best_and_what_is_no_number_is_told() -> None:
+    scores = torch.zeros(3, CHUNK + 100)
+    scores[1, [7, 60, CHUNK + 5]] = 3
+    scores[2, CHUNK + 9] = float("nan")
+
+    tokens, are_finite = best_token.best_finite_token(scores)
+
+    assert (tokens.tolist(), are_finite.tolist()) == ([0, 7, 0], [True, True, False])
 
 
 @each_shape
