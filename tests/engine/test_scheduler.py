@@ -668,12 +668,12 @@ def test_whoever_waited_for_its_tenant_and_now_waits_for_the_pool_holds_up_those
     assert "large" not in planned(scheduler.step())
     lease = Holder(HolderKind.LEASE, "incoming")
     assert scheduler.pool.reserve(lease, range(16), b"", tenant="b") is not None
-    brief = make_request("brief", prompt_len=3, tenant="b")
+    brief = make_request("brief", prompt_len=3, tenant="c")
     scheduler.add(brief)
     compute(scheduler, scheduler.step())
     scheduler.finish(brief)
 
-    scheduler.add(make_request("small", prompt_len=3, tenant="b"))
+    scheduler.add(make_request("small", prompt_len=3, tenant="c"))
 
     assert planned(scheduler.step()).keys() == {"running"}
 

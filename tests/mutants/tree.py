@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.mutants.fault import Fault, place_of
 from tests.mutants.forked import run_pytest
 
-OPTIONS = ("-q", "-rfE", "--tb=short", "--no-header", "-p", "no:cacheprovider")
+OPTIONS = ("-q", "-rfE", "--tb=short", "--no-header", "-p", "no:cacheprovider", "--timeout=120")
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,6 +274,12 @@ def test_a_request_to_generate(value: GenerateRequest) -> None:
     assert_survives(value, wire.generate_to_proto, wire.generate_from_proto)
 
 
+def test_no_time_left_is_not_the_same_as_no_limit() -> None:
+    late = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1,), time_left_ms=0)
+
+    assert_survives(late, wire.generate_to_proto, wire.generate_from_proto)
+
+
 @given(prefills, texts.map(Epoch))
 def test_a_request_to_prefill_also_says_whom_it_means(value: PrefillRequest, peer: Epoch) -> None:
     message = sent(wire.prefill_to_proto(value, peer))

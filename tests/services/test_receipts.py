@@ -11,8 +11,10 @@ from tests.in_process_fleet import GREEDY, Fleet, echo_engine, running_fleet
 from torch import Tensor
 
 from baton.core.errors import TransferCut
-from baton.core.ids import new_request_id
-from baton.core.messages import Receipt, Role
+from baton.core.ids import new_epoch, new_request_id
+from baton.core.messages import GenerateRequest, Receipt, Role
+from baton.decode_service.generating import Generating
+from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
 from baton.kv_transfer.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.grpc import GrpcTransport
@@ -97,6 +99,18 @@ async def test_an_attempt_that_the_replica_gave_up_is_part_of_the_receipt() -> N
         assert "not finite" in gave_up
         assert answer.receipt.attempts == 2
         assert answer.receipt.computed_tokens == 2 * len(PROMPT) + GREEDY.max_tokens - 1
+
+
+def test_of_a_request_that_moved_no_more_is_cached_than_its_prompt_has() -> None:
+    message = GenerateRequest(
+        request_id=new_request_id(), attempt=2, prompt=PROMPT, output=(5, 6, 7, 8)
+    )
+    session = GatewaySession(new_epoch())
+    generating = Generating(
+        message, session, arrived_at=0.0, block_size=4, num_taken_over=len(PROMPT) + 3
+    )
+
+    assert generating.receipt("d").cached_tokens == len(PROMPT)
 
 
 def limited(role: Role, whose: Role, max_model_len: int) -> Engine:
