@@ -42,7 +42,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 def _groups(root: Path) -> dict[str, str]:
     """This process's group by controller, of lines such as `1:cpu,cpuacct:/docker/2f0a`."""
-    group_by_controller = {}
+    group_by_controller: dict[str, str] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         group_by_controller |= dict.fromkeys(controllers.split(","), group)
