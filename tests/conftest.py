@@ -11,6 +11,7 @@ from hypothesis import settings
 from tests.covering_rows import covering
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take others' cores
 
 # Triton decides when a kernel is defined whether it will be compiled or interpreted.
 if not os.path.exists("/dev/nvidia0"):
@@ -23,9 +24,11 @@ settings.load_profile("baton")
 
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `wide` the rows that add little to others of their test."""
+    """Mark as `wide` the rows that add little to others of their test; some say it themselves."""
     rows_of: dict[tuple[object, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("wide"):
+            continue
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             rows_of[item.parent, item.originalname].append(item)
     for rows in rows_of.values():

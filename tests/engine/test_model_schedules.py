@@ -20,6 +20,7 @@ from tests.engine.scheduled_models import (
     outcome,
     tokens_of,
 )
+from tests.far_apart import with_wide
 
 from baton.core.messages import FinishReason, SamplingParams
 from baton.engine.config import SchedulerConfig
@@ -28,7 +29,17 @@ from baton.kernels.cpu.library import library
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled operators here")
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
+FAR_APART = {
+    "float32, blocks of 1",
+    "windows, bfloat16",
+    "int8",
+    "KV in int4, windows",
+    "chosen tokens",
+    "compressed entries",
+}
+
+
+@pytest.fixture(scope="module", params=with_wide(WAYS, FAR_APART))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return Served(WAYS[request.param], tmp_path_factory.mktemp("model"))
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from tests.exact_logits import assert_rounded_only, exact_logits, times_the_bound
 from tests.model.model_runs import (
     BLOCK_SIZE,
     answer,
-    assert_near,
     logits_in_chunks,
     make_prompt,
     make_runner,
@@ -21,6 +20,7 @@ from tests.model.model_runs import (
 )
 from tests.tiny_checkpoints import (
     DEEPSEEK_YARN,
+    FAMILIES,
     HEAVY,
     SPARSE,
     WINDOW,
@@ -213,7 +213,7 @@ def test_every_position_of_a_whole_prompt(folder: Path) -> None:
         make_runner(folder), [Chunk(prompt[: end + 1], 0, tables[end], 1) for end in range(21)]
     )
 
-    assert_near(logits, transformers_logits(folder, prompt))
+    assert_rounded_only(logits, exact_logits(folder, prompt))
 
 
 def test_token_by_token(folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_token_by_token(folder: Path) -> None:
 
     logits = logits_in_chunks(make_runner(folder), prompt, 1)
 
-    assert_near(logits, transformers_logits(folder, prompt))
+    assert_rounded_only(logits, exact_logits(folder, prompt))
 
 
 def test_in_chunks_of_seven(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_in_chunks_of_seven(folder: Path) -> None:
 
     logits = logits_in_chunks(make_runner(folder), prompt, 7)
 
-    assert_near(logits, transformers_logits(folder, prompt)[[*range(6, 75, 7), 74]])
+    assert_rounded_only(logits, exact_logits(folder, prompt)[[*range(6, 75, 7), 74]])
 
 
 def test_requests_of_all_kinds_in_one_batch(folder: Path) -> None:
@@ -250,8 +250,8 @@ def test_requests_of_all_kinds_in_one_batch(folder: Path) -> None:
         ],
     )
 
-    expected = [transformers_logits(folder, prompts[i])[-1] for i in (0, 2, 3)]
-    assert_near(logits, torch.stack(expected))
+    for row, number in enumerate((0, 2, 3)):
+        assert_rounded_only(logits[row : row + 1], exact_logits(folder, prompts[number])[-1:])
 
 
 def test_blocks_copied_into_another_cache_continue_the_request(folder: Path) -> None:
@@ -265,7 +265,53 @@ def test_blocks_copied_into_another_cache_continue_the_request(folder: Path) -> 
             decode.cache.write(to_block, plane, prefill.cache.view(from_block, plane))
 
     logits = answer(decode, [Chunk(prompt[29:], 29, target, 1)])
-    assert_near(logits, transformers_logits(folder, prompt)[-1:])
+    assert_rounded_only(logits, exact_logits(folder, prompt)[-1:])
+
+
+def test_transformers_itself_is_no_further_off(folder: Path) -> None:
+    """In float32; and so little is far from any mistake."""
+    prompt = make_prompt(75)
+    exact = exact_logits(folder, prompt)
+
+    assert_rounded_only(transformers_logits(folder, prompt), exact)
+    assert exact.bound.max() < 2e-3 * exact.values.std()
+
+
+MISTAKES: dict[str, Callable[[float], float]] = {
+    "rope_theta": lambda base: base * 1.001,
+    "rms_norm_eps": lambda eps: eps + 1e-4,
+    "layer_norm_epsilon": lambda eps: eps + 1e-4,
+}
+
+
+def with_mistake(config: Any, name: str) -> Any:
+    """The same, but for the numbers of such a name at any depth."""
+    match config:
+        case dict():
+            return {
+                key: MISTAKES[name](value) if key.endswith(name) else with_mistake(value, name)
+                for key, value in config.items()
+            }
+        case _:
+            return config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_small_mistake_is_no_rounding(family: str, tmp_path: Path) -> None:
+    folder, prompt = FAMILIES[family](tmp_path), make_prompt(75)
+    exact = exact_logits(folder, prompt)[[*range(6, 75, 7), 74]]
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    mistakes = {name: with_mistake(config, name) for name in MISTAKES}
+
+    times: dict[str, float] = {}
+    for name, wrong in mistakes.items():
+        if wrong != config:
+            path.write_text(json.dumps(wrong))
+            times[name] = times_the_bound(logits_in_chunks(make_runner(folder), prompt, 7), exact)
+
+    assert times
+    assert min(times.values()) > 3, times
 
 
 def test_greedy_decoding_gives_the_same_tokens(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.far_apart import with_wide
 from tests.in_process_fleet import running_fleet
 from tests.parallel.rank_processes import RankProcesses, engine_on_ranks
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
@@ -86,8 +87,15 @@ CASES: dict[str, tuple[str, Mesh, EngineConfig]] = {
     "glm moe dsa on two": ("glm moe dsa", Mesh(context=2), CONFIG),
 }
 
+FAR_APART = {
+    "llama in chunks of seven",
+    "mixtral on two by two, with experts that move",
+    "glm moe dsa on three",
+    "deepseek v4 on two",
+}
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_ranks_that_share_prompts_give_what_transformers_gives(
     case: str, ranks: RankProcesses, tmp_path: Path
 ) -> None:

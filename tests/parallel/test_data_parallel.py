@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.far_apart import with_wide
 from tests.parallel.data_places import MAX_TOKENS, DataPlaces, Prompts, first_of, greedy, leave
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
 
@@ -53,8 +54,13 @@ CASES: dict[str, tuple[str, Mesh, EngineConfig]] = {
     "gpt-oss, with biases, DP3 x EP3": ("gpt-oss", Mesh(data=3, expert=3), CONFIG),
 }
 
+FAR_APART = {
+    "mixtral, a step ahead, with copies that move",
+    "deepseek v4, DP2 x EP2",
+}
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_each_engine_gives_what_transformers_gives(
     case: str, processes: DataPlaces, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.far_apart import with_wide
 from tests.parallel import data_places
 from tests.parallel.data_places import DataPlaces, first_of, greedy, leave
 from tests.parallel.greedy_answers import CONFIG, MAX_TOKENS, PROMPTS, answers
@@ -57,8 +58,14 @@ CASES: dict[str, tuple[str, Mesh, dict[str, Any]]] = {
     "deepseek v3 on four, with a copy": ("deepseek v3", mesh_of(4, 1), {}),
 }
 
+FAR_APART = {
+    "qwen3 moe on four, with copies",
+    "gpt-oss, with biases",
+    "deepseek v3 on two",
+}
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_ranks_with_whole_experts_give_what_transformers_gives(
     case: str, ranks: RankProcesses, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from bench.layout_writer import LAYOUTS, write_layout
+from tests.far_apart import with_wide
 from tests.in_process_fleet import running_fleet
 from tests.parallel.greedy_answers import CONFIG, MAX_TOKENS, PROMPTS, answers
 from tests.parallel.rank_processes import RankProcesses, engine_on_ranks
@@ -54,8 +55,15 @@ CASES: dict[str, tuple[str, Mesh, dict[str, Any]]] = {
     "glm moe dsa in two, which begin with an index": ("glm moe dsa", STAGES, {}),
 }
 
+FAR_APART = {
+    "llama in three",
+    "gemma2 in two, one table for both ends",
+    "qwen3 moe, two stages of two, whole experts",
+    "glm moe dsa in two, which begin with an index",
+}
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_several_stages_give_what_transformers_gives(
     case: str, ranks: RankProcesses, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.far_apart import with_wide
 from tests.parallel.greedy_answers import CONFIG, MAX_TOKENS, PROMPTS, answers
 from tests.parallel.rank_processes import RankProcesses, engine_on_ranks
 from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
@@ -44,8 +45,15 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "glm moe dsa on four": ("glm moe dsa", 4, {}),
 }
 
+FAR_APART = {
+    "llama on four, two of them with each KV head",
+    "gpt2 on two, an odd vocabulary on each",
+    "gpt-oss on two",
+    "deepseek v3.2 on two",
+}
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_several_ranks_give_what_transformers_gives(
     case: str, ranks: RankProcesses, tmp_path: Path
 ) -> None:

@@ -202,8 +202,13 @@ def test_ctrl_c_ends_it_without_a_trace(folder: Path) -> None:
     arguments += ["--ignore-eos", "--max-model-len", "512"]
     arguments += ["x"] * 300  # more than a fast machine generates while this one is held up
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # A shell has its background jobs ignore SIGINT, and their children inherit that.
     with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)

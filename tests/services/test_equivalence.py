@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.far_apart import with_wide
 from tests.in_process_fleet import running_fleet
 from tests.tiny_checkpoints import (
     FAMILIES,
@@ -40,9 +41,10 @@ FAR_APART = (
     "gpt-oss",
 )
 """Families that share little, asked in every way; each of the others is asked in one hard way."""
+IN_EVERY_RUN = ("llama", "gemma3", "gpt2", "deepseek v3.2", "gpt-oss")
 
 
-@pytest.fixture(scope="module", params=FAR_APART)
+@pytest.fixture(scope="module", params=with_wide(FAR_APART, IN_EVERY_RUN))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES[request.param](tmp_path_factory.mktemp("checkpoint"))
 
@@ -115,7 +117,10 @@ async def test_sixteen_at_once_with_a_pool_so_small_that_preemption_happens(
         await fleet.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in FAR_APART])
+OTHERS = [name for name in FAMILIES if name not in FAR_APART]
+
+
+@pytest.mark.parametrize("family", with_wide(OTHERS, ["gemma2", "qwen3 moe", "llama4"]))
 async def test_other_families_in_chunks_with_preemption_after_a_handoff(
     family: str, prompts: list[list[int]], tmp_path: Path
 ) -> None:
