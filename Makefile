@@ -20,7 +20,7 @@ NONE_OK := || [ $$? -eq 5 ]  # of the tests that ARGS names, none may be of this
 .PHONY: serve test test-wide test-all check resolve format proto bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
-serve: $(VENV)/.serve
+serve: $(VENV)/.serve $(VENV)/.kernels
 	$(BIN)/baton serve $(ARGS)
 
 ## What a change must pass: minutes. The live Ray cluster comes last, and has the machine to itself.
@@ -85,6 +85,12 @@ endif
 $(VENV)/.serve: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL_TORCH)
 	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+# Here rather than at the first start. Without a compiler nothing fails: the kernels are torch's then, and slower.
+$(VENV)/.kernels: $(VENV)/.serve $(wildcard kernels/cpu/source/*) kernels/cpu/build.py
+	@echo "set-up: compiling the kernels for this CPU: about four minutes of CPU time, once"
+	@$(BIN)/python -m baton.kernels.cpu --if-possible
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt

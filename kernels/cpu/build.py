@@ -2,26 +2,29 @@
 
     sources + flags + target + compiler --name--> CACHE/<name>.so        built once a machine
 
-A target is the CPU at hand (`native`), or one of several kinds of CPU, for images that are to run
-on more than one. A build is one compiler a source, as many at once as there are cores, and takes
-some seconds. Processes that start together build in turn, so that the second finds what the first
-has made. What is made is renamed into place; at its end is a checksum of it, by which a file that
-was cut short is known, library or object.
+A target is the CPU at hand (`native`), or one of several kinds of CPU, for images and wheels that
+are to run on more than one. A build is one compiler a source, as many at once as this process may
+use cores, the longest first; what nearly all sources begin with is read once for all of them.
+Processes that start together build in turn, so that the second finds what the first has made. What
+is made is renamed into place; at its end is a checksum of it, by which a file that was cut short is
+known, library or object.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
+import math
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+
+from baton.core.cores import usable_cores
 
 SOURCES = Path(__file__).parent / "source"
 FLAGS = (
@@ -36,7 +39,16 @@ FLAGS = (
 )
 Command = tuple[str, ...]
 """A compiler: a program, and what it is told before all else."""
+Report = Callable[[int, int], None]
+"""Told how many sources of how many are compiled, at the start and about once a second."""
 NATIVE = "native"
+BEGINNING = ("algorithm", "atomic", "bit", "cmath", "cstring", "limits", "vector", "immintrin.h")
+"""Headers that nearly all sources begin with, as far as the compiler has them."""
+FEW_SOURCES = 4
+"""As few are compiled before what they begin with were read for all of them."""
+LONGEST = ("sealed_attention", "attention", "mla_attention", "chosen_attention", "int8_linear")
+"""Sources that take longest, and are begun first: else one core would end with them alone."""
+REPORT_S = 1.0
 DIGEST_BYTES = 12
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
@@ -76,7 +88,17 @@ def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
         yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
 
 
-def build(folder: Path, target: str, compiler: Command) -> Path:
+def num_sources() -> int:
+    """Sources of one library."""
+    return len(list(SOURCES.glob("*.cpp")))
+
+
+def num_threads() -> int:
+    """Compilers that run at once."""
+    return max(1, math.ceil(usable_cores()))
+
+
+def build(folder: Path, target: str, compiler: Command, report: Report) -> Path:
     """Make the library anew. Raises CalledProcessError or OSError."""
     flags = (*FLAGS, *_target_flags(target))
     made_by = repr((flags, _identity(target), _version(compiler))).encode()
@@ -87,10 +109,8 @@ def build(folder: Path, target: str, compiler: Command) -> Path:
     }
     library = folder / _name(target, compiler)
     with _one_at_a_time(folder):
-        missing = [pair for pair in object_by_source.items() if not is_whole(pair[1])]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            jobs = [(made, *compiler, *flags, "-c", str(source)) for source, made in missing]
-            list(threads.map(lambda job: _make(*job), jobs))
+        missing = {s: made for s, made in object_by_source.items() if not is_whole(made)}
+        _compile((*compiler, *flags), missing, report)
         _make(library, *compiler, "-shared", "-pthread", *map(str, object_by_source.values()))
     return library
 
@@ -101,6 +121,41 @@ def is_whole(made: Path) -> bool:
         return False
     data = made.read_bytes()
     return data[-DIGEST_BYTES:] == _seal(data[:-DIGEST_BYTES])
+
+
+def _compile(compiler: Command, made_by_source: Mapping[Path, Path], report: Report) -> None:
+    """Compile each source into its object. What has not begun when one fails does not begin."""
+    in_order = sorted(made_by_source, key=lambda source: _place(source.stem))
+    with ExitStack() as stack:
+        if len(in_order) > FEW_SOURCES:
+            compiler = (*compiler, "-include", str(stack.enter_context(_read_once(compiler))))
+        threads = ThreadPoolExecutor(num_threads())
+        stack.callback(threads.shutdown, cancel_futures=True)
+        left = {
+            threads.submit(_make, made_by_source[source], *compiler, "-c", str(source))
+            for source in in_order
+        }
+        while left:
+            report(len(in_order) - len(left), len(in_order))
+            done, left = wait(left, REPORT_S, FIRST_EXCEPTION)
+            for job in done:
+                job.result()
+        report(len(in_order), len(in_order))
+
+
+def _place(source: str) -> tuple[int, str]:
+    return (LONGEST.index(source) if source in LONGEST else len(LONGEST), source)
+
+
+@contextmanager
+def _read_once(compiler: Command) -> Iterator[Path]:
+    """A header that compilers include in no time: they find beside it what it was read to."""
+    with tempfile.TemporaryDirectory() as folder:
+        header = Path(folder) / "beginning.h"
+        lines = [f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in BEGINNING]
+        header.write_text("".join(lines))
+        _run(*compiler, "-x", "c++-header", str(header), "-o", f"{header}.gch")
+        yield header
 
 
 @contextmanager

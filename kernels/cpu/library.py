@@ -1,10 +1,13 @@
 """The compiled operators: found, or built where there is a compiler, or absent.
 
-    built for this CPU before?  -->  a compiler?  -->  built for its kind before?  -->  none
-                                     build it          (also if it does not build)
+    built for this CPU before?    in the cache
+    a compiler?                   build it, once
+    built for its kind before?    in the cache: where there is no compiler, or it does not build
+    none
 
-Without them, or with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the
-same mathematics, but slower. `python -m baton.kernels.cpu` builds ahead of time, for images.
+Without any, or with
+BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics, but
+slower. `python -m baton.kernels.cpu` builds ahead of time, or for images.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from pathlib import Path
 import torch  # noqa: F401  # first: what it links is then found, and not loaded a second time
 
 from baton.kernels.cpu import build
+from baton.kernels.cpu.progress import EVERY_S, BuildProgress
+
+CPU_SECONDS = 240
+"""What a build takes, about."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,24 +50,30 @@ def library() -> ctypes.CDLL | None:
 def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL | None:
     """Raises OSError or CalledProcessError if the compiler builds none and none is there."""
     supported = build.supported_targets()
-    if compiler is None:
-        found = _load(folder, supported, None)
-        if found is None:
-            logger.warning(
-                "no C++ compiler (%s), and no operators for this CPU in %s: kernels are torch's, "
-                "and slower",
-                compiler_name(),
-                folder,
-            )
-        return found
     try:
-        return _load(folder, supported[:1], compiler) or _build(folder, compiler)
+        found = _load(folder, supported[:1], compiler)
+        if found is not None or compiler is None:
+            return found or _load_of_kind(folder, supported)
+        return _build(folder, compiler)
     except (OSError, subprocess.CalledProcessError) as error:
         found = _load(folder, supported, None)
         if found is None:
             raise
         logger.warning("kernels on the CPU did not build, others do: %s", reason(error))
         return found
+
+
+def _load_of_kind(folder: Path, supported: Sequence[str]) -> ctypes.CDLL | None:
+    """What was built here before, said in the log if there is nothing."""
+    found = _load(folder, supported, None)
+    if found is None:
+        logger.warning(
+            "no C++ compiler (%s), and no operators for this CPU in %s: kernels are torch's, "
+            "and slower",
+            compiler_name(),
+            folder,
+        )
+    return found
 
 
 def compiler_name() -> str:
@@ -101,13 +114,20 @@ def _build(folder: Path, compiler: build.Command) -> ctypes.CDLL:
         is_kept = os.access(folder, os.W_OK)
     except OSError:
         is_kept = False
+    logger.warning(
+        "kernels for this CPU are compiled, once: %d sources, about %d s on %d cores",
+        build.num_sources(),
+        CPU_SECONDS // build.num_threads(),
+        build.num_threads(),
+    )
+    report = BuildProgress(logger.info, every_s=EVERY_S)
     if is_kept:
-        path = build.build(folder, build.NATIVE, compiler)
+        path = build.build(folder, build.NATIVE, compiler, report)
         logger.info("kernels on the CPU were built: %s", path)
         return ctypes.CDLL(str(path))
     logger.warning("%s cannot be written: kernels are built for this process alone", folder)
     with tempfile.TemporaryDirectory() as temporary:  # what is loaded needs no name any more
-        return ctypes.CDLL(str(build.build(Path(temporary), build.NATIVE, compiler)))
+        return ctypes.CDLL(str(build.build(Path(temporary), build.NATIVE, compiler, report)))
 
 
 def reason(error: OSError | subprocess.CalledProcessError) -> str:

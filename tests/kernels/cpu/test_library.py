@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.clock import ManualClock
 from baton.kernels.cpu import build
 from baton.kernels.cpu.library import cache_folder, find_compiler, find_or_build
+from baton.kernels.cpu.progress import BuildProgress
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no compiler here")
@@ -31,9 +33,13 @@ def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def answer(library: ctypes.CDLL | None) -> int:
-    assert library is not None
-    return int(library.answer())
+def answer(found: ctypes.CDLL | None) -> int:
+    assert found is not None
+    return int(found.answer())
+
+
+def silent(num_compiled: int, num_sources: int) -> None:
+    """Who is not interested in how far a build is."""
 
 
 def libraries(folder: Path) -> list[Path]:
@@ -43,12 +49,12 @@ def libraries(folder: Path) -> list[Path]:
 def test_what_was_built_is_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     assert answer(find_or_build(folder, COMPILER)) == 42
-    (library,) = libraries(folder)
-    made = library.stat().st_mtime_ns
+    (kept,) = libraries(folder)
+    made = kept.stat().st_mtime_ns
 
     assert answer(find_or_build(folder, COMPILER)) == 42
 
-    assert library.stat().st_mtime_ns == made
+    assert kept.stat().st_mtime_ns == made
 
 
 def test_other_sources_make_another_library(tmp_path: Path, one_source: Path) -> None:
@@ -67,21 +73,21 @@ def test_a_damaged_library_is_built_anew(
     folder = tmp_path / "cache"
     folder.mkdir()
     assert COMPILER is not None
-    library = build.build(folder, build.NATIVE, COMPILER)
-    whole = library.read_bytes()
-    library.write_bytes(whole[:kept])
+    made = build.build(folder, build.NATIVE, COMPILER, silent)
+    whole = made.read_bytes()
+    made.write_bytes(whole[:kept])
 
     assert answer(find_or_build(folder, COMPILER)) == 42
 
     assert "damaged" in caplog.text
-    assert build.is_whole(library)
+    assert build.is_whole(made)
 
 
 def test_a_damaged_object_is_compiled_anew(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     assert answer(find_or_build(folder, COMPILER)) == 42
-    (library,) = libraries(folder)
-    library.unlink()
+    (made,) = libraries(folder)
+    made.unlink()
     (compiled,) = folder.glob("*.o")
     compiled.write_bytes(compiled.read_bytes()[:100])
 
@@ -92,7 +98,7 @@ def test_where_the_compiler_does_not_work_what_was_built_before_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert COMPILER is not None
-    build.build(tmp_path, build.NATIVE, COMPILER)
+    build.build(tmp_path, build.NATIVE, COMPILER, silent)
 
     assert answer(find_or_build(tmp_path, ("false",))) == 42
     assert "false" in caplog.text
@@ -110,7 +116,7 @@ def test_where_nothing_can_be_written_the_library_serves_one_process(
 
 def test_without_a_compiler_what_was_built_for_this_cpu_is_used(tmp_path: Path) -> None:
     assert COMPILER is not None
-    build.build(tmp_path, build.NATIVE, COMPILER)
+    build.build(tmp_path, build.NATIVE, COMPILER, silent)
 
     assert answer(find_or_build(tmp_path, None)) == 42
 
@@ -122,7 +128,7 @@ def test_without_a_compiler_the_best_kind_of_cpu_is_used(
     caplog.set_level("INFO")
     assert COMPILER is not None
     for target in PORTABLE:
-        build.build(tmp_path, target, COMPILER)
+        build.build(tmp_path, target, COMPILER, silent)
 
     assert answer(find_or_build(tmp_path, None)) == 42
     assert f"built for {PORTABLE[0]}" in caplog.text
@@ -133,6 +139,52 @@ def test_without_a_compiler_and_a_library_there_is_none(
 ) -> None:
     assert find_or_build(tmp_path, None) is None
     assert "no C++ compiler" in caplog.text
+
+
+def test_what_many_sources_begin_with_is_read_once(tmp_path: Path, one_source: Path) -> None:
+    one_source.write_text('extern "C" int answer() { return std::max(41, 42); }')
+    for number in range(build.FEW_SOURCES):
+        (one_source.parent / f"other_{number}.cpp").write_text("")
+    said: list[tuple[int, int]] = []
+    assert COMPILER is not None
+
+    made = build.build(tmp_path, build.NATIVE, COMPILER, lambda *counts: said.append(counts))
+
+    assert answer(ctypes.CDLL(str(made))) == 42
+    assert said[0] == (0, build.FEW_SOURCES + 1)
+    assert said[-1] == (build.FEW_SOURCES + 1, build.FEW_SOURCES + 1)
+
+
+def test_as_many_compilers_run_at_once_as_there_are_cores_to_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "usable_cores", lambda: 1.5)
+
+    assert build.num_threads() == 2
+
+
+def test_a_build_says_how_far_it_is_now_and_then() -> None:
+    lines: list[str] = []
+    clock = ManualClock()
+    progress = BuildProgress(lines.append, every_s=5, clock=clock)
+
+    for num_compiled in range(5):
+        progress(num_compiled, 4)
+        clock.advance(2)
+
+    assert lines == [
+        "kernels: 0 of 4 compiled, 0 s",
+        "kernels: 3 of 4 compiled, 6 s",
+        "kernels: 4 of 4 compiled, 8 s",
+    ]
+
+
+def test_whoever_builds_at_first_use_says_so_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_or_build(tmp_path / "cache", COMPILER)
+
+    assert "kernels for this CPU are compiled, once: 1 sources" in caplog.text
 
 
 def test_a_compiler_may_be_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,40 @@
+"""What is said while operators are compiled: `kernels: 12 of 43 compiled, 8 s`.
+
+terminal    one line, which is written over
+elsewhere   a line when it begins, one every few seconds, and one when all are compiled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TextIO
+
+from baton.core.clock import Clock, monotonic
+
+EVERY_S = 5.0
+
+
+class BuildProgress:
+    """Says by `say` how far a build is, when it begins and ends and every few seconds."""
+
+    def __init__(self, say: Callable[[str], object], *, every_s: float, clock: Clock = monotonic):
+        self._say = say
+        self._every_s = every_s
+        self._clock = clock
+        self._started_at = clock()
+        self._said_at: float | None = None
+
+    def __call__(self, num_compiled: int, num_sources: int) -> None:
+        now = self._clock()
+        is_due = self._said_at is None or now - self._said_at >= self._every_s
+        if is_due or num_compiled == num_sources:
+            self._said_at = now
+            seconds = now - self._started_at
+            self._say(f"kernels: {num_compiled} of {num_sources} compiled, {seconds:.0f} s")
+
+
+def progress_on(file: TextIO) -> BuildProgress:
+    """Progress as fits `file`."""
+    if file.isatty():
+        return BuildProgress(lambda line: file.write(f"\r{line}") and file.flush(), every_s=0)
+    return BuildProgress(lambda line: print(line, file=file, flush=True), every_s=EVERY_S)
