@@ -72,13 +72,13 @@ class Results:
         return [Result(**{**each, "fate": Fate(each["fate"])}) for each in raw]
 
 
-Column = tuple[str, str]
-"""A revision and a tier."""
+Column = tuple[Sequence[str], str]
+"""A tier, and the revisions that it was tried at: what was seen at one of them counts."""
 
 
 def table(faults: Sequence[Fault], results: Results, columns: Sequence[Column]) -> str:
     """By area, in Markdown: of how many faults how many were seen; then the survivors by name."""
-    titles = [f"{tier} at {revision}" for revision, tier in columns]
+    titles = list(map(_title, columns))
     lines = [
         f"| area | faults | {' | '.join(titles)} |",
         "|---" + "|--:" * (1 + len(columns)) + "|",
@@ -94,18 +94,29 @@ def table(faults: Sequence[Fault], results: Results, columns: Sequence[Column]) 
 
 
 def _num_seen(faults: Sequence[Fault], results: Results, column: Column) -> int:
-    found = (results.of(fault, *column) for fault in faults)
-    return sum(result is not None and result.fate.is_seen for result in found)
+    return sum(_result(fault, results, column)[1] for fault in faults)
+
+
+def _title(column: Column) -> str:
+    revisions, tier = column
+    return f"{tier} at {' or '.join(revisions)}"
+
+
+def _result(fault: Fault, results: Results, column: Column) -> tuple[str, bool]:
+    """What became of it, and whether it was seen."""
+    revisions, tier = column
+    found = [result for each in revisions if (result := results.of(fault, each, tier)) is not None]
+    is_seen = any(result.fate.is_seen for result in found)
+    return (found[-1].fate if found else "not tried"), is_seen
 
 
 def _survivors(
     faults: Sequence[Fault], results: Results, columns: Sequence[Column]
 ) -> Sequence[str]:
     lines = []
-    for revision, tier in columns:
+    for column in columns:
         for fault in faults:
-            result = results.of(fault, revision, tier)
-            if result is None or not result.fate.is_seen:
-                fate = "not tried" if result is None else result.fate
-                lines.append(f"- {fate}, {tier} at {revision}: `{fault.name}` ({fault.harm})")
+            fate, is_seen = _result(fault, results, column)
+            if not is_seen:
+                lines.append(f"- {fate}, {_title(column)}: `{fault.name}` ({fault.harm})")
     return lines

@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
     revision = _short(options.tree)
     if not options.table:
         _try_all(faults, results, revision, options)
-    columns: list[Column] = options.columns or [(revision, options.tier)]
+    columns: list[Column] = options.columns or [((revision,), options.tier)]
     print(table(faults, results, columns))
     found = [results.of(fault, revision, options.tier) for fault in faults]
     return int(not all(result is not None and result.fate.is_seen for result in found))
@@ -192,8 +192,8 @@ def _short(revision: str) -> str:
 
 
 def _column(text: str) -> Column:
-    revision, _, tier = text.rpartition(":")
-    return _short(revision), tier
+    revisions, _, tier = text.rpartition(":")
+    return [_short(revision) for revision in revisions.split("+")], tier
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -207,7 +207,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--table", action="store_true", help="run nothing, say what is known")
     parser.add_argument(
-        "--columns", nargs="*", type=_column, help="REVISION:TIER ..., those of the table"
+        "--columns", nargs="*", type=_column, help="REVISION[+REVISION ...]:TIER ..., of the table"
     )
     parser.add_argument("--work", type=Path, default=work, help="where copies are made")
     parser.add_argument("--results", type=Path, default=work / "results.json")

@@ -84,10 +84,10 @@ def test_the_table_counts_what_was_seen_and_names_what_was_not(tmp_path: Path) -
     results.add(result(FAULT, Fate.TIMED_OUT))
     results.add(result(survivor, Fate.SURVIVED))
 
-    told = table([FAULT, survivor], results, [("a1b2c3d", "test")])
+    told = table([FAULT, survivor], results, [(["0f1e2d3", "a1b2c3d"], "test")])
 
     assert "| engine | 2 | 1 |" in told
-    assert "- survived, test at a1b2c3d: `nobody looks`" in told
+    assert "- survived, test at 0f1e2d3 or a1b2c3d: `nobody looks`" in told
     assert "one too few" not in told
 
 
