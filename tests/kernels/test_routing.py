@@ -85,6 +85,15 @@ def test_of_equals_the_lower_number_is_chosen() -> None:
     assert routed.experts.tolist() == [[0, 1], [2, 5]]
 
 
+def test_of_equal_groups_the_lower_numbers_are_chosen() -> None:
+    groups = ExpertGroups(num_groups=4, num_chosen=2)
+    logits = torch.tensor([[0.0, 1, 1, 0, 0, 1, 0, 0]])
+
+    routed = route(logits, Routing(num_experts=8, num_choices=3, groups=groups))
+
+    assert routed.experts.tolist() == [[1, 2, 0]]
+
+
 def test_pairs_are_in_the_order_of_experts_and_then_of_tokens() -> None:
     experts = torch.tensor([[3, 0], [1, 3], [0, 3]])
 
