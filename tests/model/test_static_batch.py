@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ MIXED = (
 DECODING = (Chunk(tokens=[5], start=6, blocks=[5, 2], num_outputs=1),)
 
 
-def make_static_batch(**limits: int) -> StaticBatch:
+def make_static_batch(**limits: Any) -> StaticBatch:
     return StaticBatch(replace(PassLimits(max_tokens=8, max_requests=3), **limits), BLOCK_SIZE)
 
 
