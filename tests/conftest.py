@@ -32,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             rows_of[item.parent, item.originalname].append(item)
     for rows in rows_of.values():
-        for row, is_chosen in zip(rows, covering([r.callspec.indices for r in rows]), strict=True):
+        # One id a `parametrize`; what is public counts each row of plain parameters anew.
+        for row, is_chosen in zip(rows, covering([r.callspec._idlist for r in rows]), strict=True):
             if not is_chosen:
                 row.add_marker(pytest.mark.wide)

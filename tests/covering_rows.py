@@ -1,6 +1,6 @@
 """Of a test with many rows, those that `make test` runs: the others are `wide`.
 
-A row has a value on each axis, an axis being what is parametrised together. Of one axis all values
+A row has a name on each axis, an axis being one `parametrize` or fixture. Of one axis all values
 are run; of two, each value of either; of more, each pair of values that occurs. Most faults show
 with one value and nearly all others where two meet, while the whole product grows with every axis.
 Which rows these are is decided by their places alone, so all workers and all runs choose the same.
@@ -9,21 +9,21 @@ Which rows these are is decided by their places alone, so all workers and all ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 FEW = 6
 """So many rows are run whatever they are."""
 
 
-def covering(rows: Sequence[Mapping[str, int]]) -> list[bool]:
+def covering(rows: Sequence[Sequence[str]]) -> list[bool]:
     """Whether each row is one of those: greedily, the one that adds most."""
     if len(rows) <= FEW:
         return [True] * len(rows)
     points = along_axes(rows)
     strength = 2 if len(points[0]) > 2 else 1
     lacking = [set(combinations(enumerate(point), strength)) for point in points]
-    used: Counter[tuple[int, int]] = Counter()
+    used: Counter[tuple[int, str]] = Counter()
     chosen = [False] * len(rows)
     while any(lacking):
         best = max(
@@ -38,8 +38,7 @@ def covering(rows: Sequence[Mapping[str, int]]) -> list[bool]:
     return chosen
 
 
-def along_axes(rows: Sequence[Mapping[str, int]]) -> list[tuple[int, ...]]:
-    """The rows without parameters that are the same in all, or go with another all the time."""
-    columns = {tuple(row.get(name, -1) for row in rows) for row in rows[:1] for name in row}
-    axes = sorted(column for column in columns if len(set(column)) > 1)
-    return list(zip(*axes, strict=True)) or [(0,)] * len(rows)
+def along_axes(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The rows without what is the same in all."""
+    axes = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
+    return list(zip(*axes, strict=True)) or [("",)] * len(rows)
