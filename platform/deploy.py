@@ -103,10 +103,11 @@ class ReplicaActor:
         from baton.platform.lifetime import Lifetime
 
         remote = RemoteRegistry(registry)
-        replica_id = ReplicaId(f"{self.role}-{serve.get_replica_context().replica_id.unique_id}")
+        context = serve.get_replica_context()
+        replica_id = ReplicaId(f"{self.role}-{context.replica_id.unique_id}")
         host = own_address(config)
         self._life = Lifetime(config, self.role, replica_id, remote)
-        assignment = Assignment(config, self.role, folder, replica_id, remote)
+        assignment = Assignment(context.app_name, config, self.role, folder, replica_id, remote)
         self._others = others = await call_others(assignment, host)
 
         async def load() -> None:

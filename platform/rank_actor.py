@@ -38,12 +38,23 @@ def pool_of(config: DeploymentConfig, role: Role) -> PoolConfig:
 class Assignment:
     """What all ranks of a replica are told."""
 
+    app_name: str
+    """Of the Serve application."""
     config: DeploymentConfig
     role: Role
     folder: Path
     replica_id: ReplicaId
     """Of rank 0."""
     registry: RegistryClient
+
+    def actor_name(self, seat: int) -> str:
+        """As Ray's dashboard and logs show it. Serve draws a new id for every start of a replica,
+        so no name is in use when it is given, whoever is still about to end."""
+        return f"{self.app_name}:{self.replica_id}:seat-{seat}"
+
+    def task_name(self, rank: int) -> str:
+        """Of what the actor that has become this rank runs."""
+        return f"{self.app_name}:{self.replica_id}:rank-{rank}"
 
     @property
     def pool(self) -> PoolConfig:
@@ -53,9 +64,14 @@ class Assignment:
 class RankActor:
     """One rank; its process does nothing else but answer that it is there, and well."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._life: Lifetime | None = None
         self._has_left = asyncio.Event()
+
+    def __repr__(self) -> str:
+        """What Ray puts before its lines in logs, and shows as the actor's."""
+        return self._name
 
     async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         """Returns when its lead lets go, and raises when a rank is gone."""

@@ -27,7 +27,6 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.engine.parallel.mesh import Mesh
-from baton.platform.pool_config import PoolConfig
 from baton.platform.rank_actor import Assignment, RankActor, closing
 from baton.platform.rank_seats import by_rank, own_seat
 
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     """And what the lead listens on there."""
 
 log = logging.getLogger(__name__)
+NAMESPACE = "baton"
+"""Of the actors' names, in Ray's terms."""
 T = TypeVar("T")
 
 CALL_PERIOD_S = 1.0
@@ -65,6 +66,7 @@ class OtherRanks:
         self._ends = []
         for rank, actor in enumerate(actors, start=1):
             begin = actor.lead if rank in leads else actor.follow
+            begin = begin.options(name=assignment.task_name(rank))
             end = _end_of(rank, begin.remote(assignment, self._meeting, rank))
             self._ends.append(asyncio.create_task(end))
         self._fate: asyncio.Task[None] | None = None
@@ -121,7 +123,7 @@ async def call_others(assignment: Assignment, host: str) -> OtherRanks | None:
     if mesh.size == 1:
         return None
     device = find_device(assignment.config.device)
-    actors = await by_rank(mesh, device, own_seat(device), _start_actors(assignment.pool))
+    actors = await by_rank(mesh, device, own_seat(device), _start_actors(assignment))
     listener = listen(host)
     meeting = Rendezvous(
         host=host,
@@ -143,20 +145,23 @@ def strategy_of(mesh: Mesh) -> str:
     return "STRICT_PACK" if mesh.data == 1 else "PACK"
 
 
-def _start_actors(pool: PoolConfig) -> list[Any]:
+def _start_actors(assignment: Assignment) -> list[Any]:
     """All but the first, whose room is that of the replica itself."""
+    pool = assignment.pool
     group = get_current_placement_group()
     assert group is not None, "Serve places replicas of several ranks in groups"
     actor: Any = ray.remote(RankActor)
     bundle, _ = bundles_of(pool.parallel.mesh)
     return [
         actor.options(
+            name=assignment.actor_name(seat),
+            namespace=NAMESPACE,
             num_cpus=pool.resources.num_cpus,
             num_gpus=pool.resources.num_gpus,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=seat // bundle
             ),
-        ).remote()
+        ).remote(assignment.actor_name(seat))
         for seat in range(1, pool.parallel.size)
     ]
 
