@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import httpx
@@ -22,6 +25,11 @@ from baton.platform.model_folder import find_model
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 NUM_TOKENS = 24
+NAMED_ACTORS = """
+import json, ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print(json.dumps(ray.util.list_named_actors(all_namespaces=True)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +52,18 @@ def follower(server: Server) -> psutil.Process | None:
     found = [p for p in server.processes() if p.name().startswith("ray::RankActor")]
     assert len(found) < 2
     return found[0] if found else None
+
+
+def named_actors(server: Server) -> list[dict[str, str]]:
+    """As Ray's dashboard lists them."""
+    [raylet] = [p for p in server.processes() if p.name() == "raylet"]
+    option = "--gcs-address="
+    [address] = [word.removeprefix(option) for word in raylet.cmdline() if word.startswith(option)]
+    command = [sys.executable, "-c", NAMED_ACTORS, address]
+    run = subprocess.run(command, env=raylet.environ(), capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found: list[dict[str, str]] = json.loads(run.stdout.splitlines()[-1])
+    return found
 
 
 def greedy_on_one_rank(text: str) -> list[int]:
@@ -69,6 +89,14 @@ def test_what_two_ranks_prefilled_one_rank_continues(server: Server) -> None:
     assert answer["baton"]["kv_bytes"] > 0
     assert answer["choices"][0]["token_ids"] == greedy_on_one_rank(CODE[:1500])
     assert server.leaks()["violations"] == []
+
+
+def test_a_rank_has_a_name_in_ray_that_tells_its_replica(server: Server) -> None:
+    [prefill] = server.status()["pools"]["prefill"]
+
+    names = [actor["name"] for actor in named_actors(server) if actor["namespace"] == "baton"]
+
+    assert names == [f"baton:{prefill['replica']}:seat-1"]
 
 
 async def test_a_rank_that_is_killed_takes_its_replica_along_and_costs_no_client_a_token(
