@@ -338,7 +338,7 @@ class Engine:
         """Nobody may find what it computed, nor come upon it in a block that is used again."""
         self._ahead.land()
         self.pool.forget(request.holder)
-        self.pool.wipe(request.holder)  # KV from a peer may not be finite: ours always is
+        self.pool.wipe(request.holder)  # what is not finite is in its blocks
 
     def _leave(self, request: Request) -> None:
         if request.phase is Phase.RUNNING:

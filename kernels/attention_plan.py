@@ -57,6 +57,8 @@ class AttentionGroup:
     """Which of the T."""
     rows: Tensor
     """[2 * R * K * M] of the arena: all K, then all V."""
+    not_its_own: Tensor | None
+    """[R, M * S] bool: slots that no token of the request sees. None: there are new tokens only."""
     bias: Tensor | None
     """0 or -inf, added to the scores: [R, 1, 1, M * S], or [tokens, M * S] for one request. None:
     the new tokens are all that there is of it, and each sees those before it."""
@@ -162,6 +164,7 @@ def _plan_decodes(requests: _Requests, members: list[int]) -> AttentionGroup:
     return AttentionGroup(
         tokens=tokens,
         rows=_rows(tables, requests.shape),
+        not_its_own=~visible,
         bias=_bias(visible[:, None, None], requests.shape.dtype),
     )
 
@@ -176,6 +179,7 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
         yield AttentionGroup(
             tokens=slice(start, start + query_len),
             rows=_rows(blocks.unsqueeze(0), requests.shape),
+            not_its_own=None,
             bias=None,
         )
         return
@@ -197,6 +201,7 @@ def _plan_prefill(requests: _Requests, request: int) -> Iterator[AttentionGroup]
         yield AttentionGroup(
             tokens=slice(start + done, start + end),
             rows=_rows(blocks.unsqueeze(0), requests.shape),
+            not_its_own=(places >= past + end).unsqueeze(0),
             bias=_bias(visible, requests.shape.dtype),
         )
 

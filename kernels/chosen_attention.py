@@ -74,6 +74,7 @@ def reference(
         tokens = slice(first, first + step)
         hidden = places >= counts[tokens].unsqueeze(1)  # [T, K]
         past = latents[chosen.slots[tokens].masked_fill(hidden, 0)].float()  # [T, K, L + R]
+        past.masked_fill_(hidden.unsqueeze(-1), 0.0)  # it may be another's, and NaN
         q = torch.cat((q_latent[tokens], q_rope[tokens]), dim=-1).float()
         found = (q @ past.transpose(1, 2) * scale).masked_fill_(hidden.unsqueeze(1), -torch.inf)
         out[tokens] = (found.softmax(-1) @ past[..., :width]).to(out.dtype)

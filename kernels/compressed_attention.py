@@ -146,8 +146,9 @@ def _chosen(tile: _Tile, index: EntryIndex, hidden: Tensor, sequences: Sequences
     count = hidden.shape[1]
     keys = entries_of(index.arena, index.windows, tile.request, count, sequences)
     products = index.q[tile.rows].float() @ keys.float().T  # [Q, J, count]
+    products = products.masked_fill_(~(products > 0), 0.0)  # nor does what is no number count
     weights = index.weights[tile.rows].float() * index.scale
-    scores = (weights.unsqueeze(1) @ products.relu()).squeeze(1)
+    scores = (weights.unsqueeze(1) @ products).squeeze(1)
     best = scores.masked_fill(hidden, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     is_chosen = torch.zeros_like(hidden)
     return is_chosen.scatter_(1, best[:, : index.top_k], True)

@@ -5,7 +5,7 @@
     q, k -> rope(q [.. :R]), q [.. R:]   and the same of k, which goes into the arena
 
 Pair i of what turns is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*. What
-is not finite is stored as 0: slots are read (and not chosen) by whoever comes later.
+is not finite is stored as NaN: kernels/choose_tokens.py ranks it last.
 
 T new tokens, N heads of the index, D their width, R dimensions that turn, S tokens a block.
 """

@@ -7,7 +7,8 @@
     |x - x'| <= scale / 2                             int8
     |x - x'| <= max(|x| / 2^4, scale / 2^10)          e4m3: 3 bits of mantissa, least item 2^-9
 
-Arithmetic is float32. A row of zeros has scale 0. Shapes: x and items [..., tokens, head_dim],
+Arithmetic is float32. A row of zeros has scale 0, and one that is not all finite has scale NaN and
+items of 0: it is NaN when it is read. Shapes: x and items [..., tokens, head_dim],
 scales [..., tokens].
 """
 
@@ -26,6 +27,8 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{dtype} has no scales; {', '.join(map(str, LARGEST))} have")
     x, largest = x.float(), LARGEST[dtype]
     scales = x.abs().amax(dim=-1) / largest
+    is_finite = scales.isfinite()
+    x, scales = x.where(is_finite.unsqueeze(-1), 0.0), scales.where(is_finite, torch.nan)
     divisors = torch.where(scales > 0, scales, torch.ones_like(scales))
     # The quotient may pass the largest item by a rounding, and e4m3 has no infinity but NaN.
     items = (x / divisors.unsqueeze(-1)).clamp(-largest, largest)

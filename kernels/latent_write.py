@@ -7,7 +7,7 @@
 
 Pair i of what turns is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*, as
 DeepSeek trains them. Scores are the same however dimensions are ordered, so none is moved. What is
-not finite is stored as 0: slots are read (and weighted zero) by whoever comes later.
+not finite is stored as NaN: whoever attends to it gets NaN, and its request fails.
 
 T new tokens, N heads, P width of a query's part that does not turn, R of the one that does, L of
 the latent.

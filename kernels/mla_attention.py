@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cpu import mla_attention as compiled
+from baton.kernels.paged_rows import nan_if_infinite
 from baton.kernels.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
@@ -79,8 +80,8 @@ def _attend(q: Tensor, past: Tensor, first: int, scale: float, width: int) -> Te
 
 
 def write_latents(latent: Tensor, rope: Tensor, arena: Tensor, sequences: Sequences) -> None:
-    """Put latent [T, L] and rope [T, R] where the tables say; what is not finite as 0."""
-    tokens = torch.cat((latent, rope), dim=-1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    """Put latent [T, L] and rope [T, R] where the tables say; what is not finite as NaN."""
+    tokens = nan_if_infinite(torch.cat((latent, rope), dim=-1))
     positions = sequences.positions[: len(tokens)]
     starts = sequences.query_starts[: sequences.num_requests + 1]
     places = torch.arange(len(tokens), device=tokens.device)

@@ -14,10 +14,10 @@ A *sink* (GPT-OSS) is a score of a head that no key has: it takes weight, and gi
 T new tokens of all requests end to end, N query heads, K KV heads (N a multiple of K), H head
 width, S tokens a block, R requests, M blocks of the longest of them.
 
-Every value in an arena is finite: slots past the end of a request are read (and weighted zero), so
-a NaN left there by one request would spoil another. On a CPU the compiled operator gives a token
-the same bits alone, in any batch, in any chunk of its prompt and on any number of threads; torch,
-which is the last resort, does not.
+A slot behind the end of a request holds anything, NaN that another left there included: nobody lets
+it count. NaN of the request itself makes NaN of what attends to it. On a CPU the compiled operator
+gives a token the same bits alone, in any batch, in any chunk of its prompt and on any number of
+threads; torch, which is the last resort, does not.
 """
 
 from __future__ import annotations
@@ -165,11 +165,14 @@ def _gather(
     if isinstance(arena, QuantizedArena):
         shape = requests, arena.units.shape[1], -1, arena.width
         keys = group.rows[: len(group.rows) // 2]  # row = 2 * unit
-        k, v = arena.gather(keys // 2, dtype).unbind(1)
-        return k.reshape(shape), v.reshape(shape)
-    _, kv_heads, _, block_size, width = arena.shape
-    kv = arena.view(-1, block_size * width).index_select(0, group.rows)
-    k, v = kv.view(2, requests, kv_heads, -1, width)
+        k, v = (part.reshape(shape) for part in arena.gather(keys // 2, dtype).unbind(1))
+    else:
+        _, kv_heads, _, block_size, width = arena.shape
+        kv = arena.view(-1, block_size * width).index_select(0, group.rows)
+        k, v = kv.view(2, requests, kv_heads, -1, width)
+    if group.not_its_own is not None:  # weights of 0 do not make 0 of NaN
+        hidden = group.not_its_own[:, None, :, None]
+        k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
     return k, v
 
 

@@ -14,7 +14,7 @@ from baton.kernels.sequences import Sequences
 
 
 def write_rows(rows: Tensor, arena: Tensor, sequences: Sequences) -> None:
-    """Put rows [T, width] where the new tokens are; what is not finite as 0."""
+    """Put rows [T, width] where the new tokens are; what is not finite as NaN."""
     if arena.shape[1:] != (1, sequences.block_size, rows.shape[1]):
         raise ValueError(f"shapes do not fit: {rows.shape=} {arena.shape=}")
     if operators.runs(rows, arena):
@@ -34,9 +34,14 @@ def owners_of(sequences: Sequences, num_tokens: int) -> Tensor:
 def put_rows(
     rows: Tensor, arena: Tensor, owners: Tensor, positions: Tensor, sequences: Sequences
 ) -> None:
-    """Put rows [C, ..] into an arena, or into some columns of it; what is not finite as 0."""
+    """Put rows [C, ..] into an arena, or into some columns of it; what is not finite as NaN."""
     blocks, slots = _places(owners, positions, sequences)
-    arena[blocks, 0, slots] = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    arena[blocks, 0, slots] = nan_if_infinite(rows)
+
+
+def nan_if_infinite(x: Tensor) -> Tensor:
+    """x, and NaN where it is infinite: a score of minus infinity would hide what is wrong."""
+    return x + x * 0
 
 
 def rows_at(arena: Tensor, owners: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:

@@ -5,7 +5,8 @@
     k, v --> the arena           each token into its place of its block      kernels/quantized_kv.py
                                  or full blocks sealed, in 4 bits            kernels/sealed_kv.py
 
-What is not finite is stored as 0: slots are read (and weighted zero) by whoever comes later.
+What is not finite is stored as NaN, in few bits as a scale that is NaN: whoever attends to it gets
+NaN, and its request fails. Nobody reads a slot that is not of its request.
 
 T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that turns.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 from baton.kernels.cpu import rope_kv_write as compiled
 from baton.kernels.cpu import sealed_kv as compiled_sealed
 from baton.kernels.cpu.kv_arena import runs
+from baton.kernels.paged_rows import nan_if_infinite
 from baton.kernels.quantized_kv import QuantizedArena
 from baton.kernels.rms_norm import rms_norm
 from baton.kernels.rope import rope
@@ -84,7 +86,7 @@ def reference(
 
 def write_kv(k: Tensor, v: Tensor, arena: AnyArena, sequences: Sequences) -> None:
     """Put k and v [T, K, H] where the tables say."""
-    kv = torch.stack((k, v), dim=1).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # [T, 2, K, H]
+    kv = nan_if_infinite(torch.stack((k, v), dim=1))  # [T, 2, K, H]
     if isinstance(arena, SealedArena):
         arena.write(kv, sequences)
         return

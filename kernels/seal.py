@@ -7,7 +7,8 @@
 
 A dimension of K is large in all tokens or in none, so what tokens share is its range; V has no such
 dimensions. Zero and scale are float16, rounded down and up, so that no x lies outside of what items
-reach; |x| above 65504, where float16 ends, counts as that. Arithmetic is float32.
+reach; |x| above 65504, where float16 ends, counts as that. Arithmetic is float32. NaN makes a zero
+and a scale NaN, and with them all that they are shared by: such items are 0.
 
     unit   items K [S][H/2], V [S][H/2]        item d in the low bits of byte d, d + H/2 in the high
            scales of K [H], zeros of K [H], scales of V [S], zeros of V [S]        float16; padding
@@ -107,4 +108,10 @@ def _ceiling(x: Tensor) -> Tensor:
 def _items(x: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """uint8"""
     divisors = torch.where(scales > 0, scales, torch.ones_like(scales)).float()
-    return ((x - zeros.float()) / divisors).clamp(0, LARGEST_ITEM).round().to(torch.uint8)
+    return (
+        ((x - zeros.float()) / divisors)
+        .clamp(0, LARGEST_ITEM)
+        .nan_to_num(0.0)
+        .round()
+        .to(torch.uint8)
+    )

@@ -59,7 +59,7 @@ class SealedArena:
             )
 
     def write(self, kv: Tensor, sequences: Sequences) -> None:
-        """Put the pass's kv [T, 2, K, H], all finite, into its blocks; seal those it fills."""
+        """Put the pass's kv [T, 2, K, H], without infinities, into its blocks; seal full ones."""
         self.check(len(kv), sequences)
         for part in self._parts(sequences):
             rows = part.rows

@@ -57,8 +57,8 @@ def _turned(low, high, cos, sin):
 
 
 @triton.jit
-def _finite(x):
-    return tl.where(tl.abs(x) < float("inf"), x, 0.0)  # neither infinite nor NaN
+def _nan_if_infinite(x):
+    return tl.where(tl.abs(x) < float("inf"), x, float("nan"))
 
 
 @triton.jit(do_not_specialize=["num_requests"])
@@ -86,15 +86,15 @@ def _write(
         x = tl.load(kv + token * kv_stride + column, mask=inside, other=0.0).to(tl.float32)
         factor = tl.rsqrt(tl.sum(x * x) / LATENT + eps)
         weights = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-        normed = _finite(x * factor * weights)
+        normed = _nan_if_infinite(x * factor * weights)
         tl.store(kept + column, normed.to(arena.dtype.element_ty), mask=inside)
         at = kv + token * kv_stride + LATENT + pair * STEP
         low = tl.load(at, mask=turns, other=0.0).to(tl.float32)
         high = tl.load(at + APART, mask=turns, other=0.0).to(tl.float32)
         low, high = _turned(low, high, c, s)
         at = kept + LATENT + pair * STEP
-        tl.store(at, _finite(low).to(arena.dtype.element_ty), mask=turns)
-        tl.store(at + APART, _finite(high).to(arena.dtype.element_ty), mask=turns)
+        tl.store(at, _nan_if_infinite(low).to(arena.dtype.element_ty), mask=turns)
+        tl.store(at + APART, _nan_if_infinite(high).to(arena.dtype.element_ty), mask=turns)
         return
     head = (group - 1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
     both = (head < num_heads)[:, None] & turns[None, :]

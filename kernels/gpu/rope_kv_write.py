@@ -105,13 +105,15 @@ def _heads(
 @triton.jit
 def _quantized(x, LARGEST_ITEM: tl.constexpr, items):
     """(items, scales) of x [tokens, columns], as kernels/kv_quantize.py defines them."""
+    is_number = tl.sum((x != x).to(tl.int32), 1) == 0
+    x = tl.where(is_number[:, None], x, 0.0)
     scales = tl.div_rn(tl.max(tl.abs(x), 1), tl.full([x.shape[0]], LARGEST_ITEM, tl.float32))
     divisors = tl.where(scales > 0, scales, 1.0)
     x = tl.div_rn(x, tl.broadcast_to(divisors[:, None], x.shape))
     x = tl.minimum(tl.maximum(x, -LARGEST_ITEM), LARGEST_ITEM)
     if items.dtype.element_ty == tl.int8:
         x = (x + INTEGERS_ONLY) - INTEGERS_ONLY
-    return x.to(items.dtype.element_ty), scales
+    return x.to(items.dtype.element_ty), tl.where(is_number, scales, float("nan"))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_requests"])
@@ -154,7 +156,7 @@ def _write(
     block = tl.load(tables + request * table_stride + position // BLOCK_SIZE, mask=inside, other=0)
     slot = of_values.to(tl.int32) * BLOCK_SIZE + position % BLOCK_SIZE
     wide = x.to(tl.float32)
-    wide = tl.where(tl.abs(wide) < float("inf"), wide, 0.0)  # neither infinite nor NaN
+    wide = tl.where(tl.abs(wide) < float("inf"), wide, float("nan"))
     at = items + (block * block_stride + kv_head * head_stride + slot * WIDTH)[:, None]
     if LARGEST_ITEM > 0:
         stored, of_row = _quantized(wide, LARGEST_ITEM, items)

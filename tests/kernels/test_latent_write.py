@@ -127,16 +127,17 @@ def test_scores_depend_on_the_distance_alone_in_either_order() -> None:
 
 
 @pytest.mark.parametrize("write", [kernel.latent_write, gpu.latent_write, kernel.reference])
-def test_what_is_not_finite_is_stored_as_zero(write: Callable[..., Tensor]) -> None:
+def test_what_is_not_finite_is_stored_as_nan(write: Callable[..., Tensor]) -> None:
     made = random_pass([(3, 3)], torch.float32)
     made.kv[1, LATENT] = torch.inf
     made.kv[2, 3] = torch.nan
 
     _, arena = made.written(write, is_interleaved=True)
 
-    assert arena.isfinite().all()
-    assert not arena[0, 0, 2, :LATENT].any()
-    assert arena[0, 0, 0].all()
+    assert arena[0, 0, 0].isfinite().all()
+    assert arena[0, 0, 1, :LATENT].isfinite().all()
+    assert arena[0, 0, 1, LATENT : LATENT + 2].isnan().all()
+    assert arena[0, 0, 2, :LATENT].isnan().all()
 
 
 @compiled

@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.kernels import attention_plan, explicit_attention
 from baton.kernels import paged_attention as kernel
 from baton.kernels.cpu.operators import runs
+from baton.kernels.quantized_kv import Arena, QuantizedArena
 from baton.kernels.rope_kv_write import write_kv
 from baton.kernels.scoring import PLAIN, Scoring
 from baton.kernels.window import Chunks, Streaming, Window
@@ -219,6 +220,34 @@ def test_a_long_chunk_is_cut_and_still_sees_its_past(
     monkeypatch.setattr(explicit_attention, "SCORE_ITEMS", 50)
 
     assert_as_defined([(20, 33), (1, 3), (23, 23)], Heads(4, 2, window=window, scoring=scoring))
+
+
+@by_any
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("is_value", [False, True], ids=["key", "value"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("items", [None, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_key_or_value_gone_bad_spoils_all_that_see_it(
+    items: torch.dtype | None, bad: float, is_value: bool
+) -> None:
+    """Four tokens, and four that decode behind them; only the second of the first is bad."""
+    arena: Arena = torch.zeros(2, 1, 2, BLOCK_SIZE, WIDTH)
+    if items is not None:
+        units = torch.zeros(2, 1, 128, dtype=torch.uint8)
+        arena = QuantizedArena(units, items, BLOCK_SIZE, WIDTH)
+    kv = torch.rand(2, 8, 1, WIDTH)
+    kv[int(is_value), 1, 0, 3] = bad
+    q = torch.rand(8, 1, WIDTH)
+
+    def run(first: int, end: int) -> Tensor:
+        sequences = sequences_of([[0, 1]], [(end - first, end)])
+        write_kv(kv[0, first:end], kv[1, first:end], arena, sequences)
+        return kernel.paged_attention(q[first:end], arena, sequences)
+
+    out = torch.cat([run(0, 1), run(1, 4), *(run(place, place + 1) for place in range(4, 8))])
+
+    assert out[0].isfinite().all()
+    assert out[1:].isnan().any(-1).all()
 
 
 @by_any

@@ -4,7 +4,8 @@
 //   total   sum of the weights, by lane       out     = sum of weight * value
 //
 // When `top` grows, what was summed up is scaled down. Two such states become one by the same rule
-// (`merge`). A key that is hidden from a row has weight 0, and changes nothing: not the last bit.
+// (`merge`). A key that is hidden from a row has weight 0, and changes nothing: not the last bit. A score that
+// is seen and no number makes the whole row NaN.
 #pragma once
 
 #include <cfloat>
@@ -24,9 +25,9 @@ static inline f32x16 larger(f32x16 a, f32x16 b) {
 #endif
 }
 
-// 2^x for x <= 127, within 2 ulp; 0 below -127 and for NaN. Polynomial of Cephes' exp2f.
+// 2^x for x <= 127, within 2 ulp; 0 below -127, and NaN for NaN. Polynomial of Cephes' exp2f.
 static inline f32x16 exp2(f32x16 x) {
-  x = larger(x, splat(-127.0f));
+  x = larger(splat(-127.0f), x);
   const f32x16 integers_only = splat(0x1.8p23f + 127.0f);
   const f32x16 shifted = x + integers_only;  // in its lowest bits: 127 + the nearest integer
   const f32x16 rest = x - (shifted - integers_only);

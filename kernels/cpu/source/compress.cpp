@@ -25,7 +25,7 @@ void write_rows(const Args& args, const Pass& pass, Work& work) {
       request = slots.request_of(token, request);
       const T* row = static_cast<const T*>(args.in[0]) + token * width;
       T* into = arena + slots.slot(request, slots.positions[token]) * width;
-      for (int64_t d = 0; d < width; d++) narrow(finite(to_float(row[d])), into + d);
+      for (int64_t d = 0; d < width; d++) narrow(nan_if_infinite(to_float(row[d])), into + d);
     }
 }
 
@@ -100,7 +100,7 @@ struct Closer {
     });
     T* tail = entry + width - 2 * half;
     turn<false>(tail, cos, sin, half, true, tail);
-    for (int64_t d = 0; d < width; d++) narrow(finite(to_float(entry[d])), entry + d);
+    for (int64_t d = 0; d < width; d++) narrow(nan_if_infinite(to_float(entry[d])), entry + d);
   }
 };
 

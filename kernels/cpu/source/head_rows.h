@@ -37,11 +37,6 @@ void turn(T* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-f32x16 finite(f32x16 x) {
-  const i32x16 is_finite = (i32x16)((u32x16)x & 0x7F800000) != 0x7F800000;
-  return is_finite ? x : f32x16{};
-}
-
 // The pass, and the heads that come from the product.
 template <typename T>
 struct HeadRows {

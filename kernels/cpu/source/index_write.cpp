@@ -28,7 +28,7 @@ void run(const Args& args, const Pass& pass, Work& work) {
       T* kept = arena + slots.slot(request, positions[token]) * width;
       const T* k = static_cast<const T*>(args.in[1]) + token * width;
       turn<true>(k, cos, sin, half, is_interleaved, kept);
-      for (int64_t d = 2 * half; d < width; d++) narrow(finite(to_float(k[d])), kept + d);
+      for (int64_t d = 2 * half; d < width; d++) narrow(nan_if_infinite(to_float(k[d])), kept + d);
       for (int64_t head = token * heads; head < (token + 1) * heads; head++) {
         const T* q = static_cast<const T*>(args.in[0]) + head * width;
         T* turned = static_cast<T*>(args.out[0]) + head * width;

@@ -9,12 +9,7 @@
 
 namespace {
 
-f32x16 finite(f32x16 x) {
-  const i32x16 is_finite = (i32x16)((u32x16)x & 0x7F800000) != 0x7F800000;
-  return is_finite ? x : f32x16{};
-}
-
-// y = x / sqrt(mean(x^2) + eps) * weight, what is not finite being 0.
+// y = x / sqrt(mean(x^2) + eps) * weight, what is not finite being NaN.
 template <typename T>
 void normalise(const T* x, const T* weight, T* y, int64_t width, float eps) {
   f32x16 squares{};
@@ -25,7 +20,7 @@ void normalise(const T* x, const T* weight, T* y, int64_t width, float eps) {
   const f32x16 scale = splat(1.0f / std::sqrt(sum(squares) / float(width) + eps));
   for_each_part(width, [&](int64_t d, int64_t count) {
     const f32x16 v = load_first(x + d, count) * scale;
-    store_first(y + d, finite(v * load_first(weight + d, count)), count);
+    store_first(y + d, nan_if_infinite(v * load_first(weight + d, count)), count);
   });
 }
 

@@ -3,16 +3,25 @@
 
 namespace {
 
+// NaN if one of them is.
 float largest_size(const float* x, int64_t width) {
-  float size = 0;
-  for (int64_t d = 0; d < width; d++) size = std::max(size, std::fabs(x[d]));
-  return size;
+  f32x16 size{}, nan_or_zero{};
+  for (int64_t d = 0; d < width; d += 16) {
+    const f32x16 v = load_up_to(x + d, width - d), magnitude = v < 0 ? -v : v;
+    size = magnitude > size ? magnitude : size;
+    nan_or_zero += v * splat(0);
+  }
+  return largest(size) + sum(nan_or_zero);
 }
 
-// x in 8 bits; see kernels/kv_quantize.py.
+// x in 8 bits; see kernels/kv_quantize.py. Of a row with NaN the scale is NaN, and items are 0.
 void quantize(const float* x, int64_t width, Items kind, uint8_t* items, float* scale) {
   const float largest = kind == Items::INT8 ? 127.0f : 448.0f;
   *scale = largest_size(x, width) / largest;
+  if (*scale != *scale) {
+    memset(items, 0, size_t(width));
+    return;
+  }
   const f32x16 divisor = splat(*scale > 0 ? *scale : 1.0f);
   for (int64_t d = 0; d < width; d += 16) {
     const int64_t count = width - d;
@@ -36,7 +45,7 @@ void write(const HeadRows<T>& rows, const T* x, int64_t token, int64_t request, 
   const int64_t width = arena.width;
   for (int64_t d = 0; d < width; d += 16) {
     const int64_t count = width - d;
-    const f32x16 v = finite(load_up_to(x + d, count));
+    const f32x16 v = nan_if_infinite(load_up_to(x + d, count));
     if (arena.items == Items::WIDE)
       store_up_to(reinterpret_cast<T*>(row) + d, v, count);
     else

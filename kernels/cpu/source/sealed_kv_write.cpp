@@ -50,7 +50,7 @@ struct SealProblem {
     T* row = pass_row(request, heads.positions[token], head, is_value);
     for (int64_t d = 0; d < pass.width; d += 16) {
       const int64_t count = pass.width - d;
-      store_up_to(row + d, finite(load_up_to(x + d, count)), count);
+      store_up_to(row + d, nan_if_infinite(load_up_to(x + d, count)), count);
     }
   }
 

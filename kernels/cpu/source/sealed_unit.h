@@ -13,12 +13,15 @@ namespace {
 using f16 = uint16_t;  // as bits
 constexpr float HALF_MAX = 65504;
 
-// Exponent and mantissa are moved to where float32 has them; the product makes up for the other bias. There
-// is neither infinity nor NaN: every pattern of bits is a number.
+constexpr f16 HALF_NAN = 0x7E00;
+
+// Exponent and mantissa are moved to where float32 has them; the product makes up for the other bias. No
+// step is infinite: what has the largest exponent is NaN.
 f32x16 from_f16(u16x16 bits) {
-  const u32x16 wide = __builtin_convertvector(bits, u32x16);
-  const f32x16 size = (f32x16)((wide & 0x7FFF) << 13) * 0x1p112f;
-  return (f32x16)((u32x16)size | (wide & 0x8000) << 16);
+  const u32x16 wide = __builtin_convertvector(bits, u32x16), size = wide & 0x7FFF;
+  const f32x16 number = (f32x16)(size << 13) * 0x1p112f;
+  const u32x16 is_nan = (u32x16)(size >= 0x7C00) & 0x7FC00000;
+  return (f32x16)((u32x16)number | is_nan | (wide & 0x8000) << 16);
 }
 
 float from_f16(f16 bits) {
@@ -51,7 +54,8 @@ f16 ceiling_of(float size) {
 struct Step {
   f16 scale, zero;
 
-  static Step over(float least, float most) {
+  static Step over(float least, float most, bool has_nan) {
+    if (has_nan) return {HALF_NAN, HALF_NAN};  // and items are 0
     least = std::max(least, -HALF_MAX) + 0.0f;  // there is one zero
     most = std::min(most, HALF_MAX);
     Step step;
@@ -111,13 +115,15 @@ class Sealing {
   void find_key_steps(int64_t d) const {
     const int64_t count = std::min<int64_t>(16, unit_.width - d);
     f32x16 least = load_up_to(keys_ + d, count), most = least;
+    i32x16 has_nan = least != least;
     for (int64_t slot = 1; slot < unit_.block_size; slot++) {
       const f32x16 x = load_up_to(keys_ + slot * stride_ + d, count);
       least = x < least ? x : least;
       most = x > most ? x : most;
+      has_nan |= x != x;
     }
     for (int64_t i = 0; i < count; i++) {
-      const Step step = Step::over(least[i], most[i]);
+      const Step step = Step::over(least[i], most[i], has_nan[i]);
       unit_.key_steps()[d + i] = step.scale;
       unit_.key_steps()[unit_.width + d + i] = step.zero;
     }
@@ -125,11 +131,14 @@ class Sealing {
 
   Step value_step(const T* row) const {
     float least = to_float(row[0]), most = least;
+    bool has_nan = least != least;
     for (int64_t d = 1; d < unit_.width; d++) {
-      least = std::min(least, to_float(row[d]));
-      most = std::max(most, to_float(row[d]));
+      const float x = to_float(row[d]);
+      least = std::min(least, x);
+      most = std::max(most, x);
+      has_nan |= x != x;
     }
-    return Step::over(least, most);
+    return Step::over(least, most, has_nan);
   }
 
   template <typename ItemsOf>

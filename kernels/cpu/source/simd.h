@@ -93,6 +93,11 @@ static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
+// x, or NaN where it is infinite. K and V are kept so: whoever reads such a row gets NaN, whatever its score,
+// and the request fails instead of going on without it.
+static inline float nan_if_infinite(float x) { return x + x * 0; }
+static inline f32x16 nan_if_infinite(f32x16 x) { return x + x * splat(0); }
+
 // The sum of all 16, by halves: always in the same order.
 static inline float sum(f32x16 v) {
   float x[16];
