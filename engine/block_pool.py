@@ -283,8 +283,8 @@ class BlockPool:
     def wipe(self, holder: Holder) -> None:
         """Zero those blocks of `holder` that are its alone, before it gives them up.
 
-        Attention reads slots that it then weighs with zero: what is not finite would spoil whoever
-        has the block next.
+        No kernel lets a slot count that is not the request's; nor should what is known to be wrong
+        lie where it could be found.
         """
         for block in self.table(holder):
             if self._ref_counts[block] == 1 and not self._prefixes.is_named(block):

@@ -1,4 +1,4 @@
-"""Attention reads slots that nobody wrote and weighs them with zero: they must be finite.
+"""What is known to be wrong does not lie where it could be found.
 
 So nothing that was refused stays behind in a block, and nothing that others read is cleared.
 """
