@@ -6,12 +6,8 @@ BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-# TORCH=cpu installs a torch without CUDA's libraries, from PyTorch's own index of such builds or a mirror of it.
-TORCH           ?= cuda
-TORCH_CPU_INDEX ?= 
-ifeq ($(filter cuda cpu,$(TORCH)),)
-$(error TORCH is cuda or cpu, not $(TORCH))
-endif
+# Which build of torch: the registry's own, with CUDA's libraries, or one that uv knows from PyTorch's own indexes (cpu ...).
+TORCH ?= cuda
 
 WORKERS ?= 2
 DEVICES := gpu or multi_gpu
@@ -25,12 +21,12 @@ serve: $(VENV)/.serve $(VENV)/.kernels
 
 ## What a change must pass: minutes. The live Ray cluster comes last, and has the machine to itself.
 ## ARGS="-k draft" or ARGS=tests/engine for some of it.
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.kernels
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not ($(DEVICES) or cluster or wide)" $(ARGS) $(NONE_OK)
 	$(PYTEST) -m "cluster and not wide" $(or $(ARGS),tests/cluster) $(NONE_OK)
 
 ## The rest: wide products, long schedules of chaos, several nodes, compilation for GPUs.
-test-wide: $(VENV)/.dev
+test-wide: $(VENV)/.dev $(VENV)/.kernels
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "wide and not ($(DEVICES) or cluster)" $(ARGS) $(NONE_OK)
 	$(PYTEST) -m "cluster and wide" $(or $(ARGS),tests/cluster) $(NONE_OK)
 
@@ -69,16 +65,17 @@ $(VENV)/bin/python:
 	@echo "set-up: a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-ifeq ($(TORCH),cpu)
-define INSTALL_TORCH
-@echo "set-up: torch for CPUs (0.2 GB) from $(TORCH_CPU_INDEX), then 0.2 GB of other packages; 1.5 GB on disk"
-$(PIP) install -c constraints.txt --no-deps --index-url $(TORCH_CPU_INDEX) torch
-endef
-else
+ifeq ($(TORCH),cuda)
 define INSTALL_TORCH
 @echo "set-up: packages; up to 2.9 GB to download and 5.6 GB on disk, most of it CUDA's libraries: 1 to 5 minutes"
 @[ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null || echo \
   "set-up: this machine shows no NVIDIA GPU. Without CUDA's libraries it is 0.4 GB: Ctrl-C, make clean, make serve TORCH=cpu"
+endef
+else
+define INSTALL_TORCH
+@echo "set-up: torch for $(TORCH) (0.2 GB for cpu), then 0.2 GB of other packages; 1.5 GB on disk"
+$(PIP) install --quiet -c constraints.txt uv
+$(BIN)/uv pip install --python $(BIN)/python --torch-backend $(TORCH) -c constraints.txt torch
 endef
 endif
 
