@@ -20,6 +20,8 @@ import psutil
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 90.0
+STAGE = re.compile(r" INFO serve: (.+) \(baton\.")
+REPLICA_ID = re.compile(r"\b(decode|prefill)-\w+")
 URL = re.compile(r"OpenAI API\s+http://[^\s:]+:(\d+)/v1")
 
 
@@ -33,6 +35,8 @@ class LiveDeployment:
         ports = {"host": "127.0.0.1", "port": 0, "grpc_port": 0}
         self._config = {**config, "gateway": {**config.get("gateway", {}), **ports}}
         self._output: list[str] = []
+        self.stage_at: dict[str, float] = {}
+        """By what it said of its start, replicas by role: when it said it."""
         self._port = 0
         self._announced = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="baton-bench-")
@@ -50,7 +54,7 @@ class LiveDeployment:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=_environment(),
+            env=user_environment(),
         )
         threading.Thread(target=self._read, daemon=True).start()
         return self
@@ -97,6 +101,9 @@ class LiveDeployment:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._output.append(line)
+            if match := STAGE.search(line):
+                stage = REPLICA_ID.sub(r"\1", match[1])
+                self.stage_at.setdefault(stage, time.perf_counter())
             if match := URL.search(line):
                 self._port = int(match[1])
                 self.announced_at = time.perf_counter()
@@ -104,7 +111,7 @@ class LiveDeployment:
         self._announced.set()  # it has ended
 
 
-def _environment() -> dict[str, str]:
+def user_environment() -> dict[str, str]:
     environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
     environment.pop(
         "PYTHONDONTWRITEBYTECODE", None

@@ -1,8 +1,9 @@
 """From `baton serve` to the first answer, and what the processes hold and do while nobody asks.
 
-    command -> session -> Ray up -> Serve up -> replicas begin -> announced -> first answer
+    empty application, baton serve, empty application, baton serve, ...   in turns
 
-The phases are seen from outside, by the processes that appear; all in a warm page cache.
+Beside each start of the demo stands one of Ray with an empty Serve application: machines differ
+and have neighbours, so the ratio is what tells. Stages are those that `baton serve` says itself.
 
     python -m bench.startup
 """
@@ -11,34 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
-from bench.live_deployment import LiveDeployment
-from bench.report import number, surroundings, table
+from bench.empty_application import ANSWERED
+from bench.live_deployment import LiveDeployment, user_environment
+from bench.report import surroundings, table
 from bench.sse_client import Connection
 
 NUM_STARTS = 5
-POLL_S = 0.05
 SETTLE_S = 10.0
 """After the first answer, before anything is called idle."""
 IDLE_S = 20.0
 CONFIG = {"dtype": "float32"}
 QUESTION = {"prompt": "def add(a, b):\n", "max_tokens": 8, "temperature": 0}
 MIB = 1 << 20
-
-PHASES = {
-    "Ray: head (GCS) runs": "gcs_server",
-    "Ray: node (raylet) runs": "/raylet",
-    "Ray: Serve's controller runs": "ray::ServeController",
-    "Registry begins": "ray::ServeReplica:baton:Registry",
-    "Decode begins": "ray::ServeReplica:baton:Decode",
-    "Prefill begins": "ray::ServeReplica:baton:Prefill",
-    "Gateway begins": "ray::ServeReplica:baton:Gateway",
-}
-"""What is part of a command line, once that much has happened."""
 
 BATON_PROCESSES = {
     "Decode": "ray::ServeReplica:baton:Decode",
@@ -68,7 +60,9 @@ Kind = tuple[str, str]
 class Start:
     """Seconds since the command was given."""
 
-    phases: Mapping[str, float]
+    bare: float
+    """Of Ray with an empty application, right before: until that answered."""
+    stages: Mapping[str, float]
     announced: float
     answered: float
     cpu: Mapping[Kind, float]
@@ -89,33 +83,42 @@ class Idle:
 
 
 def measure(num_starts: int, idle_s: float) -> tuple[list[Start], list[Idle]]:
-    """One start more than asked for comes first and is not counted: it warms the page cache."""
+    """The first start is the first of this installation, if nothing has been started before."""
     starts: list[Start] = []
-    with LiveDeployment(CONFIG) as deployment:
-        deployment.wait()
     for remaining in reversed(range(num_starts)):
+        bare = _start_bare()
         with LiveDeployment(CONFIG) as deployment:
-            starts.append(_watch_start(deployment))
+            starts.append(_watch_start(deployment, bare))
             if not remaining:
                 time.sleep(SETTLE_S)
                 return starts, _watch_idle(deployment.processes(), idle_s)
     raise ValueError("at least one start is needed")
 
 
-def _watch_start(deployment: LiveDeployment) -> Start:
-    phases: dict[str, float] = {}
-    while not deployment.is_announced:
-        commands = [_command(process) for process in deployment.processes()]
-        now = time.perf_counter() - deployment.started_at
-        for phase, part in PHASES.items():
-            if any(part in command for command in commands):
-                phases.setdefault(phase, now)
-        time.sleep(POLL_S)
+def _start_bare() -> float:
+    """Seconds until an empty application answered. Raises RuntimeError if it never did."""
+    started_at = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench.empty_application"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=user_environment(),
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if ANSWERED in line:
+                return time.perf_counter() - started_at
+    raise RuntimeError(f"Ray with an empty application has ended: {process.returncode}")
+
+
+def _watch_start(deployment: LiveDeployment, bare: float) -> Start:
     port = deployment.wait()
     asyncio.run(_ask(port))
     answered = time.perf_counter() - deployment.started_at
     return Start(
-        phases=phases,
+        bare=bare,
+        stages={what: at - deployment.started_at for what, at in deployment.stage_at.items()},
         announced=deployment.announced_at - deployment.started_at,
         answered=answered,
         cpu={
@@ -178,24 +181,38 @@ def report(*, is_quick: bool = False) -> str:
     starts, idle = measure(1, 3.0) if is_quick else measure(NUM_STARTS, IDLE_S)
     return "\n\n".join(
         (
-            f"### From the command to the first answer, 1P+1D, median of {len(starts)}",
-            _start_table(starts),
+            "### From the command until requests are taken, 1P+1D, seconds",
+            _ratio_table(starts),
+            f"### What it says on the way, median of {len(starts)}",
+            _stage_table(starts),
             "### By process, 1P+1D: CPU to start, then idle",
             _process_table(starts, idle),
         )
     )
 
 
-def _start_table(starts: Sequence[Start]) -> str:
-    rows: list[tuple[str, float]] = []
-    for phase in PHASES:
-        seen = [start.phases[phase] for start in starts if phase in start.phases]
-        if seen:
-            rows.append((phase, statistics.median(seen)))
+def _ratio_table(starts: Sequence[Start]) -> str:
+    def row(name: str, some: Sequence[Start]) -> tuple[str | float, ...]:
+        bare = statistics.median(start.bare for start in some)
+        ready = statistics.median(start.announced for start in some)
+        ratio = statistics.median(start.announced / start.bare for start in some)
+        return name, bare, ready, ratio
+
+    rows = [row("first start", starts[:1])]
+    if len(starts) > 1:
+        rows.append(row(f"later starts, median of {len(starts) - 1}", starts[1:]))
+    return table(("", "Ray, empty application", "baton serve", "ratio"), rows)
+
+
+def _stage_table(starts: Sequence[Start]) -> str:
+    stages = {stage: at for start in starts for stage, at in start.stages.items()}
+    rows: list[tuple[str, float]] = [
+        (stage, statistics.median(s.stages[stage] for s in starts if stage in s.stages))
+        for stage in sorted(stages, key=lambda stage: stages[stage])
+    ]
     rows.append(("announced as ready", statistics.median(start.announced for start in starts)))
     rows.append(("first completion answered", statistics.median(s.answered for s in starts)))
-    spread = " to ".join(number(f(start.answered for start in starts)) for f in (min, max))
-    return f"{table(('seen', 's after the command'), rows)}\n\nFirst answer: {spread} s."
+    return table(("said", "s after the command"), rows)
 
 
 def _process_table(starts: Sequence[Start], idle: Sequence[Idle]) -> str:

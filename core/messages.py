@@ -13,7 +13,7 @@ protobuf.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
@@ -364,6 +364,30 @@ class ReplicaInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartingReplica:
+    """A replica that does not serve yet, for those who wait for it."""
+
+    replica_id: ReplicaId
+    role: Role
+    stage: str
+    """What it does: `loading weights`."""
+    fraction: float | None = None
+    """How much of that is done, where it can be told."""
+    failure: str = ""
+    """Why it gave up; then it ends."""
+    is_final: bool = False
+    """Starting it anew would fail in the same way."""
+    stage_s: float = 0.0
+    """For how long it has been at this stage, by the registry's clock."""
+
+    def at(self, stage: str, fraction: float | None = None) -> StartingReplica:
+        return replace(self, stage=stage, fraction=fraction)
+
+    def failed(self, failure: str, *, is_final: bool) -> StartingReplica:
+        return replace(self, failure=failure, is_final=is_final)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """The registry's view at one moment. A hint: liveness is the stream itself.
 
@@ -376,3 +400,4 @@ class Membership:
     age_s: float
     """Seconds since this incarnation began."""
     replicas: tuple[ReplicaInfo, ...]
+    starting: tuple[StartingReplica, ...] = ()

@@ -91,7 +91,8 @@ class Lifecycle:
         except BatonError as error:
             self.fail(generating, error)
         except Exception as error:
-            log.exception("%s failed", generating.engine_id)
+            about = {"request_id": generating.message.request_id}
+            log.exception("%s failed", generating.engine_id, extra=about)
             self.fail(generating, Unavailable(f"{type(error).__name__}: {error}"))
 
     def _record_first_token(self, generating: Generating, done: PrefillDone) -> None:

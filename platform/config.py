@@ -26,12 +26,14 @@ from typing import Any, Literal
 import msgspec
 
 from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
 from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.kernels.window import Streaming
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.chaos.config import ChaosConfig
 from baton.platform.config_node import ConfigNode, Count, Fraction, NonNegative, Seconds
 from baton.platform.gateway.config import GatewayConfig
+from baton.platform.logs import LogFormat
 from baton.platform.pool_config import DecodeConfig, PrefillConfig
 from baton.platform.router.config import PullConfig
 from baton.platform.security_config import SecurityConfig
@@ -134,6 +136,9 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
+    log_format: LogFormat = "text"
+    """Of the log of every process. `json`: an object a line, with ts, level, source, logger,
+    message, and request_id where it is about a request."""
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     gateway: GatewayPoolConfig = GatewayPoolConfig()
@@ -192,6 +197,12 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         if self.attention_window is None:
             return None
         return Streaming(self.attention_window, self.attention_sinks)
+
+    @property
+    def wanted_replicas(self) -> dict[Role, int]:
+        """As clients count them: each engine is one."""
+        counts = {Role.DECODE: self.decode.num_engines, Role.PREFILL: self.prefill.num_engines}
+        return {role: number for role, number in counts.items() if number}
 
     @property
     def wants_weights(self) -> bool:

@@ -11,6 +11,8 @@ Serve starts, checks, restarts and drains them. No request ever passes through R
 from __future__ import annotations
 
 import asyncio
+import importlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +22,18 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Membership, ReplicaInfo, Role
+from baton.core.messages import Membership, ReplicaInfo, Role, StartingReplica
 from baton.platform.chaos.events import ChaoticWatch
 from baton.platform.config import DeploymentConfig, override
 from baton.platform.gateway.assemble import GatewayNode
 from baton.platform.gateway.cache_salt import draw_secret
-from baton.platform.interpreter import spare_what_stays
+from baton.platform.interpreter import collector_at_rest, spare_what_stays
+from baton.platform.logs import start_log
 from baton.platform.pool_config import PoolConfig
 from baton.platform.rank_actor import Assignment, own_address
 from baton.platform.ranks import bundles_of, call_others, strategy_of, together
-from baton.platform.registry import Loading, Registry
+from baton.platform.registry import Registry
+from baton.platform.startup import Startup
 
 if TYPE_CHECKING:
     from baton.platform.lifetime import Lifetime
@@ -39,6 +43,7 @@ Handle = DeploymentHandle[Any]
 APP_NAME = "baton"
 NO_CPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
 REGISTRY_TIMEOUT_S = 5.0
+READY_PATIENCE_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 5.0
 """Serve replaces a replica after three of them."""
 SHUTDOWN_SLACK_S = 5.0
@@ -57,11 +62,8 @@ class RegistryActor:
     async def leave(self, epoch: Epoch) -> None:
         self._registry.leave(epoch)
 
-    async def report_loading(self, loading: Loading) -> None:
-        self._registry.report_loading(loading)
-
-    async def loading(self) -> tuple[Loading, ...]:
-        return self._registry.loading()
+    async def report_starting(self, starting: StartingReplica) -> None:
+        self._registry.report_starting(starting)
 
     async def membership(self) -> Membership:
         return self._registry.membership()
@@ -82,8 +84,8 @@ class RemoteRegistry:
     async def leave(self, epoch: Epoch) -> None:
         await asyncio.wait_for(self.handle.leave.remote(epoch), REGISTRY_TIMEOUT_S)
 
-    async def report_loading(self, loading: Loading) -> None:
-        await asyncio.wait_for(self.handle.report_loading.remote(loading), REGISTRY_TIMEOUT_S)
+    async def report_starting(self, starting: StartingReplica) -> None:
+        await asyncio.wait_for(self.handle.report_starting.remote(starting), REGISTRY_TIMEOUT_S)
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
         membership: Membership = await self.handle.watch.remote(incarnation, version)
@@ -99,19 +101,25 @@ class ReplicaActor:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: DeploymentConfig, folder: Path, registry: Handle
     ) -> None:
-        from baton.engine.parallel.ranks import ONE_RANK  # torch: only replicas pay for it
-        from baton.platform.lifetime import Lifetime
-
-        remote = RemoteRegistry(registry)
         context = serve.get_replica_context()
         replica_id = ReplicaId(f"{self.role}-{context.replica_id.unique_id}")
-        host = own_address(config)
-        self._life = Lifetime(config, self.role, replica_id, remote)
+        start_log(config.log_format, replica_id)
+        remote = RemoteRegistry(registry)
         assignment = Assignment(context.app_name, config, self.role, folder, replica_id, remote)
+        async with Startup(remote, replica_id, self.role) as startup:
+            await asyncio.to_thread(_import_engine)
+            await self._start(assignment, startup)
+
+    async def _start(self, assignment: Assignment, startup: Startup) -> None:
+        from baton.engine.parallel.ranks import ONE_RANK
+        from baton.platform.lifetime import Lifetime
+
+        host = own_address(assignment.config)
+        self._life = Lifetime(assignment, startup)
         self._others = others = await call_others(assignment, host)
 
         async def load() -> None:
-            await self._life.load(folder, ONE_RANK if others is None else await others.join())
+            await self._life.load(ONE_RANK if others is None else await others.join())
 
         await together(others, load())
         await self._life.serve(host)
@@ -137,6 +145,12 @@ class ReplicaActor:
         await others.let_go(self._life.engine.runner)
 
 
+def _import_engine() -> None:
+    """Torch takes seconds, in which the registry is told so."""
+    with collector_at_rest():
+        importlib.import_module("baton.platform.lifetime")
+
+
 class PrefillActor(ReplicaActor):
     role = Role.PREFILL
 
@@ -155,7 +169,9 @@ class GatewayActor:
         registry: Handle,
         *pools: Handle,
     ) -> None:
+        start_log(config.log_format, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         self._drain_s = config.health.drain_s
+        self._wanted = config.wanted_replicas
         self._gateway = GatewayNode(config, folder)
         remote = RemoteRegistry(registry)
         chaos = config.chaos.start("gateway")
@@ -165,8 +181,16 @@ class GatewayActor:
     async def ports(self) -> tuple[int, int]:
         return self._gateway.server.http_port, self._gateway.server.grpc_port
 
-    async def is_ready(self) -> bool:
-        return self._gateway.dispatcher.is_ready()
+    async def becomes_ready(self) -> bool:
+        """Whether, within moments, requests are taken and all replicas that are wanted are there.
+
+        Serve lets a gateway go only when no call to it is open.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_PATIENCE_S):
+                await self._gateway.dispatcher.until_complete(self._wanted)
+                return True
+        return False
 
     async def check_health(self) -> None:
         self._gateway.check_health()

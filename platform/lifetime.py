@@ -1,6 +1,6 @@
 """The life of one replica in its process: load, register, stay registered, drain, leave.
 
-    load     the registry hears how much of the weights is read
+    load     the registry hears how much of the weights is read (platform/startup.py)
     serve    worker and server start; from now on a heartbeat tells where
     drain    unready, which the registry hears at once; then requests finish, or go elsewhere
     leave    the registry forgets it; server and worker end, the engine's ranks remain
@@ -13,46 +13,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.ids import Epoch
+from baton.core.messages import ReplicaInfo, StartingReplica
 from baton.engine.engine import Engine
 from baton.engine.parallel.ranks import MeshGroups
 from baton.platform.chaos.events import heartbeat
-from baton.platform.config import DeploymentConfig
 from baton.platform.core_share import fair_share, share_of_cores
-from baton.platform.rank_actor import pool_of
-from baton.platform.registry import HEARTBEAT_S, Loading
+from baton.platform.rank_actor import Assignment
+from baton.platform.registry import HEARTBEAT_S
 from baton.platform.replica import Replica, load_engine, start_replica
+from baton.platform.startup import Startup
 
 log = logging.getLogger(__name__)
-
-LOADING_REPORT_S = 0.5
 
 
 class RegistryClient(Protocol):
     async def heartbeat(self, info: ReplicaInfo) -> None: ...
     async def leave(self, epoch: Epoch) -> None: ...
-    async def report_loading(self, loading: Loading) -> None: ...
+    async def report_starting(self, starting: StartingReplica) -> None: ...
 
 
 class Lifetime:
-    def __init__(
-        self,
-        config: DeploymentConfig,
-        role: Role,
-        replica_id: ReplicaId,
-        registry: RegistryClient,
-    ) -> None:
-        self._config = config
-        self._role = role
-        self._id = replica_id
-        self._registry = registry
-        self._num_threads = pool_of(config, role).resources.num_threads
+    def __init__(self, assignment: Assignment, startup: Startup) -> None:
+        self._config = assignment.config
+        self._role = assignment.role
+        self._folder = assignment.folder
+        self._id = assignment.replica_id
+        self._registry = assignment.registry
+        self._startup = startup
+        self._num_threads = assignment.pool.resources.num_threads
         self._engine: Engine | None = None
         self._replica: Replica | None = None
         self._heart: asyncio.Task[None] | None = None
@@ -66,30 +59,24 @@ class Lifetime:
         assert self._engine is not None, "nothing is loaded yet"
         return self._engine
 
-    async def load(self, folder: Path, groups: MeshGroups) -> None:
+    async def load(self, groups: MeshGroups) -> None:
         """Raises CheckpointError or InvalidConfig for what cannot be served."""
         torch.set_num_threads(self._num_threads or share_of_cores(self._config))
-        done = [0, 1]
+        self._startup.enter("loading weights")
 
         def progress(num_bytes: int, total: int) -> None:
-            done[:] = [num_bytes, max(1, total)]
+            self._startup.advance(num_bytes / max(1, total))
 
-        loading = asyncio.create_task(
-            load_engine(self._config, self._role, folder, progress, groups)
-        )
-        while not loading.done():
-            fraction = done[0] / done[1]
-            state = Loading(self._id, self._role, "loading weights", fraction)
-            await self._try(self._registry.report_loading(state))
-            await asyncio.wait((loading,), timeout=LOADING_REPORT_S)
-        self._engine = await loading
+        self._engine = await load_engine(self._config, self._role, self._folder, progress, groups)
 
     async def serve(self, host: str) -> None:
         """On a free port of `host`."""
         engine = self.engine
+        self._startup.enter("preparing kernels")
         device, dtype = engine.runner.cache.device.type, engine.info.dtype
         share = await asyncio.to_thread(fair_share, self._config, device, dtype)  # may compile
         torch.set_num_threads(self._num_threads or share)
+        self._startup.enter("starting")
         self._replica = await start_replica(
             self._config, self._role, engine, replica_id=self._id, host=host
         )

@@ -26,6 +26,7 @@ def ray_environment() -> dict[str, str]:
         # Libraries with threads of their own would count the cores of the machine.
         "OMP_NUM_THREADS": str(max(1, int(usable_cores()))),
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_COLOR_PREFIX": "0",  # its lines may go to a file
         # A replica that fails its health checks is not asked to leave in its own time first.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }

@@ -16,6 +16,7 @@ from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.decode_service.worker import DecodeWorker
 from baton.platform.gateway.generation import Generation
+from baton.platform.readiness import Missing, Wanted
 
 ATTEMPT = 1
 """There is nowhere else to try."""
@@ -95,6 +96,9 @@ class LocalDispatcher:
     @property
     def max_model_len(self) -> int:
         return self._worker.engine.max_model_len
+
+    def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
+        return ()  # nobody is waited for
 
     def is_ready(self) -> bool:
         return not self._delivering.done()

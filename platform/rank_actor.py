@@ -21,17 +21,15 @@ from baton.core.messages import Role
 from baton.platform.config import DeploymentConfig
 from baton.platform.interpreter import spare_what_stays
 from baton.platform.link_matrix import Seat
+from baton.platform.logs import start_log
 from baton.platform.pool_config import PoolConfig
 from baton.platform.rank_seats import own_seat, read_links
+from baton.platform.startup import Startup
 
 if TYPE_CHECKING:
     from baton.engine.parallel.ranks import Rendezvous
     from baton.engine.runner import Runner
     from baton.platform.lifetime import Lifetime, RegistryClient
-
-
-def pool_of(config: DeploymentConfig, role: Role) -> PoolConfig:
-    return config.prefill if role is Role.PREFILL else config.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Assignment:
     role: Role
     folder: Path
     replica_id: ReplicaId
-    """Of rank 0."""
+    """Of rank 0; of a rank that leads, its own."""
     registry: RegistryClient
 
     def actor_name(self, seat: int) -> str:
@@ -58,7 +56,7 @@ class Assignment:
 
     @property
     def pool(self) -> PoolConfig:
-        return pool_of(self.config, self.role)
+        return self.config.prefill if self.role is Role.PREFILL else self.config.decode
 
 
 class RankActor:
@@ -75,6 +73,7 @@ class RankActor:
 
     async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         """Returns when its lead lets go, and raises when a rank is gone."""
+        start_log(assignment.config.log_format, f"{assignment.replica_id}:rank-{rank}")
         await asyncio.to_thread(_follow, assignment, meeting, rank)
 
     async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
@@ -82,12 +81,13 @@ class RankActor:
         from baton.engine.parallel.ranks import join
         from baton.platform.lifetime import Lifetime
 
-        config = assignment.config
         place = meeting.mesh.place(rank)
-        own_id = ReplicaId(f"{assignment.replica_id}.{place.data}")
-        life = self._life = Lifetime(config, assignment.role, own_id, assignment.registry)
-        await life.load(assignment.folder, await asyncio.to_thread(join, meeting, rank))
-        await life.serve(own_address(config))
+        own = replace(assignment, replica_id=ReplicaId(f"{assignment.replica_id}.{place.data}"))
+        start_log(own.config.log_format, own.replica_id)
+        async with Startup(own.registry, own.replica_id, own.role) as startup:
+            life = self._life = Lifetime(own, startup)
+            await life.load(await asyncio.to_thread(join, meeting, rank))
+            await life.serve(own_address(own.config))
         spare_what_stays()
         await self._has_left.wait()
 

@@ -11,31 +11,27 @@ A restarted registry knows nobody. Its new incarnation and young age say so, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, new_epoch
-from baton.core.messages import Membership, ReplicaInfo
-
-K = TypeVar("K")
+from baton.core.messages import Membership, ReplicaInfo, StartingReplica
 
 HEARTBEAT_S = 1.0
 """How often replicas report."""
 
 TTL_S = 3.5 * HEARTBEAT_S
+STARTING_TTL_S = 10.0
+"""Replicas that start are forgiven a longer silence: imports hold up everything else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
-    """A replica that is not ready yet, for those who wait for it."""
-
-    replica_id: ReplicaId
-    role: str
-    stage: str
-    fraction: float
+class _Heard:
+    starting: StartingReplica
+    at: float
+    stage_began_at: float
 
 
 class Registry:
@@ -49,25 +45,29 @@ class Registry:
         self._version = 0
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._heard_at: dict[Epoch, float] = {}
-        self._loading_by_id: dict[ReplicaId, Loading] = {}
-        self._loading_heard_at: dict[ReplicaId, float] = {}
+        self._starting_by_id: dict[ReplicaId, _Heard] = {}
         self._changed = asyncio.Event()
 
     def heartbeat(self, info: ReplicaInfo) -> None:
         self._heard_at[info.epoch] = self._clock()
-        self._forget_loading(info.replica_id)
+        self._starting_by_id.pop(info.replica_id, None)
         if self._replica_by_epoch.get(info.epoch) != info:
             self._replica_by_epoch[info.epoch] = info
             self._bump()
 
-    def report_loading(self, loading: Loading) -> None:
-        self._loading_heard_at[loading.replica_id] = self._clock()
-        self._loading_by_id[loading.replica_id] = loading
-
-    def loading(self) -> tuple[Loading, ...]:
-        for replica_id in self._silent(self._loading_heard_at):
-            self._forget_loading(replica_id)
-        return tuple(self._loading_by_id.values())
+    def report_starting(self, starting: StartingReplica) -> None:
+        """A new stage is news; how much of it is done is told to who asks anyway."""
+        if any(it.replica_id == starting.replica_id for it in self._replica_by_epoch.values()):
+            return  # overtaken by its own heartbeat
+        now = self._clock()
+        before = self._starting_by_id.get(starting.replica_id)
+        is_same = before is not None and (
+            (before.starting.stage, before.starting.failure) == (starting.stage, starting.failure)
+        )
+        began_at = before.stage_began_at if before is not None and is_same else now
+        self._starting_by_id[starting.replica_id] = _Heard(starting, now, began_at)
+        if not is_same:
+            self._bump()
 
     def leave(self, epoch: Epoch) -> None:
         """A replica's farewell. Safe to repeat."""
@@ -78,11 +78,13 @@ class Registry:
     def membership(self) -> Membership:
         for epoch in self._silent(self._heard_at):
             self.leave(epoch)
+        self._forget_silent_starts()
         return Membership(
             incarnation=self._incarnation,
             version=self._version,
             age_s=self._clock() - self._started_at,
             replicas=tuple(self._replica_by_epoch.values()),
+            starting=tuple(self._starting()),
         )
 
     async def watch(
@@ -96,13 +98,21 @@ class Registry:
             current = self.membership()
         return current
 
-    def _silent(self, heard_at: Mapping[K, float]) -> list[K]:
+    def _silent(self, heard_at: Mapping[Epoch, float]) -> list[Epoch]:
         now = self._clock()
-        return [key for key, heard in heard_at.items() if now - heard > self._ttl_s]
+        return [epoch for epoch, heard in heard_at.items() if now - heard > self._ttl_s]
 
-    def _forget_loading(self, replica_id: ReplicaId) -> None:
-        self._loading_by_id.pop(replica_id, None)
-        self._loading_heard_at.pop(replica_id, None)
+    def _starting(self) -> Iterator[StartingReplica]:
+        now = self._clock()
+        for heard in self._starting_by_id.values():
+            yield replace(heard.starting, stage_s=now - heard.stage_began_at)
+
+    def _forget_silent_starts(self) -> None:
+        now = self._clock()
+        for replica_id, heard in list(self._starting_by_id.items()):
+            if now - heard.at > STARTING_TTL_S:
+                del self._starting_by_id[replica_id]
+                self._bump()
 
     def _bump(self) -> None:
         self._version += 1

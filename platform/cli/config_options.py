@@ -14,7 +14,7 @@ from baton.platform.cli.generated_options import GeneratedOption, with_options
 from baton.platform.config_docs import Setting, settings
 
 MODEL, ENGINE, PREFILL, DECODE = "Model", "Engine", "Prefill pool", "Decode pool"
-GATEWAY, TRANSFER, HEALTH, RAY = "Gateway", "Transfer", "Health", "Ray"
+GATEWAY, TRANSFER, HEALTH, RAY, LOG = "Gateway", "Transfer", "Health", "Ray", "Log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ SERVE_OPTIONS = (
     ConfigOption("--drain", HEALTH, ("health.drain_s",)),
     ConfigOption("--ray-address", RAY, ("ray.address",)),
     ConfigOption("--dashboard/--no-dashboard", RAY, ("ray.dashboard",)),
+    ConfigOption("--log-format", LOG, ("log_format",)),
 )
 _OF_COST = (
     "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",

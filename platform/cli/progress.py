@@ -58,8 +58,16 @@ class StartBars:
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
+        self.are_drawn = not bars.disable
         self._stage = bars.add_task("", total=None)
         self._task_by_replica: dict[str, TaskID] = {}
+
+    def write(self, text: str) -> None:
+        """Above the bars, as it is."""
+        self._bars.console.out(text, end="", highlight=False)
+
+    def flush(self) -> None:
+        """For those who take this for a stream; what is written is seen at once."""
 
     def show(self, stage: str, fractions: Mapping[str, float]) -> None:
         """Replicas that are not in `fractions` any more have loaded."""

@@ -7,6 +7,7 @@ everything it started.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -17,25 +18,25 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from baton.core.errors import BatonError
+from baton.platform.cli.deploying import deploy
 from baton.platform.cli.errors import complain, status_of
 from baton.platform.cli.process_session import end_session, end_with_parent, is_orphan
 from baton.platform.cli.progress import StartBars, start_bars
+from baton.platform.cli.start_report import StartReport
+from baton.platform.cli.worker_log import WorkerLog, follow_workers
 from baton.platform.config import DeploymentConfig
 from baton.platform.gateway.text.model_files import ModelFiles
+from baton.platform.interpreter import collector_at_rest
 from baton.platform.local_cluster import OBJECT_STORE_BYTES, num_logical_cpus, ray_environment
-from baton.platform.registry import Loading
+from baton.platform.logs import Lines, start_log
 
-if TYPE_CHECKING:  # Ray is imported once its environment is set
-    from ray.serve.schema import ApplicationStatusOverview
-
-POLL_S = 0.1
-READY_TIMEOUT_S = 5.0
+log = logging.getLogger("baton.platform.cli.serving")  # this file runs as `__main__`
 console = Console(highlight=False)
 
 
@@ -45,8 +46,6 @@ class _Stop(BaseException):
 
 def main(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
     end_with_parent()
-    if not is_verbose:
-        logging.disable(logging.WARNING)  # Ray and Serve tell of every step
     signal.signal(signal.SIGTERM, _raise_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards one SIGTERM instead
     os.environ.update(ray_environment())
@@ -54,28 +53,49 @@ def main(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
     is_started = False
     try:
         with start_bars() as bars:
-            bars.show("starting Ray", {})
-            checking = _in_background(lambda: _check_model(config, folder))
-            _start_ray(config, is_verbose)
-            signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
-            is_started = True
-            checking.result()
-            _deploy(config, folder, bars, is_verbose)
-        _announce(config, folder, time.monotonic() - started)
+            out = _start_log(config, bars, is_verbose)
+            report = StartReport(log.info, bars)
+            with report.ticking():
+                report.enter("starting Ray")
+                checking = _in_background(lambda: _check_ranks(config, folder))
+                _start_ray(config, WorkerLog(out, min_level=logging.WARNING, shows_all=is_verbose))
+                signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
+                is_started = True
+                checking.result()
+                ports = deploy(config, folder, report)
+        _announce(config, folder, ports, time.monotonic() - started)
         signal.pause()
     except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
     except BatonError as error:
-        complain("baton serve", str(error))
+        _complain(config, error)
         return status_of(error)
     except (ConnectionError, RuntimeError) as error:
-        complain("baton serve", str(error))
+        _complain(config, error)
         return 1
     finally:
         if is_started:
-            _shut_down(config, is_verbose)
+            _shut_down(config)
     return 0
+
+
+def _start_log(config: DeploymentConfig, bars: StartBars, is_verbose: bool) -> Lines:
+    """Where it goes: above the bars, which show the stages, so that only warnings are worth a
+    line there; or to a file that standard output is."""
+    is_file = not sys.stdout.isatty()
+    out: Lines = sys.stdout if is_file else bars
+    shows_stages = is_file or is_verbose or not bars.are_drawn or config.log_format == "json"
+    level = logging.INFO if shows_stages else logging.WARNING
+    start_log(config.log_format, "serve", level=level, stream=out)
+    return out
+
+
+def _complain(config: DeploymentConfig, error: Exception) -> None:
+    if config.log_format == "json":
+        log.error("%s", error)
+    else:
+        complain("baton serve", str(error))
 
 
 def _in_background(function: Callable[[], None]) -> Future[None]:
@@ -93,8 +113,14 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
     return future
 
 
-def _check_model(config: DeploymentConfig, folder: Path) -> None:
-    """Refuse a model that no replica could load, while Ray is still coming up."""
+def _check_ranks(config: DeploymentConfig, folder: Path) -> None:
+    """Refuse what the ranks of a replica cannot share, while Ray comes up.
+
+    What one process alone cannot load it says itself, as soon: importing torch for that here would
+    take the time from the replicas.
+    """
+    if config.prefill.parallel.size == config.decode.parallel.size == 1:
+        return
     from baton.engine.assemble import find_device
     from baton.engine.checkpoint.load import check_model
     from baton.platform.rank_check import check_ranks
@@ -110,111 +136,56 @@ def _check_model(config: DeploymentConfig, folder: Path) -> None:
     )
 
 
-def _start_ray(config: DeploymentConfig, is_verbose: bool) -> None:
-    import ray
-    from ray import serve
+def _start_ray(config: DeploymentConfig, worker_log: WorkerLog) -> None:
+    with collector_at_rest():
+        import ray
 
-    level = logging.INFO if is_verbose else logging.ERROR
-    if config.ray.address:
-        ray.init(address=config.ray.address, log_to_driver=is_verbose, logging_level=level)
-    else:
-        ray.init(
-            num_cpus=num_logical_cpus(config),
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=config.ray.dashboard,
-            log_to_driver=is_verbose,
-            logging_level=level,
-        )
-    serve.start(proxy_location="Disabled", logging_config={"log_level": level})
-
-
-def _deploy(config: DeploymentConfig, folder: Path, bars: StartBars, is_verbose: bool) -> None:
-    """Return when a request would be answered. Raises RuntimeError if that cannot be."""
-    from ray import serve
-
-    from baton.platform.deploy import APP_NAME, build_app
-
-    bars.show("starting replicas", {})
-    target = serve.RunTarget(build_app(config, folder), name=APP_NAME, route_prefix=None)
-    serve.run_many([target], wait_for_applications_running=False)
-    while True:
-        overview = serve.status().applications[APP_NAME]
-        if overview.status == "DEPLOY_FAILED":
-            raise RuntimeError(f"the replicas did not come up: {_reason(overview, is_verbose)}")
-        if overview.status == "RUNNING" and _is_ready(APP_NAME):
-            return
-        bars.show(_stage(overview), _fractions(overview, APP_NAME))
-        time.sleep(POLL_S)
+        importing = _in_background(_import_serve)
+        if config.ray.address:
+            ray.init(address=config.ray.address, logging_level=logging.ERROR)
+        else:
+            ray.init(
+                num_cpus=num_logical_cpus(config),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=config.ray.dashboard,
+                logging_level=logging.ERROR,
+            )
+        follow_workers(worker_log, prints_rays_own=config.log_format == "text")
+        importing.result()
 
 
-def _is_ready(app_name: str) -> bool:
-    from ray import serve
-
-    gateway = serve.get_app_handle(app_name)
-    return bool(gateway.is_ready.remote().result(timeout_s=READY_TIMEOUT_S))
-
-
-def _stage(overview: ApplicationStatusOverview) -> str:
-    """How many replicas are up."""
-    parts = []
-    for name, deployment in overview.deployments.items():
-        counts = deployment.replica_states
-        num_running = sum(n for state, n in counts.items() if state == "RUNNING")
-        parts.append(f"{name.lower()} {num_running}/{sum(counts.values())}")
-    return "starting replicas: " + ", ".join(parts)
+def _import_serve() -> None:
+    """Half a second of work, done while Ray's own processes come up."""
+    importlib.import_module("baton.platform.deploy")
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
 
 
-def _fractions(overview: ApplicationStatusOverview, app_name: str) -> dict[str, float]:
-    """How far those have loaded that have not finished."""
-    registry = overview.deployments.get("Registry")
-    if registry is None or registry.status != "HEALTHY":
-        return {}
-    return {f"{one.replica_id} {one.stage}": one.fraction for one in _loading(app_name)}
-
-
-def _loading(app_name: str) -> tuple[Loading, ...]:
-    from ray import serve
-
-    registry = serve.get_deployment_handle("Registry", app_name)
-    loading: tuple[Loading, ...] = registry.loading.remote().result(timeout_s=READY_TIMEOUT_S)
-    return loading
-
-
-def _reason(overview: ApplicationStatusOverview, is_verbose: bool) -> str:
-    """What Serve says of the deployments that failed; the last line names the error itself."""
-    messages = [d.message for d in overview.deployments.values() if d.status == "DEPLOY_FAILED"]
-    message = "\n".join(messages) or overview.message
-    if is_verbose:
-        return message
-    last = [line.strip() for line in message.splitlines() if line.strip()][-1:]
-    return "".join(last) + "; see more with --verbose"
-
-
-def _announce(config: DeploymentConfig, folder: Path, seconds: float) -> None:
-    from ray import serve
-
-    from baton.platform.deploy import APP_NAME
-
-    port, grpc_port = serve.get_app_handle(APP_NAME).ports.remote().result()
+def _announce(
+    config: DeploymentConfig, folder: Path, ports: tuple[int, int], seconds: float
+) -> None:
+    port, grpc_port = ports
     host = "localhost" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
     host = f"[{host}]" if ":" in host else host
     name = config.model_name
     url = f"{'https' if config.gateway.tls_cert_file else 'http'}://{host}:{port}"
-    console.print(
-        f"[bold]Baton serves {name}[/bold] with {config.prefill.num_engines} prefill and "
-        f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
-        f"  OpenAI API   {url}/v1\n"
-        f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
-        f"  status       {url}/debug/status   /metrics   /debug/leaks\n\n"
-        f"{_example(config, folder, url)}\n\n"
-        "Ctrl-C stops it.",
-        soft_wrap=True,
-    )
-    if config.chaos.enabled:
+    if config.log_format == "json":
+        addresses = {"url": f"{url}/v1", "grpc": f"{host}:{grpc_port}", "model": name}
+        log.info("ready after %.1f s", seconds, extra=addresses)
+    else:
         console.print(
-            "\n[bold red]CHAOS is enabled: faults are made on purpose; never serve anybody "
-            "who depends on the answers.[/bold red]",
+            f"[bold]Baton serves {name}[/bold] with {config.prefill.num_engines} prefill and "
+            f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
+            f"  OpenAI API   {url}/v1\n"
+            f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
+            f"  status       {url}/debug/status   /metrics   /debug/leaks\n\n"
+            f"{_example(config, folder, url)}\n\n"
+            "Ctrl-C stops it.",
             soft_wrap=True,
+        )
+    if config.chaos.enabled:
+        log.warning(
+            "CHAOS is enabled: faults are made on purpose; never serve anybody who depends on "
+            "the answers"
         )
 
 
@@ -235,15 +206,14 @@ def _example(config: DeploymentConfig, folder: Path, url: str) -> str:
     )
 
 
-def _shut_down(config: DeploymentConfig, is_verbose: bool) -> None:
+def _shut_down(config: DeploymentConfig) -> None:
     import ray
     from ray import serve
 
     from baton.platform.deploy import APP_NAME
 
-    console.print("finishing requests and stopping")
-    if not is_verbose:
-        _silence()  # Ray reports the end of its own actors as errors
+    log.warning("finishing requests and stopping")
+    _silence()  # Ray reports the end of its own actors as errors
     if config.ray.address:
         serve.delete(APP_NAME)
     else:

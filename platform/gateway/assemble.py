@@ -30,7 +30,9 @@ class GatewayNode:
             pull_rates=config.transfer.pull.rates,
         )
         model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
-        self.server = GatewayServer(model=model, dispatcher=self.dispatcher, config=gateway)
+        self.server = GatewayServer(
+            model=model, dispatcher=self.dispatcher, config=gateway, wanted=config.wanted_replicas
+        )
         self._following: asyncio.Task[None] | None = None
 
     async def start(self, registry: RegistryClient) -> None:

@@ -24,6 +24,7 @@ from baton.platform.gateway.served_model import ServedModel
 from baton.platform.gateway.text.echo import EchoedPrompt
 from baton.platform.gateway.text.output_text import OutputText
 from baton.platform.observe.traces import traces_from_environment
+from baton.platform.readiness import NOBODY, Missing, Wanted
 
 LONG_TEXT_CHARS = 16_384
 """Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""
@@ -31,8 +32,15 @@ LONG_TEXT_CHARS = 16_384
 
 class Gateway:
     def __init__(
-        self, *, model: ServedModel, dispatcher: Dispatcher, config: GatewayConfig
+        self,
+        *,
+        model: ServedModel,
+        dispatcher: Dispatcher,
+        config: GatewayConfig,
+        wanted: Wanted = NOBODY,
     ) -> None:
+        """`wanted`: the replicas that are to be there, for those who ask what is missing."""
+        self._wanted = wanted
         self.model = model
         self.dispatcher = dispatcher
         self.config = config
@@ -55,6 +63,9 @@ class Gateway:
 
     def is_ready(self) -> bool:
         return not self.is_draining and self.dispatcher.is_ready()
+
+    def missing(self) -> tuple[Missing, ...]:
+        return self.dispatcher.missing(self._wanted)
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, prompt_field: str

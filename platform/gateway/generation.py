@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from baton.core.ids import RequestId
 from baton.core.messages import CachePoint, Pooling, Receipt, SamplingParams, TokenUpdate
+from baton.platform.readiness import Missing, Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,9 @@ class Dispatcher(Protocol):
 
     def is_ready(self) -> bool:
         """Whether at least one decode replica takes requests."""
+
+    def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
+        """Roles that have fewer ready replicas than are wanted, and what each waits for."""
 
     async def leaks(self) -> dict[str, Any]:
         """What GET /debug/leaks answers."""

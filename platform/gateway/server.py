@@ -15,16 +15,22 @@ from baton.platform.gateway.http.app import build_app
 from baton.platform.gateway.http.server import HttpServer
 from baton.platform.gateway.served_model import ServedModel
 from baton.platform.gateway.tls import tls_identity
+from baton.platform.readiness import NOBODY, Wanted
 
 
 class GatewayServer:
     """Plain Python on purpose: `platform/deploy.py` turns it into a deployment."""
 
     def __init__(
-        self, *, model: ServedModel, dispatcher: Dispatcher, config: GatewayConfig
+        self,
+        *,
+        model: ServedModel,
+        dispatcher: Dispatcher,
+        config: GatewayConfig,
+        wanted: Wanted = NOBODY,
     ) -> None:
         """Raises InvalidConfig if the certificate or its key cannot be used."""
-        self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config)
+        self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config, wanted=wanted)
         app = build_app(self._gateway)
         tls = tls_identity(config)
         self._http = HttpServer(app, config, tls=tls)

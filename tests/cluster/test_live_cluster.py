@@ -79,6 +79,13 @@ def test_the_kv_of_a_prompt_travels_between_two_processes(server: Server) -> Non
     assert server.replica_process("Prefill").pid != server.replica_process("Decode").pid
 
 
+def test_serve_says_a_line_a_stage_where_there_is_no_terminal(server: Server) -> None:
+    said = "".join(server.output)
+
+    for stage in ("starting Ray", ": importing", "gateway listening on"):
+        assert stage in said
+
+
 def test_the_openai_client_chats(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
 

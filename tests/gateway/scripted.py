@@ -23,6 +23,7 @@ from baton.platform.gateway.server import GatewayServer
 from baton.platform.gateway.text.chat_template import ChatTemplate
 from baton.platform.gateway.text.model_files import SamplingDefaults
 from baton.platform.gateway.text.tokenizer import TextTokenizer
+from baton.platform.readiness import Missing, Wanted
 
 MODEL = "org/tiny"
 BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"
@@ -125,6 +126,7 @@ class ScriptedDispatcher:
     """Of choices that go otherwise."""
     max_model_len: int = 100
     ready: bool = True
+    lacking: tuple[Missing, ...] = ()
     generations: list[Generation] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     """By ended generation: the number of delivered tokens."""
@@ -146,6 +148,9 @@ class ScriptedDispatcher:
 
     def is_ready(self) -> bool:
         return self.ready
+
+    def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
+        return () if self.ready else self.lacking
 
     async def leaks(self) -> dict[str, Any]:
         return {"violations": []}

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
 
 from baton.platform.gateway.http.server import bind
+from baton.platform.readiness import Missing
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -69,6 +70,21 @@ async def test_probes_tell_alive_from_ready() -> None:
     assert before == [200, 200, 200, 503]
     assert after == 200
     assert proxy == "success"
+
+
+async def test_ready_names_what_is_missing_and_what_it_waits_for() -> None:
+    lacking = Missing(role="decode", wanted=2, ready=0, waiting_for="decode-1: importing (3 s)")
+    async with serving(dispatcher=ScriptedDispatcher(ready=False, lacking=(lacking,))) as gateway:
+        answer = await gateway.http.get("/ready")
+
+    assert answer.status_code == 503
+    assert answer.json() == {
+        "status": "not ready",
+        "reason": "no decode replica takes requests",
+        "missing": [
+            {"role": "decode", "wanted": 2, "ready": 0, "waiting_for": "decode-1: importing (3 s)"}
+        ],
+    }
 
 
 async def test_draining_turns_unready_and_still_serves() -> None:

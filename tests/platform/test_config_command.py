@@ -190,7 +190,7 @@ def test_serve_lists_its_options_as_the_tree_does() -> None:
     headings = [line.split("─")[1].strip() for line in output.splitlines() if line.startswith("╭")]
     assert headings[2:] == [
         *("Model", "Engine", "Prefill pool", "Decode pool"),
-        *("Gateway", "Transfer", "Health", "Ray"),
+        *("Gateway", "Transfer", "Health", "Ray", "Log"),
     ]
     assert "OpenAI-compatible HTTP" in output
 

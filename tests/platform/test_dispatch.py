@@ -489,3 +489,22 @@ async def test_a_full_fleet_is_not_asked_again_and_again_what_it_has_cached(
 
         assert await tokens_of(await starting) == [1]
         assert len(looked_up) == 1
+
+
+async def test_what_is_missing_follows_the_replicas_until_nothing_is() -> None:
+    wanted = {Role.DECODE: 1}
+    replica = ScriptedReplica("d", silent)
+    async with dispatching_to() as dispatcher:
+        [before] = dispatcher.missing(wanted)
+        complete = asyncio.create_task(dispatcher.until_complete(wanted))
+        await replica.start()
+        await dispatcher.fleet.apply(snapshot(replica.info))
+        await complete
+        assert dispatcher.missing(wanted) == ()
+
+        await dispatcher.fleet.apply(snapshot(replace(replica.info, is_ready=False)))
+        [draining] = dispatcher.missing(wanted)
+        await replica.stop()
+
+    assert before.waiting_for == "Ray to start 1 process"
+    assert draining.waiting_for == "d: draining"

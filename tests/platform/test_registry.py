@@ -8,7 +8,8 @@ from tests.platform.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.ids import ReplicaId
-from baton.platform.registry import Loading, Registry
+from baton.core.messages import Role, StartingReplica
+from baton.platform.registry import STARTING_TTL_S, Registry
 
 TTL_S = 3.5
 
@@ -17,8 +18,10 @@ def names(registry: Registry) -> list[str]:
     return [info.replica_id for info in registry.membership().replicas]
 
 
-def loading(name: str, fraction: float) -> Loading:
-    return Loading(ReplicaId(name), "decode", "weights", fraction)
+def starting(name: str, fraction: float) -> StartingReplica:
+    return StartingReplica(
+        replica_id=ReplicaId(name), role=Role.DECODE, stage="loading weights", fraction=fraction
+    )
 
 
 def test_a_heartbeat_makes_a_replica_known() -> None:
@@ -205,30 +208,45 @@ def test_a_restarted_registry_is_young_empty_and_another_incarnation() -> None:
     assert second.membership().incarnation != first.membership().incarnation
 
 
-def test_those_who_wait_can_see_how_far_a_replica_has_loaded() -> None:
+def test_those_who_wait_can_see_how_far_a_replica_is_and_for_how_long() -> None:
+    clock = ManualClock()
+    registry = Registry(clock=clock)
+    registry.report_starting(starting("a", 0.1))
+    clock.advance(2.0)
+
+    registry.report_starting(starting("a", 0.6))
+
+    assert registry.membership().starting == (replace(starting("a", 0.6), stage_s=2.0),)
+
+
+def test_a_new_stage_is_news_and_progress_is_not() -> None:
     registry = Registry()
-    registry.report_loading(loading("a", 0.1))
+    registry.report_starting(starting("a", 0.1))
+    before = registry.membership().version
 
-    registry.report_loading(loading("a", 0.6))
+    registry.report_starting(starting("a", 0.6))
+    assert registry.membership().version == before
 
-    assert registry.loading() == (loading("a", 0.6),)
+    registry.report_starting(starting("a", 0.6).at("starting"))
+    assert registry.membership().version > before
 
 
-def test_a_replica_that_serves_is_no_longer_loading() -> None:
+def test_a_replica_that_serves_is_no_longer_starting_whatever_comes_late() -> None:
     registry = Registry()
-    registry.report_loading(loading("a", 0.9))
+    registry.report_starting(starting("a", 0.9))
 
     registry.heartbeat(make_replica("a"))
+    registry.report_starting(starting("a", 0.9))
 
-    assert registry.loading() == ()
+    assert registry.membership().starting == ()
 
 
-def test_a_replica_that_died_while_it_loaded_is_forgotten() -> None:
+def test_a_replica_that_died_while_it_started_is_forgotten() -> None:
     clock = ManualClock()
-    registry = Registry(ttl_s=TTL_S, clock=clock)
-    registry.report_loading(loading("dead", 0.3))
+    registry = Registry(clock=clock)
+    registry.report_starting(starting("dead", 0.3))
 
-    clock.advance(TTL_S + 1)
-    registry.report_loading(loading("its successor", 0.1))
+    clock.advance(STARTING_TTL_S + 1)
+    registry.report_starting(starting("its successor", 0.1))
 
-    assert registry.loading() == (loading("its successor", 0.1),)
+    assert registry.membership().starting == (starting("its successor", 0.1),)

@@ -9,6 +9,7 @@ A request waits here, never after an expensive prefill. Where it goes is the pol
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -25,10 +26,13 @@ from baton.platform.gateway.fleet.placed import Placed
 from baton.platform.gateway.fleet.running_request import RunningRequest
 from baton.platform.gateway.generation import Generation
 from baton.platform.observe.fleet_report import leaks_report, metrics_report, status_report
+from baton.platform.readiness import Missing, Wanted, missing
 from baton.platform.router.policy import LeastWork, PlacementRequest
 from baton.platform.router.prompt_names import PromptNames
 from baton.platform.router.pulling import PullRates, RateMeter
 from baton.proto.channels import Channels
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class ReplicaDispatcher:
         self._patience: set[asyncio.Timeout] = set()
         """Of those who wait: it runs while no decode replica takes requests."""
         self._was_ready = False
+        self._has_changed = asyncio.Event()
         meter = RateMeter(pull_rates or PullRates())
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter)
 
@@ -102,6 +107,16 @@ class ReplicaDispatcher:
 
     def is_ready(self) -> bool:
         return bool(self.fleet.open_decode)
+
+    def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
+        fleet = self.fleet
+        return missing(wanted, fleet.trouble_by_replica(), fleet.starting)
+
+    async def until_complete(self, wanted: Wanted) -> None:
+        """Return once requests are taken and nothing that is wanted is missing."""
+        while self.missing(wanted) or not self.is_ready():
+            self._has_changed.clear()
+            await self._has_changed.wait()
 
     @property
     def num_waiting(self) -> int:
@@ -166,9 +181,14 @@ class ReplicaDispatcher:
         is_ready = self.is_ready()
         if is_ready != self._was_ready:
             self._was_ready = is_ready
+            if is_ready:
+                log.info("requests are taken")
+            else:
+                log.warning("no decode replica takes requests; /ready says what is missing")
             for patience in self._patience:
                 if not patience.expired():
                     patience.reschedule(self._patience_ends_at())
+        self._has_changed.set()
         self._queue.wake()
 
     def _try_place(

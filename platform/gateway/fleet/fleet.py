@@ -17,7 +17,7 @@ from typing import Protocol
 import grpc.aio
 
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Membership, ReplicaInfo, Role
+from baton.core.messages import Membership, ReplicaInfo, Role, StartingReplica
 from baton.platform.gateway.fleet.kv_watch import KvWatch
 from baton.platform.gateway.fleet.replica_link import ReplicaLink
 from baton.platform.membership import merge
@@ -62,6 +62,9 @@ class Fleet:
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self._watch_by_epoch: dict[Epoch, KvWatch] = {}
         self._drained_here: set[Epoch] = set()
+        self._has_met_decode = False
+        self.starting: tuple[StartingReplica, ...] = ()
+        """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
 
     async def follow(self, registry: RegistryClient) -> None:
@@ -85,6 +88,7 @@ class Fleet:
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=SETTLED_AFTER_S)
         gone = {*self._replica_by_epoch, *self._link_by_epoch} - known.keys()
         self._replica_by_epoch = known
+        self._hear_of_starts(snapshot.starting)
         for info in known.values():
             self._meet(info)
         for epoch in gone:
@@ -100,6 +104,7 @@ class Fleet:
         if known is None:
             link = ReplicaLink(info, self._gateway_epoch, self._on_change, self._channels)
             self._link_by_epoch[info.epoch] = link
+            self._has_met_decode = True
         else:
             known.info = info
 
@@ -228,6 +233,30 @@ class Fleet:
             and not link.is_draining
             and link.info.epoch not in self._drained_here
         )
+
+    def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
+        before = {one.replica_id for one in self.starting if one.failure}
+        self.starting = starting
+        for one in starting:
+            is_news = one.failure and one.replica_id not in before
+            if is_news and self._has_met_decode:  # before, `baton serve` itself says so
+                log.error("%s failed while %s: %s", one.replica_id, one.stage, one.failure)
+
+    def trouble_by_replica(self) -> dict[ReplicaInfo, str]:
+        """Why each replica takes nothing; empty for those that do."""
+        is_open = self.open_decode
+        return {
+            info: "" if epoch in is_open else self._trouble(info)
+            for epoch, info in self._replica_by_epoch.items()
+        }
+
+    def _trouble(self, info: ReplicaInfo) -> str:
+        link = self._link_by_epoch.get(info.epoch)
+        if not info.is_ready or info.epoch in self._drained_here:
+            return "draining"
+        if link is None:
+            return ""  # of prefill: decode replicas talk to it
+        return "draining" if link.is_draining else f"no connection to {info.address}"
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
         """By replica: what the index knows of its cache, and how well it could follow."""

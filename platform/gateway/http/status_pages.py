@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.http.errors import json_response
 from baton.platform.gateway.http.request_body import decode_body, read_body
+from baton.platform.readiness import Missing
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True):
@@ -21,6 +22,8 @@ class HealthAnswer(msgspec.Struct, kw_only=True):
 class ReadyAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: Literal["ready", "not ready"]
     reason: str | None = None
+    missing: tuple[Missing, ...] = ()
+    """Roles with fewer ready replicas than are wanted. Requests may be taken all the same."""
 
 
 class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -47,10 +50,13 @@ class StatusPages:
 
     async def ready(self, request: Request) -> Response:
         """Can take a request: not draining, and a decode replica takes requests."""
+        missing = self._gateway.missing()
         if self._gateway.is_ready():
-            return json_response(ReadyAnswer(status="ready"))
-        reason = "draining" if self._gateway.is_draining else "no decode replica takes requests"
-        return json_response(ReadyAnswer(status="not ready", reason=reason), status=503)
+            return json_response(ReadyAnswer(status="ready", missing=missing))
+        is_draining = self._gateway.is_draining
+        reason = "the gateway is draining" if is_draining else "no decode replica takes requests"
+        answer = ReadyAnswer(status="not ready", reason=reason, missing=missing)
+        return json_response(answer, status=503)
 
     async def proxy_health(self, request: Request) -> Response:
         """As Ray Serve's proxy answers KubeRay's probes."""

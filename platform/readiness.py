@@ -1,0 +1,64 @@
+"""What a deployment still lacks, in words: one answer for /ready and for the log of `baton serve`.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from baton.core.messages import ReplicaInfo, Role, StartingReplica
+
+Wanted = Mapping[Role, int]
+"""Replicas by role, as configured."""
+
+
+NOBODY: Wanted = MappingProxyType({})
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """A role with fewer ready replicas than are wanted."""
+
+    role: str
+    wanted: int
+    ready: int
+    waiting_for: str
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.ready}/{self.wanted}: {self.waiting_for}"
+
+
+def missing(
+    wanted: Wanted,
+    trouble_by_replica: Mapping[ReplicaInfo, str],
+    starting: Sequence[StartingReplica],
+) -> tuple[Missing, ...]:
+    """`trouble_by_replica` says why a replica that is known takes nothing; empty: it is ready."""
+    found = []
+    for role, num_wanted in wanted.items():
+        trouble = {it: why for it, why in trouble_by_replica.items() if it.role is role}
+        num_ready = sum(not why for why in trouble.values())
+        if num_ready >= num_wanted:
+            continue
+        reasons = [f"{info.replica_id}: {why}" for info, why in trouble.items() if why]
+        reasons += [_progress(one) for one in starting if one.role is role]
+        num_living = len(trouble) + sum(one.role is role and not one.failure for one in starting)
+        reasons += _unheard(num_wanted - num_living)
+        text = ", ".join(reasons)
+        found.append(Missing(role=role, wanted=num_wanted, ready=num_ready, waiting_for=text))
+    return tuple(found)
+
+
+def _progress(one: StartingReplica) -> str:
+    if one.failure:
+        return f"{one.replica_id}: failed while {one.stage}: {one.failure}"
+    done = "" if one.fraction is None else f" {one.fraction:.0%}"
+    return f"{one.replica_id}: {one.stage}{done} ({one.stage_s:.0f} s)"
+
+
+def _unheard(number: int) -> Iterator[str]:
+    if number > 0:
+        yield f"Ray to start {number} {'process' if number == 1 else 'processes'}"

@@ -1,0 +1,89 @@
+"""How a replica tells the registry what it does before it serves, or why it never will.
+
+    importing -> loading weights -> compiling kernels -> starting    then its heartbeat speaks
+                                                         \\-> failed: why
+
+Light on purpose: told before torch is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Protocol, Self
+
+from baton.core.errors import CheckpointError, InvalidConfig
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role, StartingReplica
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 0.5
+REPORT_TIMEOUT_S = 5.0
+BEYOND_RETRY = (CheckpointError, InvalidConfig)
+"""Starting anew meets the same."""
+
+
+class StartupRegistry(Protocol):
+    async def report_starting(self, starting: StartingReplica) -> None: ...
+
+
+class Startup:
+    """Entered when a replica begins, left when it serves."""
+
+    def __init__(self, registry: StartupRegistry, replica_id: ReplicaId, role: Role) -> None:
+        self._registry = registry
+        self._state = StartingReplica(replica_id=replica_id, role=role, stage="importing")
+        self._news = asyncio.Event()
+        self._telling: asyncio.Task[None] | None = None
+
+    def enter(self, stage: str) -> None:
+        self._state = self._state.at(stage)
+        log.info("%s", stage)
+        self._news.set()
+
+    def advance(self, fraction: float) -> None:
+        """How much of this stage is done. From any thread."""
+        self._state = self._state.at(self._state.stage, fraction)
+
+    async def __aenter__(self) -> Self:
+        log.info("%s", self._state.stage)
+        self._telling = asyncio.create_task(self._tell())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+        if isinstance(error, Exception):
+            failed = self._state.failed(_cause(error), is_final=isinstance(error, BEYOND_RETRY))
+            is_told = await self._report(failed)  # who hears it says it to the operator
+            level = logging.INFO if is_told else logging.ERROR
+            log.log(level, "failed while %s: %s", failed.stage, failed.failure)
+
+    async def _tell(self) -> None:
+        while True:
+            self._news.clear()
+            await self._report(self._state)
+            try:
+                await asyncio.wait_for(self._news.wait(), REPORT_S)
+            except TimeoutError:
+                continue
+
+    async def _report(self, state: StartingReplica) -> bool:
+        try:
+            await asyncio.wait_for(self._registry.report_starting(state), REPORT_TIMEOUT_S)
+        except Exception as error:  # whatever Ray raises; the registry may still start itself
+            log.info("cannot tell the registry how far it is: %r", error)
+            return False
+        return True
+
+
+def _cause(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, BEYOND_RETRY) else f"{type(error).__name__}: {text}"
