@@ -10,10 +10,11 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 TORCH ?= cuda
 
 WORKERS ?= 2
+VARIANTS ?= portable
 DEVICES := gpu or multi_gpu
 NONE_OK := || [ $$? -eq 5 ]  # of the tests that ARGS names, none may be of this kind
 
-.PHONY: serve test test-wide test-all check resolve format proto bench clean
+.PHONY: serve wheel test test-wide test-all check resolve format proto bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve $(VENV)/.kernels
@@ -51,6 +52,11 @@ format: $(VENV)/.dev
 proto: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src \
 	  --mypy_out=readable_stubs,quiet:src --mypy_grpc_out=quiet:src src/baton/proto/*.proto
+
+## A wheel in dist/ that brings kernels for several kinds of CPU, tried where there is no compiler.
+## VARIANTS="x86-64-v3 x86-64" for some; VARIANTS=armv8-a CXX=aarch64-linux-gnu-g++ for another machine.
+wheel: $(VENV)/.serve
+	$(BIN)/python -m tests.install.wheel $(VARIANTS)
 
 ## The measurements of docs/performance.md.
 bench: $(VENV)/.dev

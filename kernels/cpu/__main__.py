@@ -2,9 +2,11 @@
 
 python -m baton.kernels.cpu                    for this CPU
 python -m baton.kernels.cpu x86-64-v3 x86-64   for kinds of CPU; the best that runs is used
-python -m baton.kernels.cpu all            all of them, or `portable`: all but this CPU's own
+python -m baton.kernels.cpu all                all of them, or `portable`: all but this CPU's own
 python -m baton.kernels.cpu --if-possible      not an error if there is no compiler, or it fails
 python -m baton.kernels.cpu --into FOLDER ...  instead of the cache, as for a wheel
+CXX=aarch64-linux-gnu-g++ python -m baton.kernels.cpu --into FOLDER armv8-a
+                                               for another machine, with a compiler for it
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from baton.kernels.cpu.build import NATIVE, build, targets
+from baton.kernels.cpu.build import NATIVE, build, other_targets, targets
 from baton.kernels.cpu.library import cache_folder, compiler_name, find_compiler, reason
 from baton.kernels.cpu.progress import progress_on
 
@@ -26,7 +28,8 @@ SEVERAL = {"all": targets(), "portable": targets()[1:]}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m baton.kernels.cpu", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("targets", nargs="*", choices=(*targets(), *SEVERAL), default=NATIVE)
+    kinds = (*targets(), *SEVERAL, *other_targets())
+    parser.add_argument("targets", nargs="*", choices=kinds, default=NATIVE)
     parser.add_argument("--if-possible", action="store_true")
     parser.add_argument("--into", type=Path, default=cache_folder())
     options = parser.parse_args()

@@ -22,6 +22,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 
 from baton.core.cores import usable_cores
@@ -65,12 +66,19 @@ PORTABLE: Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = 
     },
     "aarch64": {"armv8-a": (("-march=armv8-a",), ())},
 }
-"""By machine and target, the best first: flags of the compiler, and what a CPU must have."""
+"""By machine and target, the best first: flags of the compiler, and what a CPU must have. No two
+machines have a target of the same name."""
 
 
 def targets() -> tuple[str, ...]:
-    """What can be built on this kind of machine."""
+    """What can be built for this kind of machine."""
     return (NATIVE, *PORTABLE.get(platform.machine(), {}))
+
+
+def other_targets() -> tuple[str, ...]:
+    """What can be built for other kinds of machines, by a compiler for them."""
+    others = (kinds for machine, kinds in PORTABLE.items() if machine != platform.machine())
+    return tuple(chain(*others))
 
 
 def supported_targets() -> tuple[str, ...]:
@@ -193,7 +201,7 @@ def _identity(target: str) -> bytes:
 def _target_flags(target: str) -> tuple[str, ...]:
     if target == NATIVE:
         return ("-march=native",)
-    return PORTABLE[platform.machine()][target][0]
+    return next(kinds[target][0] for kinds in PORTABLE.values() if target in kinds)
 
 
 def _digest(*parts: bytes) -> str:

@@ -1,13 +1,16 @@
 """The compiled operators: found, or built where there is a compiler, or absent.
 
     built for this CPU before?    in the cache
+    brought by a wheel?           in PREBUILT: the best of the kinds that this CPU can run
     a compiler?                   build it, once
     built for its kind before?    in the cache: where there is no compiler, or it does not build
     none
 
-Without any, or with
-BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics, but
-slower. `python -m baton.kernels.cpu` builds ahead of time, or for images.
+So an installed wheel compiles nothing, and a clone compiles once. A library is named after the
+sources it was made from: one of other sources is never used, whoever brings it. Without any, or
+with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics,
+but slower. `python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel
+brought some), or for images.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ import torch  # noqa: F401  # first: what it links is then found, and not loaded
 from baton.kernels.cpu import build
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""What a wheel brings (see hatch_build.py); elsewhere there is no such folder."""
 CPU_SECONDS = 240
 """What a build takes, about."""
 
@@ -51,7 +56,7 @@ def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL |
     """Raises OSError or CalledProcessError if the compiler builds none and none is there."""
     supported = build.supported_targets()
     try:
-        found = _load(folder, supported[:1], compiler)
+        found = _load(folder, supported[:1], compiler) or _load(PREBUILT, supported[1:], None)
         if found is not None or compiler is None:
             return found or _load_of_kind(folder, supported)
         return _build(folder, compiler)

@@ -7,8 +7,7 @@
 #include <sched.h>
 #include <signal.h>
 
-#include <memory>
-#include <mutex>
+#include <atomic>
 #include <thread>
 
 #include "team.h"
@@ -56,11 +55,17 @@ class Pool {
  public:
   // False if another caller has the helpers: nothing was done.
   bool try_play(const Tape& tape, int num_threads) {
-    std::unique_lock<std::mutex> mine(mutex_, std::try_to_lock);
-    if (!mine) return false;
+    if (is_taken_.exchange(true, std::memory_order_acquire)) return false;
+    play(tape, num_threads);
+    is_taken_.store(false, std::memory_order_release);
+    return true;
+  }
+
+ private:
+  void play(const Tape& tape, int num_threads) {
     const int64_t first = tape.after_those_for_one(0);
     tape.run_alone(0, first);
-    if (first == tape.count) return true;
+    if (first == tape.count) return;
     gather(num_threads);
     tape_ = &tape;
     first_ = first;
@@ -71,10 +76,8 @@ class Pool {
     Work work(team_, 0, num_threads, first_stage_);
     play(work);
     team_.close();
-    return true;
   }
 
- private:
   void gather(int num_threads) {
     if (team_.stage.read() > 1 << 30) {  // nobody is inside: count from the beginning again
       team_.stage.write(0);
@@ -83,10 +86,12 @@ class Pool {
     if (int(team_.parts.size()) < num_threads) team_.parts = std::vector<Part>(num_threads);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of Python
+    // Signals are for the threads of Python. On Linux this is pthread_sigmask, of which glibc 2.32 made
+    // another version: with that, prebuilt libraries would not run with an older one.
+    sigprocmask(SIG_SETMASK, &all, &before);
     for (; num_helpers_ < num_threads - 1; num_helpers_++)
       std::thread(&Pool::help, this, num_helpers_ + 1, bell_.read()).detach();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
   }
 
   void help(int number, int32_t heard) {
@@ -156,7 +161,7 @@ class Pool {
     return team_.enter(number_of_play);
   }
 
-  std::mutex mutex_;
+  std::atomic<bool> is_taken_{false};  // no mutex: to try one asks for glibc 2.34
   Team team_;
   Signal bell_;
   int num_helpers_ = 0;

@@ -14,13 +14,25 @@ from pathlib import Path
 import pytest
 
 from baton.core.clock import ManualClock
-from baton.kernels.cpu import build
+from baton.kernels.cpu import build, library
 from baton.kernels.cpu.library import cache_folder, find_compiler, find_or_build
 from baton.kernels.cpu.progress import BuildProgress
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no compiler here")
 PORTABLE = build.supported_targets()[1:]
+of_a_known_kind = pytest.mark.skipif(not PORTABLE, reason="no kinds of this CPU are known")
+
+
+@pytest.fixture
+def prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a wheel brings: a library for the best kind of CPU that this one is of."""
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    assert COMPILER is not None
+    build.build(folder, PORTABLE[0], COMPILER, silent)
+    monkeypatch.setattr(library, "PREBUILT", folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +133,7 @@ def test_without_a_compiler_what_was_built_for_this_cpu_is_used(tmp_path: Path) 
     assert answer(find_or_build(tmp_path, None)) == 42
 
 
-@pytest.mark.skipif(not PORTABLE, reason="no kinds of this CPU are known")
+@of_a_known_kind
 def test_without_a_compiler_the_best_kind_of_cpu_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +151,53 @@ def test_without_a_compiler_and_a_library_there_is_none(
 ) -> None:
     assert find_or_build(tmp_path, None) is None
     assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("prebuilt")
+@of_a_known_kind
+@pytest.mark.parametrize("compiler", [COMPILER, None], ids=["a compiler", "no compiler"])
+def test_what_a_wheel_brings_is_used_and_nothing_is_compiled(
+    compiler: build.Command | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    assert answer(find_or_build(tmp_path / "cache", compiler)) == 42
+
+    assert f"{tmp_path}/prebuilt/" in caplog.text and f"built for {PORTABLE[0]}" in caplog.text
+    assert not (tmp_path / "cache").exists()
+
+
+@of_a_known_kind
+def test_what_was_built_for_this_cpu_comes_before_what_a_wheel_brings(
+    tmp_path: Path, prebuilt: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert COMPILER is not None
+    build.build(tmp_path, build.NATIVE, COMPILER, silent)
+
+    assert answer(find_or_build(tmp_path, COMPILER)) == 42
+
+    assert "built for native" in caplog.text and str(prebuilt) not in caplog.text
+
+
+@pytest.mark.usefixtures("prebuilt")
+@of_a_known_kind
+def test_what_a_wheel_brings_of_other_sources_is_not_used(tmp_path: Path, one_source: Path) -> None:
+    one_source.write_text('extern "C" int answer() { return 43; }')
+
+    assert find_or_build(tmp_path / "cache", None) is None
+    assert answer(find_or_build(tmp_path / "cache", COMPILER)) == 43
+
+
+@of_a_known_kind
+def test_what_a_wheel_brings_damaged_is_said_and_not_used(
+    tmp_path: Path, prebuilt: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (brought,) = libraries(prebuilt)
+    brought.write_bytes(brought.read_bytes()[:-1])
+
+    assert find_or_build(tmp_path / "cache", None) is None
+    assert f"{brought} is damaged" in caplog.text
 
 
 def test_what_many_sources_begin_with_is_read_once(tmp_path: Path, one_source: Path) -> None:
@@ -267,12 +326,14 @@ def test_building_ahead_says_what_it_built(tmp_path: Path) -> None:
     )
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     environment = {**os.environ, "CXX": str(compiler), "BATON_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "baton.kernels.cpu", "all"]
+    others = build.other_targets()
+    command = [sys.executable, "-m", "baton.kernels.cpu", "all", *others]
 
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
     lines = said.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(build.targets())
+    assert [line.split()[0] for line in lines] == [*build.targets(), *others]
+    assert others
     assert all(Path(line.split()[-1]).exists() for line in lines)
 
 
