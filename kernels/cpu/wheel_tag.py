@@ -1,8 +1,10 @@
 """Where a wheel that brings compiled operators runs, as its name says it: `manylinux_2_29_x86_64`.
 
 It is read from the libraries and not from this machine, for they may be cross-compiled, and they
-ask for an older glibc than the one they were linked with. hatch_build.py reads this file by itself,
-where neither Baton nor torch is installed: nothing but the standard library is imported here.
+ask for an older glibc than the one they were linked with. Of libstdc++ they may ask for a newer
+version than distributions with that glibc have: then the name says the glibc of those that have it,
+as the policies of manylinux do. hatch_build.py reads this file by itself, where neither Baton nor
+torch is installed: nothing but the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ OLDEST_GLIBC = (2, 17)
 """The oldest that pip knows by such a name for every kind of machine."""
 
 _MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of ELF
-_SYMBOL_VERSION = re.compile(rb"\0GLIBC_(\d+)\.(\d+)[.\d]*(?=\0)")
+_OF_GLIBC = re.compile(rb"\0GLIBC_(\d+)\.(\d+)[.\d]*(?=\0)")
+_OF_LIBSTDCXX = re.compile(rb"\0(GLIBCXX_3\.4|CXXABI_1\.3)\.(\d+)(?=\0)")
+_GLIBC_BESIDE = {  # versions of libstdc++ up to this one are where there is such a glibc
+    b"GLIBCXX_3.4": {19: (2, 17), 24: (2, 27), 28: (2, 31), 29: (2, 34), 30: (2, 35), 33: (2, 39)},
+    b"CXXABI_1.3": {7: (2, 17), 11: (2, 27), 12: (2, 31), 13: (2, 34), 15: (2, 39)},
+}
 
 
 def platform_tag(libraries: Iterable[Path]) -> str:
@@ -24,7 +31,8 @@ def platform_tag(libraries: Iterable[Path]) -> str:
     machines = {_machine(library, content) for library, content in contents.items()}
     if len(machines) != 1:
         raise ValueError(f"a wheel is for one kind of machine, and not for {sorted(machines)}")
-    major, minor = max(map(_needed_glibc, contents.values()))
+    needed = [need(content) for content in contents.values() for need in (glibc, _glibc_beside)]
+    major, minor = max(needed)
     return f"manylinux_{major}_{minor}_{machines.pop()}"
 
 
@@ -35,7 +43,19 @@ def _machine(library: Path, content: bytes) -> str:
     return machine
 
 
-def _needed_glibc(content: bytes) -> tuple[int, int]:
-    """The newest version that a symbol is asked for by: they stand among the names."""
-    named = ((int(major), int(minor)) for major, minor in _SYMBOL_VERSION.findall(content))
+def glibc(content: bytes) -> tuple[int, int]:
+    """The newest that a symbol is asked for by; versions stand among the names of symbols."""
+    named = [(int(major), int(minor)) for major, minor in _OF_GLIBC.findall(content)]
     return max([OLDEST_GLIBC, *named])
+
+
+def _glibc_beside(content: bytes) -> tuple[int, int]:
+    """The glibc of distributions that have the libstdc++ that is asked for."""
+    oldest = OLDEST_GLIBC
+    for kind, last in _OF_LIBSTDCXX.findall(content):
+        fitting = [beside for known, beside in _GLIBC_BESIDE[kind].items() if int(last) <= known]
+        if not fitting:
+            version = f"{kind.decode()}.{int(last)}"
+            raise ValueError(f"{version} is newer than we know of: set CXX to an older g++")
+        oldest = max(oldest, fitting[0])
+    return oldest
