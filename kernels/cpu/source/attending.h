@@ -10,17 +10,17 @@
 #pragma once
 
 #include "attention_desk.h"
-#include "attention_few.h"
 #include "attention_items.h"
 
 namespace {
 
-// Of lengths in rising order the first that is not below `least`.
-template <int64_t... LENGTHS>
-constexpr int64_t fitting(int64_t least, std::integer_sequence<int64_t, LENGTHS...>) {
-  for (const int64_t length : {LENGTHS...})
-    if (length >= least) return length;
-  return 0;
+// Columns of 32 values that `pack_values` and `mix_few` have put out of order.
+inline void unshuffle(f32x16& low, f32x16& high) {
+  const f32x16 first = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const f32x16 second =
+      __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  low = first;
+  high = second;
 }
 
 template <typename Problem>
@@ -30,8 +30,8 @@ class Attending {
  public:
   Attending(const Problem& problem, Work& work)
       : problem_(problem),
-        query_stride_(fitting(problem.padded_depth(), typename Problem::QueryStrides())),
-        desk_(work, problem, Problem::MOST_ROWS, query_stride_) {}
+        query_cells_(problem.padded_depth()),
+        desk_(work, problem, Problem::MOST_ROWS) {}
 
   // `next` may be null: the item that is likely to follow. `kept` are the sums of tiles that are cut.
   void attend(const Item& item, const Item* next, const Sums& kept) {
@@ -114,27 +114,20 @@ class Attending {
       problem_.find_rows(tile, first, count, desk_.copies, keys, values);
     for (int64_t key = count; key < CHUNK; key++)
       keys[key] = values[key] = reinterpret_cast<const uint8_t*>(desk_.zeros);
-    switch (tile.rows()) {
-      case 1: return attend_few<1>(first, count, keys, values);
-      case 2: return attend_few<2>(first, count, keys, values);
-      case 3: return attend_few<3>(first, count, keys, values);
-      case 4: return attend_few<4>(first, count, keys, values);
-      case 5: return attend_few<5>(first, count, keys, values);
-      case 6: return attend_few<6>(first, count, keys, values);
-      case 7: return attend_few<7>(first, count, keys, values);
-      case 8: return attend_few<8>(first, count, keys, values);
-      default: return attend_many(tile, first, count, keys, values);
-    }
+    if (is_few(tile))
+      attend_few(tile.rows(), first, count, keys, values);
+    else
+      attend_many(tile, first, count, keys, values);
   }
 
-  template <int ROWS>
-  void attend_few(int64_t first, int64_t count, const uint8_t* const* keys,
+  static bool is_few(const Tile& tile) { return tile.rows() <= FEW_ROWS; }
+
+  void attend_few(int64_t rows, int64_t first, int64_t count, const uint8_t* const* keys,
                   const uint8_t* const* values) {
-    const Cells queries{desk_.queries, query_stride_};
-    score_few<T, ROWS, CHUNK>(queries, keys, problem_.padded_depth(), {desk_.scores, CHUNK}, upcoming_);
-    weigh(first, 0, ROWS);
-    mix_few<T, ROWS>(weights(), values, cells_of(count), problem_.padded_value(), desk_.shrinks, out(),
-                     upcoming_);
+    score_few<T>(rows, {desk_.queries, query_cells_}, keys, query_cells_, {desk_.scores, CHUNK}, upcoming_);
+    weigh(first, 0, rows);
+    mix_few<T>(rows, weights().cells, values, cells_of(count), problem_.padded_value(), desk_.shrinks, out(),
+               upcoming_);
   }
 
   void attend_many(const Tile& tile, int64_t first, int64_t count, const uint8_t* const* keys,
@@ -145,7 +138,10 @@ class Attending {
       pack_keys(keys + key, problem_.padded_depth(), desk_.keys + key, CHUNK);
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
-      score_many(row, rows, round_up(seen, 16), typename Problem::QueryStrides());
+      const int64_t group = QUERY_GROUP * query_cells_;
+      multiply<T, Rowwise::QUERIES>(rows, desk_.queries + row / QUERY_GROUP * group, group,
+                                    {desk_.keys, CHUNK}, problem_.depth(), round_up(seen, 16), nullptr,
+                                    {desk_.scores + row * CHUNK, CHUNK});
       weigh(first, row, rows);
     });
     for (int64_t key = 0; key < count; key += PER_CELL<T>) {
@@ -154,9 +150,9 @@ class Attending {
     }
     each_band(tile, first, count, [&](int64_t row, int64_t rows, int64_t seen) {
       const Sums sums = sums_.from(row);
-      multiply<T, CHUNK / PER_CELL<T>>(rows, weights().cells + row * weights().stride,
-                                       {desk_.values, width}, cells_of(seen), width, desk_.shrinks + row,
-                                       {sums.values(0), sums.stride()});
+      multiply<T, Rowwise::WEIGHTS>(rows, weights().cells + row * weights().stride,
+                                    QUERY_GROUP * weights().stride, {desk_.values, width}, cells_of(seen),
+                                    width, desk_.shrinks + row, {sums.values(0), sums.stride()});
     });
   }
 
@@ -171,27 +167,17 @@ class Attending {
     }
   }
 
-  template <int64_t... STRIDES>
-  void score_many(int64_t row, int64_t rows, int64_t num_keys, std::integer_sequence<int64_t, STRIDES...>) {
-    const auto score = [&]<int64_t STRIDE>() {
-      multiply<T, STRIDE>(rows, desk_.queries + row * STRIDE, {desk_.keys, CHUNK}, problem_.depth(), num_keys,
-                          nullptr, {desk_.scores + row * CHUNK, CHUNK});
-      return true;
-    };
-    ((query_stride_ == STRIDES && score.template operator()<STRIDES>()) || ...);
-  }
-
   Visible visible(int64_t row, int64_t first) const { return problem_.visible(positions_[row], first, rows_); }
   static int64_t cells_of(int64_t count) { return (count + PER_CELL<T> - 1) / PER_CELL<T>; }
-  Cells weights() const { return {reinterpret_cast<const Cell*>(desk_.weights), CHUNK / PER_CELL<T>}; }
+  Cells weights() const { return {reinterpret_cast<const Cell*>(desk_.weights), WEIGHT_CELLS<T>}; }
   Floats out() const { return {sums_.values(0), sums_.stride()}; }
 
   void weigh(int64_t first, int64_t begin, int64_t count) {
     for (int64_t row = begin; row < begin + count; row++) {
       float *scores = desk_.scores + row * CHUNK, &highest = sums_.top(row);
-      const float top = std::max(highest, score_row<CHUNK>(scores, problem_.scoring, visible(row, first)));
-      const float shrink = exp2(splat(highest - top))[0];
-      weigh_row<T, CHUNK>(scores, top, shrink, desk_.weights + row * CHUNK, sums_.totals(row));
+      const float top = std::max(highest, score_row(scores, problem_.scoring, visible(row, first)));
+      const float shrink = exp2(highest - top);
+      weigh_row<T>(scores, top, shrink, desk_.weights + row * CHUNK, sums_.totals(row));
       desk_.shrinks[row] = shrink;
       highest = top;
     }
@@ -199,11 +185,18 @@ class Attending {
 
   void load_queries(const Tile& tile) {
     for (int64_t row = 0; row < tile.rows(); row++) {
-      T* query = reinterpret_cast<T*>(desk_.queries + row * query_stride_);
+      Cell* cells = is_few(tile) ? desk_.queries + row * query_cells_ : desk_.query;
+      T* query = reinterpret_cast<T*>(cells);
       problem_.load_query(tile.first_token + tile.token(row), tile.head(row), query);
       std::fill(query + problem_.key_width, query + problem_.padded_key(), T{});
       positions_[row] = tile.position(row);
+      if (!is_few(tile)) put_among_its_group(row, cells);
     }
+  }
+
+  void put_among_its_group(int64_t row, const Cell* query) {
+    Cell* group = desk_.queries + row / QUERY_GROUP * QUERY_GROUP * query_cells_ + row % QUERY_GROUP;
+    for (int64_t cell = 0; cell < query_cells_; cell++) group[cell * QUERY_GROUP] = query[cell];
   }
 
   void store_out(const Tile& tile, int64_t row, const Sums& sums) const {
@@ -211,8 +204,8 @@ class Attending {
     float total = sum(load(sums.totals(0))), shrink = 1;
     if (problem_.has_sinks() && total > 0) {  // 0: no score was a number, and the row is not one either
       const float sink = problem_.sink(head), top = std::max(sums.top(0), sink);
-      shrink = exp2(splat(sums.top(0) - top))[0];
-      total = total * shrink + exp2(splat(sink - top))[0];
+      shrink = exp2(sums.top(0) - top);
+      total = total * shrink + exp2(sink - top);
     }
     store_row(sums.values(0), shrink / total,
               problem_.out + (token * problem_.num_heads + head) * problem_.value_width);
@@ -232,7 +225,7 @@ class Attending {
   }
 
   const Problem& problem_;
-  int64_t query_stride_;
+  int64_t query_cells_;  // of a row
   Desk<T> desk_;
   Sums sums_;                      // of the segment at hand
   int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows

@@ -29,7 +29,7 @@ class Sums {
   void add(const Sums& other, int64_t rows) const {
     for (int64_t row = 0; row < rows; row++) {
       const float highest = std::max(top(row), other.top(row));
-      const f32x16 mine = exp2(splat(top(row) - highest)), its = exp2(splat(other.top(row) - highest));
+      const f32x16 mine = splat(exp2(top(row) - highest)), its = splat(exp2(other.top(row) - highest));
       top(row) = highest;
       float* a = totals(row);  // and the values behind them
       const float* b = other.totals(row);
@@ -45,17 +45,19 @@ class Sums {
 // Memory of one thread, laid out for a tile.
 template <typename T>
 struct Desk {
-  Cell *queries, *keys, *values;  // [rows][stride], [depth][CHUNK], [CHUNK / PER_CELL][value width]
+  Cell *queries, *query;          // [rows][depth] if they are few, else in groups; [depth] of one
+  Cell *keys, *values;            // [depth][CHUNK], [CHUNK / PER_CELL][value width]
   float *scores, *shrinks;        // [rows][CHUNK], [rows]
   T *weights, *copies, *zeros;    // [rows][CHUNK], [2 CHUNK][key width], [key width]
   Sums segment, whole;
 
-  Desk(Work& work, const AttentionProblem<T>& problem, int64_t most_rows, int64_t query_stride) {
+  Desk(Work& work, const AttentionProblem<T>& problem, int64_t most_rows) {
     const int64_t key = problem.padded_key(), value = problem.padded_value();
     uint8_t* next = nullptr;
     for (int pass = 0; pass < 2; pass++) {  // to measure, then to lay out
       uint8_t* start = next;
-      allot(next, queries, most_rows * query_stride);
+      allot(next, queries, most_rows * problem.padded_depth());
+      allot(next, query, problem.padded_depth());
       allot(next, keys, problem.padded_depth() * CHUNK);
       allot(next, values, CHUNK / PER_CELL<T> * value);
       allot(next, scores, most_rows * CHUNK);

@@ -15,7 +15,6 @@ namespace {
 template <typename T>
 struct KvProblem : AttentionProblem<T> {
   using Value = T;
-  using QueryStrides = std::integer_sequence<int64_t, 16, 32, 64, 128, 256>;
   static constexpr int64_t MOST_ROWS = 256;  // of a tile: with what is summed up they stay in a core's cache
 
   const T* q;  // [T][N][H]

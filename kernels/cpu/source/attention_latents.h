@@ -14,7 +14,6 @@ namespace {
 template <typename T>
 struct LatentProblem : AttentionProblem<T> {
   using Value = T;
-  using QueryStrides = std::integer_sequence<int64_t, 32, 160, 288, 320, 576>;
   static constexpr int64_t MOST_ROWS = 128;  // of a tile: with what is summed up they stay in a core's cache
 
   const T *q_latent, *q_rope, *arena;

@@ -16,7 +16,6 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 64;
 constexpr int64_t SEGMENT = 512;
 constexpr int64_t BAND_ROWS = 8;  // that end together; see each_band
 

@@ -10,44 +10,13 @@
 
 #include <cfloat>
 
-#include "functions.h"
 #include "simd.h"
 
 constexpr float HIDDEN = -INFINITY;
 constexpr float NOTHING_YET = -FLT_MAX;  // finite, so that HIDDEN - NOTHING_YET is a number
 
-// b where one of them is NaN.
-static inline f32x16 larger(f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
-  return (f32x16)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
-#else
-  return a > b ? a : b;
-#endif
-}
-
-// 2^x for x <= 127, within 2 ulp; 0 below -127, and NaN for NaN. Polynomial of Cephes' exp2f.
-static inline f32x16 exp2(f32x16 x) {
-  x = larger(splat(-127.0f), x);
-  const f32x16 integers_only = splat(0x1.8p23f + 127.0f);
-  const f32x16 shifted = x + integers_only;  // in its lowest bits: 127 + the nearest integer
-  const f32x16 rest = x - (shifted - integers_only);
-  f32x16 power = splat(1.535336188319500e-4f);
-  power = fma(power, rest, splat(1.339887440266574e-3f));
-  power = fma(power, rest, splat(9.618437357674640e-3f));
-  power = fma(power, rest, splat(5.550332471162809e-2f));
-  power = fma(power, rest, splat(2.402264791363012e-1f));
-  power = fma(power, rest, splat(6.931472028550421e-1f));
-  power = fma(power, rest, splat(1.0f));
-  return power * (f32x16)((u32x16)shifted << 23);
-}
-
-static inline float largest_of(f32x16 v) {
-  v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = larger(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
-}
+// 2^x for x <= 127, within 2 ulp; 0 below -127, and NaN for NaN.
+float exp2(float x);
 
 // How a product of query and key becomes a score.
 struct Scoring {
@@ -56,11 +25,6 @@ struct Scoring {
 
   Scoring(double scale, double softcap)
       : factor(float(softcap == 0 ? scale * M_LOG2E : scale / softcap)), cap(float(softcap * M_LOG2E)) {}
-
-  f32x16 operator()(f32x16 product) const {
-    const f32x16 score = product * splat(factor);
-    return cap == 0 ? score : tanh(score) * splat(cap);
-  }
 };
 
 // Keys of a chunk that a row sees, perhaps none: begin .. end - 1, and perhaps some that were the first of
@@ -70,45 +34,9 @@ struct Visible {
   int64_t first_begin = 0, first_end = 0;
 };
 
-static inline f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
-  if (visible.begin <= first && first + 16 <= visible.end) return scores;
-  const i32x16 key = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + int32_t(first);
-  const i32x16 is_last = (key >= int32_t(visible.begin)) & (key < int32_t(visible.end));
-  const i32x16 is_first = (key >= int32_t(visible.first_begin)) & (key < int32_t(visible.first_end));
-  const i32x16 is_seen = is_last | is_first;
-  return is_seen ? scores : splat(HIDDEN);
-}
-
-// Products of a row become its scores; the largest is returned.
-template <int64_t CHUNK>
-static inline float score_row(float* row, const Scoring& scoring, Visible visible) {
-  f32x16 top = splat(NOTHING_YET);
-  if (scoring.cap == 0 && visible.begin == 0 && visible.end == CHUNK) {  // nearly always
-#pragma GCC unroll 4
-    for (int64_t key = 0; key < CHUNK; key += 16) {
-      const f32x16 scores = load(row + key) * splat(scoring.factor);
-      store(row + key, scores);
-      top = larger(scores, top);
-    }
-    return largest_of(top);
-  }
-  for (int64_t key = 0; key < CHUNK; key += 16) {
-    const f32x16 scores = hide(scoring(load(row + key)), key, visible);
-    store(row + key, scores);
-    top = larger(scores, top);
-  }
-  return largest_of(top);
-}
+// Products of a row with a chunk of keys become its scores; the largest is returned.
+float score_row(float* row, const Scoring& scoring, Visible visible);
 
 // Scores of a row become weights, here in T; their sums by lane are added to `total`.
-template <typename T, int64_t CHUNK>
-static inline void weigh_row(const float* scores, float top, float shrink, T* weights, float* total) {
-  f32x16 sums = load(total) * splat(shrink);
-#pragma GCC unroll 4
-  for (int64_t key = 0; key < CHUNK; key += 16) {
-    const f32x16 x = exp2(load(scores + key) - splat(top));
-    sums = sums + x;
-    store(weights + key, x);
-  }
-  store(total, sums);
-}
+template <typename T>
+void weigh_row(const float* scores, float top, float shrink, T* weights, float* total);

@@ -8,23 +8,21 @@
 // of nothing else, so it has the same bits whatever rows are computed beside it.
 #pragma once
 
+#include "lanes.h"
 #include "operator.h"
 #include "simd.h"
 
 constexpr int64_t PANEL = 32;
 constexpr int64_t STEP_BYTES = PANEL * 4;
 
-// As wide as the registers are: GCC keeps wider vectors in memory.
 #if defined(__AVX512F__)
-constexpr int LANES = 16, MAX_TILE_ROWS = 8;  // the sums of as many rows stay in registers
+constexpr int MAX_TILE_ROWS = 8;  // the sums of as many rows stay in registers
 #elif defined(__AVX2__) && defined(__FMA__)
-constexpr int LANES = 8, MAX_TILE_ROWS = 2;
+constexpr int MAX_TILE_ROWS = 2;
 #else
-constexpr int LANES = 4, MAX_TILE_ROWS = 1;
+constexpr int MAX_TILE_ROWS = 1;
 #endif
 constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
-typedef float Lanes __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 
 // a * b + c, rounded once where the CPU can: the same for all sums of a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
@@ -79,36 +77,7 @@ struct Ahead {
   }
 };
 
-template <int ROWS, typename T, int LEVEL>
-void multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
-                   Ahead<LEVEL> ahead, float* sums) {
-  constexpr int64_t DEPTH = Step<T>::DEPTH;
-  Lanes sum[ROWS][VECTORS] = {};
-  for (int64_t step = 0; step < num_steps; step++) {
-    Words w[VECTORS];
-#pragma GCC unroll 8  // as one copy, they would go through memory
-    for (int v = 0; v < VECTORS; v++) memcpy(&w[v], panel + v * LANES * DEPTH, sizeof(Words));
-    for (int row = 0; row < ROWS; row++)
-      for (int v = 0; v < VECTORS; v++)
-        sum[row][v] = Step<T>::add(sum[row][v], x + row * x_stride, w[v]);
-    ahead.step();
-    panel += PANEL * DEPTH;
-    x += DEPTH;
-  }
-  for (int row = 0; row < ROWS; row++) {
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++)
-      memcpy(sums + row * PANEL + v * LANES, &sum[row][v], sizeof(Lanes));
-  }
-}
-
-// The same of 1 to MAX_TILE_ROWS rows.
-template <int ROWS = MAX_TILE_ROWS, typename T, int LEVEL>
+// The sums of 1 to MAX_TILE_ROWS rows. Compiled once, in linear_tile.cpp, for all that multiply.
+template <typename T, int LEVEL>
 void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
-                   Ahead<LEVEL> ahead, float* sums) {
-  if constexpr (ROWS > 1) {
-    if (rows < ROWS)
-      return multiply_rows<ROWS - 1>(rows, x, x_stride, panel, num_steps, ahead, sums);
-  }
-  multiply_tile<ROWS>(x, x_stride, panel, num_steps, ahead, sums);
-}
+                   Ahead<LEVEL> ahead, float* sums);

@@ -62,9 +62,29 @@ static inline void ask(const uint8_t* next) {
   for (int i = 0; i < COUNT; i++) __builtin_prefetch(next + 64 * i, 0, 2);
 }
 
+// tile<ROWS, ASKING>() of a `product`, of the number of rows and of what is asked for.
+template <Asking ASKING, int ROWS, typename Product>
+static inline void run_tile_of(const Product& product, Span rows, int64_t panel, const uint8_t* next,
+                               float* sums) {
+  if constexpr (ROWS > 1) {
+    if (rows.end - rows.begin < ROWS)
+      return run_tile_of<ASKING, ROWS - 1>(product, rows, panel, next, sums);
+  }
+  product.template multiply_tile<ROWS, ASKING>(rows.begin, panel, next, sums);
+}
+
+template <typename Product>
+static inline void run_tile_of(const Product& product, Asking asking, Span rows, int64_t panel,
+                               const uint8_t* next, float* sums) {
+  constexpr int MOST = Product::MAX_ROWS;
+  if (asking == Asking::ALL) return run_tile_of<Asking::ALL, MOST>(product, rows, panel, next, sums);
+  if (asking == Asking::HALF) return run_tile_of<Asking::HALF, MOST>(product, rows, panel, next, sums);
+  run_tile_of<Asking::NONE, MOST>(product, rows, panel, next, sums);
+}
+
 // `Product` has weights, panel_bytes, MAX_ROWS, LINES (of a step) and
-//     multiply<ROWS, ASKING>(row, panel, next, sums [ROWS][32])
-// which asks for what is at `next` as it reads the panel, step by step.
+//     multiply(asking, rows, panel, next, sums [rows][32])
+// for up to MAX_ROWS rows, which asks for what is at `next` as it reads the panel, step by step.
 template <typename Product, typename Finish>
 class Multiplication {
  public:
@@ -96,24 +116,22 @@ class Multiplication {
     const uint8_t* weights = product_.weights + panel * product_.panel_bytes;
     const uint8_t* next = weights + product_.panel_bytes;
     if (rows.end - rows.begin <= MAX_ROWS)
-      return run_tile<Asking::ALL>(rows, panel, weights + STREAM_AHEAD_BYTES);
+      return run_tile(Asking::ALL, rows, panel, weights + STREAM_AHEAD_BYTES);
     for (int64_t row = rows.begin, tile = 0; row < rows.end; row += MAX_ROWS, tile++) {
       const Span of_tile{row, std::min(row + MAX_ROWS, rows.end)};
       if (is_last || tile >= 2)
-        run_tile<Asking::NONE>(of_tile, panel, next);
+        run_tile(Asking::NONE, of_tile, panel, next);
       else
-        run_tile<Asking::HALF>(of_tile, panel, next + tile * (Product::LINES / 2) * 64);
+        run_tile(Asking::HALF, of_tile, panel, next + tile * (Product::LINES / 2) * 64);
     }
   }
 
-  template <Asking ASKING, int ROWS = MAX_ROWS>
-  void run_tile(Span rows, int64_t panel, const uint8_t* next) const {
-    if constexpr (ROWS > 1) {
-      if (rows.end - rows.begin < ROWS) return run_tile<ASKING, ROWS - 1>(rows, panel, next);
-    }
-    alignas(64) float sums[ROWS * PANEL];
-    product_.template multiply<ROWS, ASKING>(rows.begin, panel, next, sums);
-    for (int i = 0; i < ROWS; i++) finish_(rows.begin + i, panel, sums + i * PANEL);
+  // Called from several places, and compiled once.
+  __attribute__((noinline)) void run_tile(Asking asking, Span rows, int64_t panel, const uint8_t* next) const {
+    alignas(64) float sums[MAX_ROWS * PANEL];
+    product_.multiply(asking, rows, panel, next, sums);
+    for (int64_t row = rows.begin; row < rows.end; row++)
+      finish_(row, panel, sums + (row - rows.begin) * PANEL);
   }
 
   const Product& product_;

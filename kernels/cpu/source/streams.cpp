@@ -42,7 +42,8 @@ void norm(const Args& args, const Pass& pass, Work& work) {
     }
 }
 
-void sigmoid(const float* z, int64_t count, float times, float plus, float* y) {
+// Not inlined here and below: either would be compiled for each number of streams.
+__attribute__((noinline)) void sigmoid(const float* z, int64_t count, float times, float plus, float* y) {
   for_each_part(count, [&](int64_t i, int64_t part) {
     const f32x16 v = load_first(z + i, part);
     store_first(y + i, times / (1.0f + exp(-v)) + plus, part);
@@ -50,7 +51,7 @@ void sigmoid(const float* z, int64_t count, float times, float plus, float* y) {
 }
 
 // n x n numbers to weights of which rows and columns add up to one, columns last.
-void doubly_stochastic(float* comb, int64_t n, int64_t num_rounds, float eps) {
+__attribute__((noinline)) void doubly_stochastic(float* comb, int64_t n, int64_t num_rounds, float eps) {
   const auto scale = [&](int64_t line_step, int64_t step, float more) {
     for (int64_t line = 0; line < n; line++) {
       float total = 0;

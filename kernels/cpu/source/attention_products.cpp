@@ -1,0 +1,247 @@
+// The products of attention, which all kinds of it share: compiled once, for each number of rows that is few
+// and for each way in which many lie.
+#include <algorithm>
+
+#include "attention_pack.h"
+#include "attention_products.h"
+#include "lanes.h"
+
+namespace {
+
+inline Words broadcast(Cell cell) { return Words{} + cell; }
+
+inline Lanes load_lanes(const float* p) {
+  Lanes v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store_lanes(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
+
+// sum + a * b of the values in the cells, in an order of their own, always the same.
+template <typename T>
+inline Lanes add_product(Lanes sum, Words a, Words b) {
+  if constexpr (PER_CELL<T> == 1) {
+    return fused((Lanes)a, (Lanes)b, sum);
+  } else {
+#if defined(__AVX512BF16__)
+    return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum = fused((Lanes)(a & 0xFFFF0000u), (Lanes)(b & 0xFFFF0000u), sum);
+    return fused((Lanes)(a << 16), (Lanes)(b << 16), sum);
+#endif
+  }
+}
+
+// How many rows and vectors are done at once: as many as their sums stay in registers.
+constexpr int TILE_ROWS = LANES == 16 ? 8 : 4;
+constexpr int tile_vectors(int rows) { return LANES == 4 || rows < TILE_ROWS ? 4 : 2; }
+constexpr int MIX_ROWS = TILE_ROWS;
+constexpr int mix_vectors(int rows) {
+  if (LANES == 16) return rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
+  return rows == 1 ? 8 : rows == 2 ? 4 : 2;
+}
+
+// out[ROWS][LANES VECTORS] = out * factor + a [ROWS][depth] b [depth][LANES VECTORS]; without factors, a b.
+// Where rows and cells of a lie the compiler must know: it has not enough registers for 8 addresses.
+template <typename T, Rowwise LAYOUT, int ROWS, int VECTORS>
+__attribute__((noinline)) void multiply_tile(const Cell* a, Cells b, int64_t depth, const float* factors,
+                                             Floats out) {
+  constexpr bool IS_GROUPED = LAYOUT == Rowwise::QUERIES;
+  constexpr int64_t ROW_STRIDE = IS_GROUPED ? 1 : WEIGHT_CELLS<T>, STEP = IS_GROUPED ? QUERY_GROUP : 1;
+  Lanes sums[ROWS][VECTORS];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++)
+      sums[r][v] = factors ? load_lanes(out.floats + r * out.stride + LANES * v) * factors[r] : Lanes{};
+  for (int64_t k = 0; k < depth; k++) {
+    Words column[VECTORS];
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) column[v] = load_cells(b.cells + k * b.stride + LANES * v);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      const Words cell = broadcast(a[r * ROW_STRIDE + k * STEP]);
+#pragma GCC unroll 16
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = add_product<T>(sums[r][v], cell, column[v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++) store_lanes(out.floats + r * out.stride + LANES * v, sums[r][v]);
+}
+
+template <typename T, Rowwise LAYOUT, int ROWS>
+void multiply_rows(const Cell* a, Cells b, int64_t depth, int64_t width, const float* factors, Floats out) {
+  constexpr int WIDE = tile_vectors(ROWS), NARROW = 16 / LANES;
+  int64_t column = 0;
+  for (; column + LANES * WIDE <= width; column += LANES * WIDE)
+    multiply_tile<T, LAYOUT, ROWS, WIDE>(a, {b.cells + column, b.stride}, depth, factors,
+                                         {out.floats + column, out.stride});
+  for (; column < width; column += LANES * NARROW)
+    multiply_tile<T, LAYOUT, ROWS, NARROW>(a, {b.cells + column, b.stride}, depth, factors,
+                                           {out.floats + column, out.stride});
+}
+
+// scores[ROWS][CHUNK] = queries [ROWS][num_cells] times CHUNK keys.
+template <typename T, int ROWS>
+void score_rows(Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
+                Upcoming& upcoming) {
+  constexpr int SQUARES = LANES < 16 && ROWS <= 2 ? 2 : 1;  // else the sums of few rows wait for each other
+  for (int64_t key = 0; key < CHUNK; key += LANES * SQUARES) {
+    Lanes sums[ROWS][SQUARES] = {};
+    for (int64_t column = 0; column < num_cells; column += LANES) {
+      upcoming.fetch(SQUARES * LANES * LANES / 16);
+#pragma GCC unroll 2
+      for (int s = 0; s < SQUARES; s++) {
+        Words square[LANES];
+        load_square(keys + key + s * LANES, column, square);
+        transpose(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+#pragma GCC unroll 8
+          for (int r = 0; r < ROWS; r++) {
+            const Words cell = broadcast(queries.cells[r * queries.stride + column + i]);
+            sums[r][s] = add_product<T>(sums[r][s], cell, square[i]);
+          }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int s = 0; s < SQUARES; s++)
+        store_lanes(scores.floats + r * scores.stride + key + s * LANES, sums[r][s]);
+  }
+}
+
+// out[ROWS][LANES VECTORS] = out * factor + weights [ROWS][depth] times values from `column` on.
+template <typename T, int ROWS, int VECTORS>
+void mix_columns(const Cell* weights, const uint8_t* const* values, int64_t column, int64_t depth,
+                 const float* factors, Floats out, Upcoming& upcoming) {
+  float* const first = out.floats + place_of<T>(column);
+  Lanes sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++)
+      sums[r][v] = load_lanes(first + r * out.stride + place_behind<T>(v)) * factors[r];
+  for (int64_t k = 0; k < depth; k++) {
+    upcoming.fetch(VECTORS * LANES >= 16 ? VECTORS * LANES / 16 : 1);
+    Words cells[VECTORS];
+    load_values<T, VECTORS>(values + PER_CELL<T> * k, column, cells);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      const Words weight = broadcast(weights[r * WEIGHT_CELLS<T> + k]);
+#pragma GCC unroll 16
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = add_product<T>(sums[r][v], weight, cells[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; v++)
+      store_lanes(first + r * out.stride + place_behind<T>(v), sums[r][v]);
+}
+
+// The same for all columns.
+template <typename T, int ROWS>
+void mix_rows(const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
+              const float* factors, Floats out, Upcoming& upcoming) {
+  constexpr int WIDE = mix_vectors(ROWS), NARROW = LANES == 16 ? int(PER_CELL<T>) : 2;
+  int64_t column = 0;
+  for (; column + LANES * WIDE <= width; column += LANES * WIDE)
+    mix_columns<T, ROWS, WIDE>(weights, values, column, depth, factors, out, upcoming);
+  for (; column < width; column += LANES * NARROW)
+    mix_columns<T, ROWS, NARROW>(weights, values, column, depth, factors, out, upcoming);
+}
+
+// call(an integral_constant of `rows`), 1 to MOST.
+template <int MOST, typename Call>
+void with_rows(int64_t rows, Call call) {
+  if constexpr (MOST > 1) {
+    if (rows < MOST) return with_rows<MOST - 1>(rows, call);
+  }
+  call(std::integral_constant<int, MOST>());
+}
+
+}  // namespace
+
+template <typename T, Rowwise LAYOUT>
+void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_t depth, int64_t width,
+              const float* factors, Floats out) {
+  for (int64_t row = 0, done; row < rows; row += done) {
+    const int64_t left = rows - row;
+    const Cell* first = a + row / QUERY_GROUP * group_stride;
+    first += row % QUERY_GROUP * (LAYOUT == Rowwise::QUERIES ? 1 : WEIGHT_CELLS<T>);
+    const float* own = factors ? factors + row : nullptr;
+    const Floats into{out.floats + row * out.stride, out.stride};
+    done = left >= TILE_ROWS ? TILE_ROWS : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    switch (done) {
+      case TILE_ROWS: multiply_rows<T, LAYOUT, TILE_ROWS>(first, b, depth, width, own, into); break;
+#if defined(__AVX512F__)
+      case 4: multiply_rows<T, LAYOUT, 4>(first, b, depth, width, own, into); break;
+#endif
+      case 2: multiply_rows<T, LAYOUT, 2>(first, b, depth, width, own, into); break;
+      default: multiply_rows<T, LAYOUT, 1>(first, b, depth, width, own, into);
+    }
+  }
+}
+
+template <typename T>
+void score_few(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t num_cells, Floats scores,
+               Upcoming& upcoming) {
+  with_rows<int(FEW_ROWS)>(rows, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
+    score_rows<T, ROWS>(queries, keys, num_cells, scores, upcoming);
+  });
+}
+
+template <typename T>
+void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
+             const float* factors, Floats out, Upcoming& upcoming) {
+  for (int64_t row = 0; row < rows; row += MIX_ROWS)
+    with_rows<MIX_ROWS>(std::min<int64_t>(rows - row, MIX_ROWS), [&]<int ROWS>(std::integral_constant<int, ROWS>) {
+      mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
+                        {out.floats + row * out.stride, out.stride}, upcoming);
+    });
+}
+
+void pack_keys(const uint8_t* const* keys, int64_t num_cells, Cell* out, int64_t stride) {
+  for (int64_t key = 0; key < 16; key += LANES)
+    for (int64_t column = 0; column < num_cells; column += LANES) {
+      Words square[LANES];
+      load_square(keys + key, column, square);
+      transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) store_cells(out + (column + i) * stride + key, square[i]);
+    }
+}
+
+template <typename T>
+void pack_values(const uint8_t* const* values, int64_t width, Cell* out) {
+  constexpr int VECTORS = int(PER_CELL<T>);
+  for (int64_t column = 0; column < width; column += LANES * VECTORS) {
+    Words cells[VECTORS];
+    load_values<T, VECTORS>(values, column, cells);
+#pragma GCC unroll 2
+    for (int v = 0; v < VECTORS; v++) store_cells(out + place_of<T>(column) + place_behind<T>(v), cells[v]);
+  }
+}
+
+template void multiply<float, Rowwise::QUERIES>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
+                                          const float*, Floats);
+template void multiply<float, Rowwise::WEIGHTS>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
+                                          const float*, Floats);
+template void score_few<float>(int64_t, Cells, const uint8_t* const*, int64_t, Floats, Upcoming&);
+template void mix_few<float>(int64_t, const Cell*, const uint8_t* const*, int64_t, int64_t, const float*, Floats,
+                             Upcoming&);
+template void pack_values<float>(const uint8_t* const*, int64_t, Cell*);
+
+template void multiply<bf16, Rowwise::QUERIES>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
+                                          const float*, Floats);
+template void multiply<bf16, Rowwise::WEIGHTS>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
+                                          const float*, Floats);
+template void score_few<bf16>(int64_t, Cells, const uint8_t* const*, int64_t, Floats, Upcoming&);
+template void mix_few<bf16>(int64_t, const Cell*, const uint8_t* const*, int64_t, int64_t, const float*, Floats,
+                             Upcoming&);
+template void pack_values<bf16>(const uint8_t* const*, int64_t, Cell*);

@@ -1,0 +1,91 @@
+// Softmax of a row and a chunk of keys, for all kinds of attention.
+#include "attention_products.h"
+#include "attention_softmax.h"
+#include "functions.h"
+
+namespace {
+
+// b where one of them is NaN.
+f32x16 larger(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// Polynomial of Cephes' exp2f.
+f32x16 exp2(f32x16 x) {
+  x = larger(splat(-127.0f), x);
+  const f32x16 integers_only = splat(0x1.8p23f + 127.0f);
+  const f32x16 shifted = x + integers_only;  // in its lowest bits: 127 + the nearest integer
+  const f32x16 rest = x - (shifted - integers_only);
+  f32x16 power = splat(1.535336188319500e-4f);
+  power = fma(power, rest, splat(1.339887440266574e-3f));
+  power = fma(power, rest, splat(9.618437357674640e-3f));
+  power = fma(power, rest, splat(5.550332471162809e-2f));
+  power = fma(power, rest, splat(2.402264791363012e-1f));
+  power = fma(power, rest, splat(6.931472028550421e-1f));
+  power = fma(power, rest, splat(1.0f));
+  return power * (f32x16)((u32x16)shifted << 23);
+}
+
+float largest_of(f32x16 v) {
+  v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = larger(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
+}
+
+f32x16 score_of(f32x16 product, const Scoring& scoring) {
+  const f32x16 score = product * splat(scoring.factor);
+  return scoring.cap == 0 ? score : tanh(score) * splat(scoring.cap);
+}
+
+f32x16 hide(f32x16 scores, int64_t first, Visible visible) {
+  if (visible.begin <= first && first + 16 <= visible.end) return scores;
+  const i32x16 key = i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + int32_t(first);
+  const i32x16 is_last = (key >= int32_t(visible.begin)) & (key < int32_t(visible.end));
+  const i32x16 is_first = (key >= int32_t(visible.first_begin)) & (key < int32_t(visible.first_end));
+  const i32x16 is_seen = is_last | is_first;
+  return is_seen ? scores : splat(HIDDEN);
+}
+
+}  // namespace
+
+float exp2(float x) { return exp2(splat(x))[0]; }
+
+float score_row(float* row, const Scoring& scoring, Visible visible) {
+  f32x16 top = splat(NOTHING_YET);
+  if (scoring.cap == 0 && visible.begin == 0 && visible.end == CHUNK) {  // nearly always
+#pragma GCC unroll 4
+    for (int64_t key = 0; key < CHUNK; key += 16) {
+      const f32x16 scores = load(row + key) * splat(scoring.factor);
+      store(row + key, scores);
+      top = larger(scores, top);
+    }
+    return largest_of(top);
+  }
+  for (int64_t key = 0; key < CHUNK; key += 16) {
+    const f32x16 scores = hide(score_of(load(row + key), scoring), key, visible);
+    store(row + key, scores);
+    top = larger(scores, top);
+  }
+  return largest_of(top);
+}
+
+template <typename T>
+void weigh_row(const float* scores, float top, float shrink, T* weights, float* total) {
+  f32x16 sums = load(total) * splat(shrink);
+#pragma GCC unroll 4
+  for (int64_t key = 0; key < CHUNK; key += 16) {
+    const f32x16 x = exp2(load(scores + key) - splat(top));
+    sums = sums + x;
+    store(weights + key, x);
+  }
+  store(total, sums);
+}
+
+template void weigh_row(const float*, float, float, float*, float*);
+template void weigh_row(const float*, float, float, bf16*, float*);

@@ -1,0 +1,50 @@
+// Tiles of products, for each number of rows that one can have.
+#include "linear_tile.h"
+
+namespace {
+
+template <int ROWS, typename T, int LEVEL>
+void multiply_tile(const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
+                   Ahead<LEVEL> ahead, float* sums) {
+  constexpr int64_t DEPTH = Step<T>::DEPTH;
+  Lanes sum[ROWS][VECTORS] = {};
+  for (int64_t step = 0; step < num_steps; step++) {
+    Words w[VECTORS];
+#pragma GCC unroll 8  // as one copy, they would go through memory
+    for (int v = 0; v < VECTORS; v++) memcpy(&w[v], panel + v * LANES * DEPTH, sizeof(Words));
+    for (int row = 0; row < ROWS; row++)
+      for (int v = 0; v < VECTORS; v++)
+        sum[row][v] = Step<T>::add(sum[row][v], x + row * x_stride, w[v]);
+    ahead.step();
+    panel += PANEL * DEPTH;
+    x += DEPTH;
+  }
+  for (int row = 0; row < ROWS; row++) {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++)
+      memcpy(sums + row * PANEL + v * LANES, &sum[row][v], sizeof(Lanes));
+  }
+}
+
+template <int ROWS, typename T, int LEVEL>
+void multiply_some(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
+                   Ahead<LEVEL> ahead, float* sums) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS)
+      return multiply_some<ROWS - 1>(rows, x, x_stride, panel, num_steps, ahead, sums);
+  }
+  multiply_tile<ROWS>(x, x_stride, panel, num_steps, ahead, sums);
+}
+
+}  // namespace
+
+template <typename T, int LEVEL>
+void multiply_rows(int64_t rows, const T* x, int64_t x_stride, const T* panel, int64_t num_steps,
+                   Ahead<LEVEL> ahead, float* sums) {
+  multiply_some<MAX_TILE_ROWS>(rows, x, x_stride, panel, num_steps, ahead, sums);
+}
+
+template void multiply_rows(int64_t, const float*, int64_t, const float*, int64_t, Ahead<1>, float*);
+template void multiply_rows(int64_t, const float*, int64_t, const float*, int64_t, Ahead<2>, float*);
+template void multiply_rows(int64_t, const bf16*, int64_t, const bf16*, int64_t, Ahead<1>, float*);
+template void multiply_rows(int64_t, const bf16*, int64_t, const bf16*, int64_t, Ahead<2>, float*);
