@@ -16,7 +16,8 @@ namespace {
 
 // Columns of 32 values that `pack_values` and `mix_few` have put out of order.
 inline void unshuffle(f32x16& low, f32x16& high) {
-  const f32x16 first = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const f32x16 first =
+      __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const f32x16 second =
       __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   low = first;

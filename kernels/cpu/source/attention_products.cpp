@@ -4,7 +4,6 @@
 
 #include "attention_pack.h"
 #include "attention_products.h"
-#include "lanes.h"
 
 namespace {
 
@@ -33,10 +32,9 @@ inline Lanes add_product(Lanes sum, Words a, Words b) {
   }
 }
 
-// How many rows and vectors are done at once: as many as their sums stay in registers.
+// As many rows and vectors at once as their sums stay in registers.
 constexpr int TILE_ROWS = LANES == 16 ? 8 : 4;
 constexpr int tile_vectors(int rows) { return LANES == 4 || rows < TILE_ROWS ? 4 : 2; }
-constexpr int MIX_ROWS = TILE_ROWS;
 constexpr int mix_vectors(int rows) {
   if (LANES == 16) return rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
   return rows == 1 ? 8 : rows == 2 ? 4 : 2;
@@ -199,11 +197,13 @@ void score_few(int64_t rows, Cells queries, const uint8_t* const* keys, int64_t 
 template <typename T>
 void mix_few(int64_t rows, const Cell* weights, const uint8_t* const* values, int64_t depth, int64_t width,
              const float* factors, Floats out, Upcoming& upcoming) {
-  for (int64_t row = 0; row < rows; row += MIX_ROWS)
-    with_rows<MIX_ROWS>(std::min<int64_t>(rows - row, MIX_ROWS), [&]<int ROWS>(std::integral_constant<int, ROWS>) {
+  for (int64_t row = 0; row < rows; row += TILE_ROWS) {
+    const int64_t count = std::min<int64_t>(rows - row, TILE_ROWS);
+    with_rows<TILE_ROWS>(count, [&]<int ROWS>(std::integral_constant<int, ROWS>) {
       mix_rows<T, ROWS>(weights + row * WEIGHT_CELLS<T>, values, depth, width, factors + row,
                         {out.floats + row * out.stride, out.stride}, upcoming);
     });
+  }
 }
 
 void pack_keys(const uint8_t* const* keys, int64_t num_cells, Cell* out, int64_t stride) {
@@ -229,19 +229,19 @@ void pack_values(const uint8_t* const* values, int64_t width, Cell* out) {
 }
 
 template void multiply<float, Rowwise::QUERIES>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
-                                          const float*, Floats);
+                                                const float*, Floats);
 template void multiply<float, Rowwise::WEIGHTS>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
-                                          const float*, Floats);
+                                                const float*, Floats);
 template void score_few<float>(int64_t, Cells, const uint8_t* const*, int64_t, Floats, Upcoming&);
-template void mix_few<float>(int64_t, const Cell*, const uint8_t* const*, int64_t, int64_t, const float*, Floats,
-                             Upcoming&);
+template void mix_few<float>(int64_t, const Cell*, const uint8_t* const*, int64_t, int64_t, const float*,
+                             Floats, Upcoming&);
 template void pack_values<float>(const uint8_t* const*, int64_t, Cell*);
 
 template void multiply<bf16, Rowwise::QUERIES>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
-                                          const float*, Floats);
+                                               const float*, Floats);
 template void multiply<bf16, Rowwise::WEIGHTS>(int64_t, const Cell*, int64_t, Cells, int64_t, int64_t,
-                                          const float*, Floats);
+                                               const float*, Floats);
 template void score_few<bf16>(int64_t, Cells, const uint8_t* const*, int64_t, Floats, Upcoming&);
-template void mix_few<bf16>(int64_t, const Cell*, const uint8_t* const*, int64_t, int64_t, const float*, Floats,
-                             Upcoming&);
+template void mix_few<bf16>(int64_t, const Cell*, const uint8_t* const*, int64_t, int64_t, const float*,
+                            Floats, Upcoming&);
 template void pack_values<bf16>(const uint8_t* const*, int64_t, Cell*);

@@ -31,8 +31,8 @@ static inline int64_t rows_of_block(int64_t num_rows, int64_t row_bytes) {
 
 // One panel of some rows, tile by tile.
 template <typename T, int LEVEL, typename Finish>
-__attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t panel, Ahead<LEVEL> ahead,
-                    const Finish& finish) {
+__attribute__((noinline)) void multiply_panel(const Factors<T>& factors, Span rows, int64_t panel,
+                                              Ahead<LEVEL> ahead, const Finish& finish) {
   alignas(64) float sums[MAX_TILE_ROWS * PANEL];
   for (int64_t row = rows.begin; row < rows.end; row += MAX_TILE_ROWS) {
     const int64_t count = std::min<int64_t>(rows.end - row, MAX_TILE_ROWS);
