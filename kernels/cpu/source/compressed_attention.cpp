@@ -70,8 +70,7 @@ f32x16 sums_of(const f32x16* v) {
 
 // keys[k] . q[h] -> y[k][h] of the heads of a tile: each sum in an order of its own.
 template <int64_t NUM_KEYS, typename T>
-__attribute__((noinline)) void products(const float* q, int64_t width, int64_t step, const T* const* keys,
-                                        float* y) {
+void products(const float* q, int64_t width, int64_t step, const T* const* keys, float* y) {
   f32x16 sums[KEYS_AT_ONCE][HEADS_AT_ONCE] = {};
   for_each_part(width, [&](int64_t d, int64_t count) {
     f32x16 v[NUM_KEYS];
@@ -204,8 +203,8 @@ void softmax(float* scores, int64_t count, float sink) {
 
 // The weighted sums of a few parts of all keys, from d on, of the heads of a tile; `some` are wanted.
 template <int64_t NUM_PARTS, typename T>
-__attribute__((noinline)) void mean(const Seen<T>& seen, const float* weights, int64_t room, int64_t d,
-                                    int64_t count, T* out, int64_t some, int64_t width) {
+void mean(const Seen<T>& seen, const float* weights, int64_t room, int64_t d, int64_t count, T* out,
+          int64_t some, int64_t width) {
   f32x16 sums[NUM_PARTS][HEADS_AT_ONCE] = {};
   for (int64_t k = 0; k < seen.count; k++) {
     f32x16 v[NUM_PARTS];

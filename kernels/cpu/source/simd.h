@@ -83,22 +83,9 @@ static inline void store_part(T* p, f32x16 v, int64_t count) {
   memcpy(p, part, size_t(count) * sizeof(T));
 }
 
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-static inline __m256 low_half(f32x16 v) {
-  return (__m256)__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
-}
-static inline __m256 high_half(f32x16 v) {
-  return (__m256)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-#endif
-
 static inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__) && defined(__FMA__)  // of a loop GCC makes sixteen of one number each
-  const __m256 low = _mm256_fmadd_ps(low_half(a), low_half(b), low_half(c));
-  const __m256 high = _mm256_fmadd_ps(high_half(a), high_half(b), high_half(c));
-  return (f32x16)__builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 #else
   f32x16 r;
   for (int i = 0; i < 16; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
