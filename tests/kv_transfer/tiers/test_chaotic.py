@@ -25,10 +25,15 @@ FAULTS = [
     for point in ("tier.read", "tier.write")
     for fault in sorted(POINTS[point] - {Fault.KILL})
 ]
+HARMLESS = {
+    ("tier.read", Fault.DELAY),
+    ("tier.read", Fault.CORRUPT),  # each time another bit: what is asked for again comes well
+    ("tier.write", Fault.DELAY),
+}
 
 
 @pytest.mark.parametrize(("point", "fault"), FAULTS)
-async def test_each_fault_costs_computing_and_nothing_else(
+async def test_each_fault_costs_time_or_computing_and_nothing_else(
     tmp_path: Path, point: str, fault: Fault
 ) -> None:
     chaos = Chaos([rule(point, fault)], seed=1)
@@ -43,7 +48,7 @@ async def test_each_fault_costs_computing_and_nothing_else(
         num_cached, _ = await world.swap_in(prompt)  # checks the bytes of what it finds
 
         assert chaos.strikes
-        assert num_cached == (6 * SIZE if fault is Fault.DELAY else 0)
+        assert num_cached == (6 * SIZE if (point, fault) in HARMLESS else 0)
 
 
 @settings(max_examples=40, deadline=None)
