@@ -33,6 +33,9 @@ c10d: Any = torch.distributed  # whose stubs know little of what is used here
 
 JOIN_S = 120.0
 """For all ranks to come: each starts a process, and finds its device."""
+TELL_S = 30.0
+"""How long an order may take to leave the lead. It waits in sockets, not for who is busy; but for
+one whose process has just ended Gloo sometimes waits for ever."""
 UNLIMITED = timedelta(days=365)
 """Who waits for the next pass may wait long; a rank that died is noticed by its connection."""
 
@@ -120,9 +123,7 @@ class RankGroup:
         return found
 
     def broadcast_(self, x: Tensor) -> Tensor:
-        options = c10d.BroadcastOptions()
-        options.rootRank = 0
-        self._mover(x).broadcast([x], options).wait()
+        self._broadcast(x).wait()
         return x
 
     def send(self, x: Tensor, to: int) -> Sent:
@@ -136,6 +137,11 @@ class RankGroup:
         """What that rank has sent, which has the shape and dtype of `x`."""
         self._mover(x).recv([x], source, 0).wait()
         return x
+
+    def _broadcast(self, x: Tensor) -> Any:
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        return self._mover(x).broadcast([x], options)
 
     def _mover(self, x: Tensor) -> Any:
         return self._group if x.is_cuda else self._control
@@ -164,8 +170,9 @@ class RankGroup:
 
     def tell(self, words: array[int]) -> None:
         """What all others `hear`, in order. Only of the lead."""
-        self.broadcast_(torch.tensor([len(words)]))
-        self.broadcast_(torch.frombuffer(words, dtype=torch.int64))
+        limit = timedelta(seconds=TELL_S)
+        self._broadcast(torch.tensor([len(words)])).wait(limit)
+        self._broadcast(torch.frombuffer(words, dtype=torch.int64)).wait(limit)
 
     def hear(self) -> Sequence[int]:
         """Blocks until the lead tells something."""
