@@ -33,11 +33,13 @@ c10d: Any = torch.distributed  # whose stubs know little of what is used here
 
 JOIN_S = 120.0
 """For all ranks to come: each starts a process, and finds its device."""
-TELL_S = 30.0
+TELL_WITHIN = timedelta(seconds=30)
 """How long an order may take to leave the lead. It waits in sockets, not for who is busy; but for
 one whose process has just ended Gloo sometimes waits for ever."""
 UNLIMITED = timedelta(days=365)
 """Who waits for the next pass may wait long; a rank that died is noticed by its connection."""
+FOR_EVER = timedelta(0)
+"""c10d's word for a wait without an end of its own; on a device it is the stream that waits."""
 
 
 class Ranks(Protocol):
@@ -122,8 +124,11 @@ class RankGroup:
         self._group.allgather([found], [x.contiguous()]).wait()
         return found
 
-    def broadcast_(self, x: Tensor) -> Tensor:
-        self._broadcast(x).wait()
+    def broadcast_(self, x: Tensor, within: timedelta = FOR_EVER) -> Tensor:
+        """Raises RuntimeError if the first rank's `x` has not left it `within` that time."""
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        self._mover(x).broadcast([x], options).wait(within)
         return x
 
     def send(self, x: Tensor, to: int) -> Sent:
@@ -137,11 +142,6 @@ class RankGroup:
         """What that rank has sent, which has the shape and dtype of `x`."""
         self._mover(x).recv([x], source, 0).wait()
         return x
-
-    def _broadcast(self, x: Tensor) -> Any:
-        options = c10d.BroadcastOptions()
-        options.rootRank = 0
-        return self._mover(x).broadcast([x], options)
 
     def _mover(self, x: Tensor) -> Any:
         return self._group if x.is_cuda else self._control
@@ -170,9 +170,8 @@ class RankGroup:
 
     def tell(self, words: array[int]) -> None:
         """What all others `hear`, in order. Only of the lead."""
-        limit = timedelta(seconds=TELL_S)
-        self._broadcast(torch.tensor([len(words)])).wait(limit)
-        self._broadcast(torch.frombuffer(words, dtype=torch.int64)).wait(limit)
+        self.broadcast_(torch.tensor([len(words)]), TELL_WITHIN)
+        self.broadcast_(torch.frombuffer(words, dtype=torch.int64), TELL_WITHIN)
 
     def hear(self) -> Sequence[int]:
         """Blocks until the lead tells something."""
