@@ -72,10 +72,6 @@ class LiveDeployment:
             self._process.kill()
             self._folder.cleanup()
 
-    @property
-    def is_announced(self) -> bool:
-        return self._announced.is_set()
-
     def wait(self) -> int:
         """The HTTP port, once requests are answered. Raises RuntimeError with what was printed."""
         if not self._announced.wait(START_LIMIT_S) or not self._port:

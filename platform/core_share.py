@@ -31,7 +31,7 @@ def limit_threads() -> None:
 
 
 def fair_share(config: DeploymentConfig, device: str, dtype: str) -> int:
-    """Of one replica that computes like this. May compile operators, and so take seconds."""
+    """Of one replica that computes like this."""
     leaves_one = device == "cpu" and not is_compiled(dtype)
     return share_of_cores(config, num_left=1 if leaves_one else 0)
 

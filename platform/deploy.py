@@ -181,16 +181,18 @@ class GatewayActor:
     async def ports(self) -> tuple[int, int]:
         return self._gateway.server.http_port, self._gateway.server.grpc_port
 
-    async def becomes_ready(self) -> bool:
-        """Whether, within moments, requests are taken and all replicas that are wanted are there.
+    async def lacks(self) -> str:
+        """What is missing until requests are taken by all replicas that are wanted.
 
-        Serve lets a gateway go only when no call to it is open.
+        Nothing is said at once, anything else after a moment and no later: Serve lets a gateway go
+        only when no call to it is open.
         """
+        dispatcher = self._gateway.dispatcher
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_PATIENCE_S):
-                await self._gateway.dispatcher.until_complete(self._wanted)
-                return True
-        return False
+                await dispatcher.until_complete(self._wanted)
+        missing = "; ".join(map(str, dispatcher.missing(self._wanted)))
+        return missing or ("" if dispatcher.is_ready() else "a decode replica to take requests")
 
     async def check_health(self) -> None:
         self._gateway.check_health()

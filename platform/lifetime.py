@@ -19,8 +19,10 @@ import torch
 
 from baton.core.ids import Epoch
 from baton.core.messages import ReplicaInfo, StartingReplica
+from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.parallel.ranks import MeshGroups
+from baton.kernels.cpu.library import library
 from baton.platform.chaos.events import heartbeat
 from baton.platform.core_share import fair_share, share_of_cores
 from baton.platform.rank_actor import Assignment
@@ -62,6 +64,9 @@ class Lifetime:
     async def load(self, groups: MeshGroups) -> None:
         """Raises CheckpointError or InvalidConfig for what cannot be served."""
         torch.set_num_threads(self._num_threads or share_of_cores(self._config))
+        if find_device(self._config.device) == "cpu":
+            self._startup.enter("preparing kernels")
+            await asyncio.to_thread(library)  # found, or compiled, which takes a minute
         self._startup.enter("loading weights")
 
         def progress(num_bytes: int, total: int) -> None:
@@ -72,10 +77,8 @@ class Lifetime:
     async def serve(self, host: str) -> None:
         """On a free port of `host`."""
         engine = self.engine
-        self._startup.enter("preparing kernels")
         device, dtype = engine.runner.cache.device.type, engine.info.dtype
-        share = await asyncio.to_thread(fair_share, self._config, device, dtype)  # may compile
-        torch.set_num_threads(self._num_threads or share)
+        torch.set_num_threads(self._num_threads or fair_share(self._config, device, dtype))
         self._startup.enter("starting")
         self._replica = await start_replica(
             self._config, self._role, engine, replica_id=self._id, host=host

@@ -83,6 +83,14 @@ def start_log(
     logging.getLogger("baton").setLevel(level)
 
 
+def as_info(style: LogFormat, source: str, text: str) -> str:
+    """A line that is not of this log, as one of it: in JSON nothing stands between the objects."""
+    if style == "text":
+        return f"({source}) {text}"
+    record = logging.LogRecord("print", logging.INFO, "", 0, "%s", (text,), None)
+    return JsonLines(source).format(record)
+
+
 def level_of(line: str) -> int | None:
     """Of a record's first line, as one of these formats writes it; None: it is something else."""
     if line.startswith(_JSON_START):

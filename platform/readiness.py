@@ -19,16 +19,20 @@ Wanted = Mapping[Role, int]
 NOBODY: Wanted = MappingProxyType({})
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
+class Missing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A role with fewer ready replicas than are wanted."""
 
     role: str
     wanted: int
     ready: int
     waiting_for: str
+    causes: tuple[str, ...] = ()
+    """Why starts have failed. They may name files: not for everybody."""
 
     def __str__(self) -> str:
-        return f"{self.role} {self.ready}/{self.wanted}: {self.waiting_for}"
+        return "; ".join(
+            (f"{self.role} {self.ready}/{self.wanted}: {self.waiting_for}", *self.causes)
+        )
 
 
 def missing(
@@ -48,13 +52,17 @@ def missing(
         num_living = len(trouble) + sum(one.role is role and not one.failure for one in starting)
         reasons += _unheard(num_wanted - num_living)
         text = ", ".join(reasons)
-        found.append(Missing(role=role, wanted=num_wanted, ready=num_ready, waiting_for=text))
+        failed = [one for one in starting if one.role is role and one.failure]
+        causes = tuple(f"{one.replica_id}: {one.failure}" for one in failed)
+        found.append(
+            Missing(role=role, wanted=num_wanted, ready=num_ready, waiting_for=text, causes=causes)
+        )
     return tuple(found)
 
 
 def _progress(one: StartingReplica) -> str:
     if one.failure:
-        return f"{one.replica_id}: failed while {one.stage}: {one.failure}"
+        return f"{one.replica_id}: failed while {one.stage}"
     done = "" if one.fraction is None else f" {one.fraction:.0%}"
     return f"{one.replica_id}: {one.stage}{done} ({one.stage_s:.0f} s)"
 

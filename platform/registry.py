@@ -11,7 +11,7 @@ A restarted registry knows nobody. Its new incarnation and young age say so, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -76,7 +76,7 @@ class Registry:
             self._bump()
 
     def membership(self) -> Membership:
-        for epoch in self._silent(self._heard_at):
+        for epoch in self._silent():
             self.leave(epoch)
         self._forget_silent_starts()
         return Membership(
@@ -98,9 +98,9 @@ class Registry:
             current = self.membership()
         return current
 
-    def _silent(self, heard_at: Mapping[Epoch, float]) -> list[Epoch]:
+    def _silent(self) -> list[Epoch]:
         now = self._clock()
-        return [epoch for epoch, heard in heard_at.items() if now - heard > self._ttl_s]
+        return [epoch for epoch, heard in self._heard_at.items() if now - heard > self._ttl_s]
 
     def _starting(self) -> Iterator[StartingReplica]:
         now = self._clock()

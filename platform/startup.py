@@ -1,6 +1,6 @@
 """How a replica tells the registry what it does before it serves, or why it never will.
 
-    importing -> loading weights -> compiling kernels -> starting    then its heartbeat speaks
+    importing -> preparing kernels -> loading weights -> starting    then its heartbeat speaks
                                                          \\-> failed: why
 
 Light on purpose: told before torch is imported.

@@ -1,8 +1,8 @@
 """Bringing the application up in Ray, and knowing when it never will be.
 
-    gateway    answers `ports` when it listens, `becomes_ready` whether nothing is missing
+    gateway    answers `ports` when it listens, `lacks` what it still waits for
     registry   says meanwhile how far the replicas are, or why one gave up
-    Serve      says when it has tried often enough
+    Serve      says when it has tried often enough, and when all gateways run
 
 Ray is imported inside functions: its environment is set first.
 """
@@ -57,8 +57,12 @@ def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple
 
     ports: tuple[int, int] = wait_for(gateway.ports.remote, look)
     report.enter(f"gateway listening on {config.gateway.host}:{ports[0]}, gRPC on :{ports[1]}")
-    while not wait_for(gateway.becomes_ready.remote, look):
-        continue
+    while lacking := wait_for(gateway.lacks.remote, look):
+        report.wait_for(lacking)
+    while config.gateway.replicas > 1 and not _runs():  # one of them answers for itself alone
+        report.wait_for("the other gateways")
+        look()
+        time.sleep(PATIENCE_S)
     return ports
 
 
@@ -113,13 +117,21 @@ def _counted(config: DeploymentConfig) -> str:
 
 
 def _raise_if_given_up() -> None:
+    overview = _overview()
+    if overview.status == "DEPLOY_FAILED":
+        raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")
+
+
+def _runs() -> bool:
+    return _overview().status == "RUNNING"
+
+
+def _overview() -> ApplicationStatusOverview:
     from ray import serve
 
     from baton.platform.deploy import APP_NAME
 
-    overview = serve.status().applications[APP_NAME]
-    if overview.status == "DEPLOY_FAILED":
-        raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")
+    return serve.status().applications[APP_NAME]
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:

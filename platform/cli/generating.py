@@ -25,6 +25,7 @@ from baton.platform.cli.errors import complain, status_of
 from baton.platform.cli.progress import weights_bar
 from baton.platform.config import DeploymentConfig
 from baton.platform.continuations import Continuation, continuations
+from baton.platform.gateway.api_keys import ANYBODY
 from baton.platform.gateway.choices import Completion
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.options import SamplingOptions
@@ -84,6 +85,7 @@ async def _begin(gateway: Gateway, job: Job, number: int) -> Completion:
         prompts=(Prompt(tokens=tokens, field="prompt", text=text),),
         options=job.options,
         grammar=job.grammar,
+        caller=ANYBODY,
     )
     return gateway.complete(order)
 

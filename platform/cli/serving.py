@@ -58,7 +58,7 @@ def main(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
             with report.ticking():
                 report.enter("starting Ray")
                 checking = _in_background(lambda: _check_ranks(config, folder))
-                _start_ray(config, WorkerLog(out, min_level=logging.WARNING, shows_all=is_verbose))
+                _start_ray(config, WorkerLog(out, config.log_format, shows_all=is_verbose))
                 signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
                 is_started = True
                 checking.result()

@@ -34,7 +34,8 @@ class StartReport:
         self._bars = bars
         self._clock = clock
         self._began_at = self._said_at = clock()
-        self._waiting_for = ""
+        self._stage = ""
+        self._missing = ""
         self._fractions: Mapping[str, float] = {}
         self._stage_by_replica: dict[ReplicaId, str] = {}
         self._lock = threading.Lock()
@@ -42,7 +43,7 @@ class StartReport:
     def enter(self, stage: str) -> None:
         """A stage of the whole deployment."""
         with self._lock:
-            self._waiting_for = stage
+            self._stage = stage
             self._tell(stage)
 
     def see(
@@ -64,7 +65,13 @@ class StartReport:
                 if self._stage_by_replica.get(replica_id) != stage:
                     self._stage_by_replica[replica_id] = stage
                     self._tell(f"{replica_id}: {stage}")
-            self._waiting_for = "; ".join(map(str, missing)) or self._waiting_for
+            self._missing = "; ".join(map(str, missing))
+            self._show()
+
+    def wait_for(self, what: str) -> None:
+        """Which no stage is: only said if it lasts."""
+        with self._lock:
+            self._stage = what
             self._show()
 
     def tick(self) -> None:
@@ -72,7 +79,9 @@ class StartReport:
         with self._lock:
             now = self._clock()
             if now - self._said_at >= REPEAT_S:
-                self._tell(f"still waiting after {now - self._began_at:.0f} s: {self._waiting_for}")
+                self._tell(
+                    f"still waiting after {now - self._began_at:.0f} s: {self._waiting_for()}"
+                )
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
@@ -91,13 +100,17 @@ class StartReport:
             is_over.set()
             thread.join()
 
+    def _waiting_for(self) -> str:
+        """Once the registry misses nobody, it is the gateway that has not reached all."""
+        return self._missing or self._stage
+
     def _tell(self, line: str) -> None:
         self._said_at = self._clock()
         self._say(line)
         self._show()
 
     def _show(self) -> None:
-        self._bars.show(self._waiting_for, self._fractions)
+        self._bars.show(self._waiting_for(), self._fractions)
 
 
 def _stage(one: StartingReplica) -> str:

@@ -7,37 +7,40 @@ Ray's workers also print what is of no use to an operator; that is shown with --
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.platform.logs import CONTINUED, Lines, level_of
+from baton.platform.logs import CONTINUED, Lines, LogFormat, as_info, level_of
 
 
 class WorkerLog:
     """Called with Ray's batches: lines of one process, in order."""
 
-    def __init__(self, out: Lines, *, min_level: int, shows_all: bool = False) -> None:
+    def __init__(self, out: Lines, style: LogFormat, *, shows_all: bool = False) -> None:
         self._out = out
-        self._min_level = min_level
+        self._style: LogFormat = style
+        self._min_level = logging.INFO if shows_all else logging.WARNING
         self._shows_all = shows_all
-        self._is_shown_by_pid: dict[Any, bool] = {}
-        """Whether the record that a process wrote last was shown: its further lines then are."""
+        self._is_shown_by_stream: dict[tuple[Any, ...], bool] = {}
+        """Whether the record written last there was shown: its further lines then are."""
 
     def __call__(self, batch: Mapping[str, Any]) -> None:
         lines: Sequence[str] = batch.get("lines", ())
-        pid = batch.get("pid")
+        stream = tuple(map(batch.get, ("ip", "pid", "is_err")))
         for line in lines:
-            if self._is_to_be_shown(line, pid):
+            if self._is_to_be_shown(line, stream):
                 self._out.write(f"{line}\n")
             elif self._shows_all:
-                self._out.write(f"({batch.get('actor_name') or 'Ray'} {pid}) {line}\n")
+                source = f"{batch.get('actor_name') or 'Ray'} {batch.get('pid')}"
+                self._out.write(f"{as_info(self._style, source, line)}\n")
         self._out.flush()
 
-    def _is_to_be_shown(self, line: str, pid: Any) -> bool:
+    def _is_to_be_shown(self, line: str, stream: tuple[Any, ...]) -> bool:
         if not line.startswith(CONTINUED):
             level = level_of(line)
-            self._is_shown_by_pid[pid] = level is not None and level >= self._min_level
-        return self._is_shown_by_pid.get(pid, False)
+            self._is_shown_by_stream[stream] = level is not None and level >= self._min_level
+        return self._is_shown_by_stream.get(stream, False)
 
 
 def follow_workers(log: WorkerLog, *, prints_rays_own: bool) -> None:

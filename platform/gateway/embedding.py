@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.messages import Pooling, SamplingParams
-from baton.platform.gateway.api_keys import ANYBODY, Caller
+from baton.platform.gateway.api_keys import Caller
 from baton.platform.gateway.completion_stream import Usage
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.generation import Generation
@@ -41,7 +41,7 @@ class EmbeddingOrder:
     """The first so many, taken before normalising; None: all."""
     priority: int | None = None
     cache_salt: str = ""
-    caller: Caller = ANYBODY
+    caller: Caller
     time_left_s: float | None = None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from baton.core.messages import CachePoint, Grammar
-from baton.platform.gateway.api_keys import ANYBODY, Caller
+from baton.platform.gateway.api_keys import Caller
 from baton.platform.gateway.options import SamplingOptions
 
 
@@ -37,5 +37,5 @@ class CompletionOrder:
     shown_special: Set[int] = frozenset()
     """Special tokens that show as text, for what reads the output to find."""
     cache_salt: str = ""
-    caller: Caller = ANYBODY
+    caller: Caller
     time_left_s: float | None = None

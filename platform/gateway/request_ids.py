@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextvars import ContextVar
 
 from baton.core.errors import InvalidRequest
 from baton.core.ids import RequestId, new_request_id
@@ -11,13 +12,20 @@ from baton.core.ids import RequestId, new_request_id
 ALLOWED = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+logged_request_id = ContextVar("logged_request_id", default="")
+"""Which request this task serves, for its log."""
+
+
 def public_request_id(given: str | None, *, field: str) -> str:
-    """What the client is told. Raises InvalidRequest if its own id cannot be a header's value."""
-    if not given:
-        return new_request_id()
-    if not ALLOWED.fullmatch(given):
+    """What the client is told, and from now on the log of this task.
+
+    Raises InvalidRequest if its own id cannot be a header's value.
+    """
+    if given and not ALLOWED.fullmatch(given):
         raise InvalidRequest(f"{field} must be 1 to 128 printable ASCII characters", field=field)
-    return given
+    request_id = given or new_request_id()
+    logged_request_id.set(request_id)
+    return request_id
 
 
 def unique_request_id(public_id: str) -> RequestId:

@@ -23,6 +23,7 @@ from tests.gateway.scripted import (
 )
 
 from baton.core.errors import Unavailable
+from baton.platform.gateway.api_keys import ANYBODY
 from baton.platform.gateway.choices import Completion
 from baton.platform.gateway.config import GatewayConfig
 from baton.platform.gateway.gateway import Gateway
@@ -221,6 +222,7 @@ def completion_of(scripts: Sequence[Script], num_prompts: int) -> tuple[Completi
         request_id="request",
         prompts=tuple(Prompt(tokens=(5, 6), field="prompt") for _ in range(num_prompts)),
         options=SamplingOptions(n=len(scripts), max_tokens=90),
+        caller=ANYBODY,
     )
     return gateway.complete(order), gateway
 

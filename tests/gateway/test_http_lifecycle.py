@@ -72,19 +72,20 @@ async def test_probes_tell_alive_from_ready() -> None:
     assert proxy == "success"
 
 
-async def test_ready_names_what_is_missing_and_what_it_waits_for() -> None:
-    lacking = Missing(role="decode", wanted=2, ready=0, waiting_for="decode-1: importing (3 s)")
-    async with serving(dispatcher=ScriptedDispatcher(ready=False, lacking=(lacking,))) as gateway:
+@pytest.mark.parametrize("keys", [[], ["secret"]])
+async def test_ready_tells_why_starts_failed_only_where_nobody_needs_a_key(keys: list[str]) -> None:
+    cause = "decode-1: /models/private: no config.json"
+    lacking = Missing(
+        role="decode", wanted=2, ready=0, waiting_for="decode-1: failed", causes=(cause,)
+    )
+    dispatcher = ScriptedDispatcher(ready=False, lacking=(lacking,))
+    async with serving(dispatcher=dispatcher, api_keys=keys) as gateway:
         answer = await gateway.http.get("/ready")
 
     assert answer.status_code == 503
-    assert answer.json() == {
-        "status": "not ready",
-        "reason": "no decode replica takes requests",
-        "missing": [
-            {"role": "decode", "wanted": 2, "ready": 0, "waiting_for": "decode-1: importing (3 s)"}
-        ],
-    }
+    [missing] = answer.json()["missing"]
+    assert missing.pop("causes", []) == ([] if keys else [cause])
+    assert missing == {"role": "decode", "wanted": 2, "ready": 0, "waiting_for": "decode-1: failed"}
 
 
 async def test_draining_turns_unready_and_still_serves() -> None:

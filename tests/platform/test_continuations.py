@@ -10,6 +10,7 @@ from tests.gateway.scripted import Script, ScriptedDispatcher, make_model, text_
 
 from baton.core.errors import InvalidRequest
 from baton.platform.continuations import Begin, continuations
+from baton.platform.gateway.api_keys import ANYBODY
 from baton.platform.gateway.choices import Completion
 from baton.platform.gateway.config import GatewayConfig
 from baton.platform.gateway.gateway import Gateway
@@ -28,7 +29,7 @@ def begins(gateway: Gateway, texts: list[str]) -> list[Begin]:
         prompt = Prompt(tokens=tuple(tokens_of(text)), field="prompt")
         options = SamplingOptions(max_tokens=20)
         return gateway.complete(
-            CompletionOrder(request_id=text, prompts=(prompt,), options=options)
+            CompletionOrder(request_id=text, prompts=(prompt,), options=options, caller=ANYBODY)
         )
 
     makers: list[Callable[[], Awaitable[Completion]]] = [partial(begin, text) for text in texts]

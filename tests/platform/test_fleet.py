@@ -12,9 +12,16 @@ from tests.in_process_fleet import running_fleet
 from tests.platform.known_replicas import make_replica
 from tests.platform.scripted_replica import ScriptedReplica, Step, snapshot, until, update
 
-from baton.core.ids import Epoch, RequestId, new_epoch
+from baton.core.ids import Epoch, ReplicaId, RequestId, new_epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
-from baton.core.messages import FinishReason, GenerateRequest, Membership, ReplicaInfo, Role
+from baton.core.messages import (
+    FinishReason,
+    GenerateRequest,
+    Membership,
+    ReplicaInfo,
+    Role,
+    StartingReplica,
+)
 from baton.platform.gateway.fleet import fleet as fleet_module
 from baton.platform.gateway.fleet.fleet import Fleet
 from baton.platform.router.prompt_names import PromptNames
@@ -266,6 +273,24 @@ async def test_the_fleet_hears_the_news_once_the_registry_is_back(
         assert names(fleet) == {"p", "later"}
         what_it_has = (snapshot().incarnation, snapshot().version)
         assert registry.asked == [(None, -1), what_it_has, what_it_has, what_it_has]
+
+
+async def test_a_later_start_that_fails_is_told_once_and_the_first_ones_not_at_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of those `baton serve` itself tells."""
+    loading = StartingReplica(replica_id=ReplicaId("new"), role=Role.DECODE, stage="loading")
+    failed = loading.failed("no memory", is_final=False)
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of() as fleet:
+        await fleet.apply(replace(snapshot(), starting=(failed,)))
+        assert "no memory" not in caplog.text
+
+    async with fleet_of(replica) as fleet:
+        for starting in (loading, failed, failed):
+            await fleet.apply(replace(snapshot(replica.info), starting=(starting,)))
+
+    assert caplog.text.count("new failed while loading: no memory") == 1
 
 
 async def test_a_registry_that_hangs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_of_what_workers_write_warnings_are_shown_and_what_is_not_ours_is_not(
     formatter: logging.Formatter,
 ) -> None:
     out = io.StringIO()
-    worker_log = WorkerLog(out, min_level=logging.WARNING)
+    worker_log = WorkerLog(out, "text")
     warning = formatter.format(record(logging.WARNING, "no stream")).splitlines()
     info = formatter.format(record(logging.INFO, "a stage")).splitlines()
 
@@ -77,7 +77,7 @@ def test_of_what_workers_write_warnings_are_shown_and_what_is_not_ours_is_not(
 
 def test_further_lines_of_a_shown_record_are_shown_though_another_process_comes_between() -> None:
     out = io.StringIO()
-    worker_log = WorkerLog(out, min_level=logging.WARNING)
+    worker_log = WorkerLog(out, "text")
     error, more = TextLines("d").format(record(logging.ERROR, "failed\ncause")).splitlines()
 
     worker_log({"pid": 7, "lines": [error]})
@@ -85,3 +85,29 @@ def test_further_lines_of_a_shown_record_are_shown_though_another_process_comes_
     worker_log({"pid": 7, "lines": [more]})
 
     assert out.getvalue().splitlines() == [error, more]
+
+
+def test_a_print_and_a_namesake_elsewhere_do_not_end_a_record() -> None:
+    out = io.StringIO()
+    worker_log = WorkerLog(out, "text")
+    error, more = TextLines("d").format(record(logging.ERROR, "failed\ncause")).splitlines()
+    stream = {"ip": "10.0.0.1", "pid": 7, "is_err": True}
+
+    worker_log({**stream, "lines": [error]})
+    worker_log({**stream, "is_err": False, "lines": ["a library prints"]})
+    worker_log({**stream, "ip": "10.0.0.2", "lines": ["another machine's 7"]})
+    worker_log({**stream, "lines": [more]})
+
+    assert out.getvalue().splitlines() == [error, more]
+
+
+def test_with_all_that_workers_write_json_remains_an_object_a_line() -> None:
+    out = io.StringIO()
+    worker_log = WorkerLog(out, "json", shows_all=True)
+    info = JsonLines("decode-1").format(record(logging.INFO, "a stage"))
+
+    worker_log({"pid": 7, "actor_name": "Decode", "lines": [info, "a library prints"]})
+
+    first, second = map(msgspec.json.decode, out.getvalue().splitlines())
+    assert (first["source"], first["message"]) == ("decode-1", "a stage")
+    assert (second["source"], second["message"]) == ("Decode 7", "a library prints")

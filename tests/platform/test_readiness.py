@@ -49,9 +49,8 @@ def test_a_replica_that_failed_is_named_with_its_cause_and_its_successor_waited_
 
     [decode] = missing({Role.DECODE: 1}, {}, (failed,))
 
-    assert decode.waiting_for == (
-        "decode-1: failed while importing: no config.json, Ray to start 1 process"
-    )
+    assert decode.waiting_for == "decode-1: failed while importing, Ray to start 1 process"
+    assert decode.causes == ("decode-1: no config.json",)
 
 
 def test_nothing_is_missing_once_all_that_are_wanted_are_ready() -> None:

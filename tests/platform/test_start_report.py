@@ -86,3 +86,16 @@ def test_one_sentence_is_told_of_a_replica_that_did_not_come_up(message: str, ca
 
 def test_a_process_that_was_killed_is_said_to_have_died() -> None:
     assert cause_of(KILLED).startswith("its process died: Worker unexpectedly exits")
+
+
+def test_once_the_registry_misses_nobody_it_is_the_gateway_that_is_waited_for() -> None:
+    clock = ManualClock()
+    report, lines, _ = make_report(clock)
+    report.see((), (LOADING,), missing(WANTED, {}, (LOADING,)))
+    report.wait_for("decode 0/1: decode-1: no connection")
+    report.see((make_replica("decode-1"),), (), ())
+
+    clock.advance(16.0)
+    report.tick()
+
+    assert lines[-1].endswith("still waiting after 16 s: decode 0/1: decode-1: no connection")

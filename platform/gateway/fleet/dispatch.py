@@ -170,7 +170,9 @@ class ReplicaDispatcher:
                 finally:
                     self._patience.discard(patience)
         except TimeoutError:
-            raise Unavailable("no decode replica takes requests; see /debug/status") from None
+            raise Unavailable(
+                "no decode replica takes requests; /ready says what is missing"
+            ) from None
 
     def _patience_ends_at(self) -> float | None:
         if self.is_ready():

@@ -256,7 +256,7 @@ class Fleet:
             return "draining"
         if link is None:
             return ""  # of prefill: decode replicas talk to it
-        return "draining" if link.is_draining else f"no connection to {info.address}"
+        return "draining" if link.is_draining else "no connection"
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
         """By replica: what the index knows of its cache, and how well it could follow."""

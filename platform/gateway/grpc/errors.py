@@ -32,6 +32,7 @@ from baton.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from baton.platform.gateway.request_ids import logged_request_id
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def grpc_status(error: BaseException) -> GrpcStatus:
     kinds = type(error).__mro__
     known = next((TRANSLATIONS[kind] for kind in kinds if kind in TRANSLATIONS), INTERNAL)
     if known is INTERNAL:
-        log.error("a request failed", exc_info=error)
+        log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})
         message = "the server failed; its log says why"
     else:
         message = _shortened(str(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
@@ -24,8 +23,7 @@ async def generated(
     gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> AsyncGenerator[pb.GenerateResponse]:
     """Raises InvalidRequest before the first response."""
-    order = await _order(gateway, request, time_left_s)
-    order = replace(order, caller=caller)
+    order = await _order(gateway, request, caller, time_left_s)
     completion = gateway.complete(order)
     filler = ResponseFiller(
         gateway.model, order, completion, returns_token_ids=request.return_token_ids
@@ -38,7 +36,7 @@ async def generated(
 
 
 async def _order(
-    gateway: Gateway, request: pb.GenerateRequest, time_left_s: float | None
+    gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> CompletionOrder:
     gateway.model.check_name(request.model)
     options = sampling_options(request.sampling)
@@ -50,6 +48,7 @@ async def _order(
         has_echo=request.echo,
         field_by_option=FIELD_BY_OPTION,
         cache_salt=request.cache_salt,
+        caller=caller,
         time_left_s=time_left_s,
     )
 

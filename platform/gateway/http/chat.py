@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
 from baton.platform.gateway.chat.conversation import Conversation
 from baton.platform.gateway.chat.messages import chat_messages, message_marks
-from baton.platform.gateway.chat.plan import ChatPlan, plan_chat
+from baton.platform.gateway.chat.plan import plan_chat
 from baton.platform.gateway.chat.tools.definitions import tool_use
 from baton.platform.gateway.gateway import Gateway
 from baton.platform.gateway.grammars.structured_output import output_rule
@@ -39,8 +38,19 @@ class ChatApi:
         options = _options(body)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model))
         public_id: str = request.state.request_id
-        order = _order(body, options, plan, public_id)
-        completion = gateway.complete(replace(order, caller=request.state.caller))
+        completion = gateway.complete(
+            CompletionOrder(
+                request_id=public_id,
+                prompts=(plan.prompt,),
+                options=options,
+                grammar=plan.grammar,
+                is_streamed=bool(body.stream),
+                field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
+                shown_special=plan.shown_special,
+                cache_salt=body.cache_salt or "",
+                caller=request.state.caller,
+            )
+        )
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
             created=int(time.time()),
@@ -92,18 +102,3 @@ def _options(body: ChatBody) -> SamplingOptions:
 
 def _max_name(body: ChatBody) -> str:
     return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-
-
-def _order(
-    body: ChatBody, options: SamplingOptions, plan: ChatPlan, public_id: str
-) -> CompletionOrder:
-    return CompletionOrder(
-        request_id=public_id,
-        prompts=(plan.prompt,),
-        options=options,
-        grammar=plan.grammar,
-        is_streamed=bool(body.stream),
-        field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
-        shown_special=plan.shown_special,
-        cache_salt=body.cache_salt or "",
-    )

@@ -29,6 +29,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.platform.gateway.http.request_body import RequestTooSlow
+from baton.platform.gateway.request_ids import logged_request_id
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ def translate(error: BaseException) -> Translation:
     return INTERNAL
 
 
-def error_body(error: BaseException, request_id: str = "") -> ErrorBody:
+def error_body(error: BaseException) -> ErrorBody:
     """What went wrong inside is logged here, and stays here."""
     translation = translate(error)
     if translation is INTERNAL:
-        log.error("a request failed", exc_info=error, extra={"request_id": request_id})
+        log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})
         message = "the server failed; its log says why"
     else:
         message = str(error)
@@ -89,7 +90,7 @@ def error_body(error: BaseException, request_id: str = "") -> ErrorBody:
     return ErrorBody(ErrorDetail(message, translation.type, param, translation.code))
 
 
-def error_response(error: BaseException, request_id: str = "") -> Response:
+def error_response(error: BaseException) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -97,7 +98,7 @@ def error_response(error: BaseException, request_id: str = "") -> Response:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, RequestTooSlow):
         headers["connection"] = "close"
-    status, body = translate(error).status, error_body(error, request_id)
+    status, body = translate(error).status, error_body(error)
     if isinstance(error, RequestTooLarge):
         headers["connection"] = "close"
         return LingeringResponse(msgspec.json.encode(body), status, headers, "application/json")
@@ -129,7 +130,7 @@ def json_response(
 
 async def on_baton_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BatonError)
-    return error_response(error, _request_id(request))
+    return error_response(error)
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
@@ -142,9 +143,4 @@ async def on_routing_error(request: Request, error: Exception) -> Response:
 
 
 async def on_internal_error(request: Request, error: Exception) -> Response:
-    return error_response(error, _request_id(request))
-
-
-def _request_id(request: Request) -> str:
-    """None has been given to a request that failed before it could be."""
-    return str(getattr(request.state, "request_id", ""))
+    return error_response(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -51,6 +52,8 @@ class StatusPages:
     async def ready(self, request: Request) -> Response:
         """Can take a request: not draining, and a decode replica takes requests."""
         missing = self._gateway.missing()
+        if self._gateway.config.needs_key:  # which probes do not have
+            missing = tuple(structs.replace(it, causes=()) for it in missing)
         if self._gateway.is_ready():
             return json_response(ReadyAnswer(status="ready", missing=missing))
         is_draining = self._gateway.is_draining
