@@ -18,8 +18,10 @@ first. Within a priority nobody starves. One of lesser priority (a larger number
 there are others; but what runs is preempted only for what runs, never for what waits.
 
 The tokens of a pass go to decodes first, of whatever rank: one each, those included that are about
-to be adopted. Prompts share the rest in their order, so a long one, new or resumed, holds up no
-decode. No more requests run than a pass has tokens: whenever prompts run, the first gets some.
+to be adopted. Where blocks are sealed when they are full, the rest of the block that a handoff left
+open is computed again: it counts as decoding, too, as far as everybody else keeps a token. Prompts
+share the rest in their order, so a long one, new or resumed, holds up no decode. No more requests
+run than a pass has tokens: whenever prompts run, the first gets some.
 
 While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
 did not fit is not tried again before something has changed.
@@ -29,7 +31,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from torch import Tensor
@@ -133,7 +135,7 @@ class Scheduler:
     def step(self) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit."""
         self.pool.supply.expire()  # so that who waits for blocks is tried again
-        chunks = self._repeat() or self._continue_running(self.config.max_batch_tokens)
+        chunks = self._repeat() or self._continue_running()
         admitted = self._admit(chunks)
         if self._lineup is None and not admitted:
             self._line_up(chunks)
@@ -166,30 +168,42 @@ class Scheduler:
             self._lineup = Lineup(self._running, self.pool)
             self._lineup_chunks = chunks
 
-    def _continue_running(self, budget: int) -> list[ScheduledChunk]:
+    def _continue_running(self) -> list[ScheduledChunk]:
         """Blocks are made room for in the order of rank, so that the last pays, decoding or not."""
         chunks: list[ScheduledChunk] = []
-        budget -= self._num_decoding + self._num_joining  # what is left is for prompts
+        num_decoded = self._tokens_to_decode()
+        budget = self.config.max_batch_tokens - sum(num_decoded.values())  # for prompts
         for request in tuple(self._running):
-            is_decoding = request.num_pending == 1
-            num_tokens = 1 if is_decoding else self._chunk_len(request, budget)
+            num_tokens = num_decoded.get(request) or self._chunk_len(request, budget)
             if request.phase is not Phase.RUNNING or num_tokens == 0:
                 continue
             if self._make_room(request, request.num_computed + num_tokens):
                 chunks.append(ScheduledChunk(request, num_tokens))
-                budget -= 0 if is_decoding else num_tokens
+                budget -= 0 if request in num_decoded else num_tokens
         # A tenant may take blocks that are kept for it from requests which rank above its own.
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
 
-    @property
-    def _num_decoding(self) -> int:
-        return sum(request.num_pending == 1 for request in self._running)
+    def _tokens_to_decode(self) -> dict[Request, int]:
+        """By request that decodes, or is adopted and may come in now: as many as are pending, but
+        everybody else who runs is left one."""
+        decoding = [request for request in self._running if self._is_decoding(request)]
+        joining = list(islice(self._adopted, self._num_joining)) if self._may_admit else []
+        spare = self.config.max_batch_tokens - len(self._running) - len(joining)
+        num_decoded: dict[Request, int] = {}
+        for request in (*decoding, *joining):
+            num_decoded[request] = self._chunk_len(request, 1 + spare)
+            spare -= num_decoded[request] - 1
+        return num_decoded
+
+    def _is_decoding(self, request: Request) -> bool:
+        """Or does as soon as the rest of a block is computed again."""
+        layout = self.pool.layout
+        return request.num_pending <= (layout.block_size if layout.is_sealed else 1)
 
     @property
     def _num_joining(self) -> int:
-        """Adopted requests that may come in now: each has a token to decode."""
-        num_free = self._max_running - len(self._running)
-        return min(len(self._adopted), num_free) if self._may_admit else 0
+        """Adopted requests that there are lanes for."""
+        return min(len(self._adopted), self._max_running - len(self._running))
 
     def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
         chunks: list[ScheduledChunk] = []
@@ -201,12 +215,13 @@ class Scheduler:
             if request is None:
                 self._stuck_at = self.pool.num_releases
                 break
-            num_tokens = self._chunk_len(request, budget)
-            chunks.append(ScheduledChunk(request, num_tokens))
-            budget -= num_tokens
             request.phase, request.lane = Phase.RUNNING, self._lanes.pop()
             self._lineup = None
             insort(self._running, request, key=_rank)
+            kept = self._num_joining if self._is_decoding(request) else 0
+            num_tokens = self._chunk_len(request, max(1, budget - kept))
+            chunks.append(ScheduledChunk(request, num_tokens))
+            budget -= num_tokens
         return chunks
 
     @property

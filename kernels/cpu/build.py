@@ -93,7 +93,8 @@ def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
     if compiler is not None:
         yield folder / _name(target, compiler)
     else:
-        yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
+        with suppress(OSError):  # of a folder that cannot be read
+            yield from sorted(folder.glob(f"baton-{_sources_digest(target)}-*.so"))
 
 
 def num_sources() -> int:
@@ -124,10 +125,11 @@ def build(folder: Path, target: str, compiler: Command, report: Report) -> Path:
 
 
 def is_whole(made: Path) -> bool:
-    """Whether a file is there, and as it was written. Raises OSError if it cannot be read."""
-    if not made.exists():
+    """Whether a file is there, can be read, and is as it was written."""
+    try:
+        data = made.read_bytes()
+    except OSError:
         return False
-    data = made.read_bytes()
     return data[-DIGEST_BYTES:] == _seal(data[:-DIGEST_BYTES])
 
 

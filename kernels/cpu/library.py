@@ -7,7 +7,9 @@
     none
 
 So an installed wheel compiles nothing, and a clone compiles once. A library is named after the
-sources it was made from: one of other sources is never used, whoever brings it. Without any, or
+sources it was made from: one of other sources is never used, whoever brings it. A compiler that
+does not even start, a cache that cannot be read and a library that cannot be loaded are passed over
+like ones that are not there. Without any library, or
 with BATON_CPU_KERNELS=torch, every public kernel computes with torch instead: the same mathematics,
 but slower. `python -m baton.kernels.cpu` builds ahead of time, for this CPU (also where a wheel
 brought some), or for images.
@@ -56,21 +58,28 @@ def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL |
     """Raises OSError or CalledProcessError if the compiler builds none and none is there."""
     supported = build.supported_targets()
     try:
-        found = _load(folder, supported[:1], compiler) or _load(PREBUILT, supported[1:], None)
+        found = _load_best(folder, supported, compiler)
         if found is not None or compiler is None:
             return found or _load_of_kind(folder, supported)
         return _build(folder, compiler)
     except (OSError, subprocess.CalledProcessError) as error:
-        found = _load(folder, supported, None)
+        found = _load_best(folder, supported, None) or _load(folder, supported[1:], None)
         if found is None:
             raise
         logger.warning("kernels on the CPU did not build, others do: %s", reason(error))
         return found
 
 
+def _load_best(
+    folder: Path, supported: Sequence[str], compiler: build.Command | None
+) -> ctypes.CDLL | None:
+    """What was built for this CPU, or else what a wheel brought."""
+    return _load(folder, supported[:1], compiler) or _load(PREBUILT, supported[1:], None)
+
+
 def _load_of_kind(folder: Path, supported: Sequence[str]) -> ctypes.CDLL | None:
     """What was built here before, said in the log if there is nothing."""
-    found = _load(folder, supported, None)
+    found = _load(folder, supported[1:], None)
     if found is None:
         logger.warning(
             "no C++ compiler (%s), and no operators for this CPU in %s: kernels are torch's, "
@@ -106,10 +115,15 @@ def _load(
     for target in targets:
         for path in build.find(folder, target, compiler):
             if build.is_whole(path):
-                logger.info("kernels on the CPU: %s, built for %s", path, target)
-                return ctypes.CDLL(str(path))
-            if path.exists():
-                logger.warning("%s is damaged: it is not used", path)
+                try:
+                    found = ctypes.CDLL(str(path))
+                except OSError as error:  # such as of a folder that nothing may be run from
+                    logger.warning("%s cannot be loaded: %s", path, error)
+                else:
+                    logger.info("kernels on the CPU: %s, built for %s", path, target)
+                    return found
+            elif os.path.lexists(path):
+                logger.warning("%s is damaged, or cannot be read: it is not used", path)
     return None
 
 

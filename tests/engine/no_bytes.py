@@ -8,14 +8,14 @@ from baton.core.kv_layout import KvLayout
 
 
 class NoBytes:
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, dtype: str = "float32") -> None:
         self.num_blocks = num_blocks
         self.layout = KvLayout(
             model_fingerprint=b"model",
-            dtype="float32",
+            dtype=dtype,
             num_layers=1,
             num_kv_heads=1,
-            head_dim=1,
+            head_dim=2,
             block_size=block_size,
         )
 

@@ -19,7 +19,7 @@ from baton.engine.request import Phase, Request
 from baton.engine.scheduler import MAX_OVERTAKEN, ScheduledChunk, Scheduler
 
 
-def make_scheduler(
+def make_scheduler(  # noqa: PLR0913  # what tests vary
     *,
     num_blocks: int = 64,
     block_size: int = 4,
@@ -27,9 +27,10 @@ def make_scheduler(
     config: SchedulerConfig | None = None,
     pinned_fraction: float = 0.25,
     kv_shares: Mapping[str, float] | None = None,
+    kv_dtype: str = "float32",
 ) -> Scheduler:
     pool = BlockPool(
-        NoBytes(num_blocks, block_size),
+        NoBytes(num_blocks, block_size, kv_dtype),
         pinned_fraction=pinned_fraction,
         kv_shares=kv_shares,
         clock=ManualClock(),
@@ -73,7 +74,7 @@ def planned(chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
 
 
 def adopt(scheduler: Scheduler, request: Request) -> bool:
-    """What the engine does with a finished handoff of all known tokens but the last.
+    """What the engine does with a finished handoff of all known tokens but the last, if any last.
 
     False if the blocks for it are not to be had.
     """
@@ -83,8 +84,11 @@ def adopt(scheduler: Scheduler, request: Request) -> bool:
     )
     if num_cached is None:
         return False
-    scheduler.pool.hand_over(lease, request.holder)
-    request.num_computed = len(request.tokens) - 1
+    request.num_computed = scheduler.pool.layout.num_lasting(len(request.tokens) - 1)
+    if request.num_computed:
+        scheduler.pool.hand_over(lease, request.holder)
+    else:
+        scheduler.pool.release(lease)
     scheduler.add(request)
     return True
 
@@ -184,6 +188,38 @@ def test_a_long_prompt_that_comes_back_stalls_nobody_who_decodes_or_is_handed_of
 
     assert passes == [{"long": 6, "young": 1, "younger": 1}] * 3
     assert [request.request_id for request in scheduler.running] == ["long", "young", "younger"]
+
+
+def test_no_older_prompt_takes_the_tokens_that_finish_the_open_block_of_a_handoff() -> None:
+    config = SchedulerConfig(max_batch_tokens=8)
+    scheduler = make_scheduler(kv_dtype="int4", block_size=4, config=config)
+    scheduler.add(make_request("long", prompt_len=60))
+    compute(scheduler, scheduler.step())
+    adopt(scheduler, make_request("handed off", prompt_len=8))  # 4 of its tokens were sealed
+
+    passes = []
+    for _ in range(2):
+        chunks = scheduler.step()
+        passes.append(planned(chunks))
+        compute(scheduler, chunks)
+
+    assert passes == [{"long": 4, "handed off": 4}, {"long": 7, "handed off": 1}]
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_handoffs_that_finish_their_open_blocks_leave_each_other_and_a_prompt_a_token(
+    is_running: bool,
+) -> None:
+    config = SchedulerConfig(max_batch_tokens=6)
+    scheduler = make_scheduler(kv_dtype="int4", block_size=4, config=config)
+    scheduler.add(make_request("long", prompt_len=60))
+    compute(scheduler, scheduler.step())
+    for name in "abcd":
+        adopt(scheduler, make_request(name, prompt_len=8))
+    if is_running:
+        scheduler.step()  # as planned here, but nothing was computed
+
+    assert planned(scheduler.step()) == {"long": 1, "a": 2, "b": 1, "c": 1, "d": 1}
 
 
 def test_a_lineup_has_blocks_for_all_though_a_tenant_took_those_of_one_that_had_its_chunk() -> None:
@@ -511,6 +547,7 @@ def test_a_finished_request_leaves_its_queue_and_frees_its_blocks(is_running: bo
     max_batch_tokens=st.integers(1, 24),
     max_running=st.integers(1, 6),
     num_outputs=st.integers(1, 12),
+    kv_dtype=st.sampled_from(["float32", "int4"]),
 )
 def test_every_request_is_finished_in_the_end_within_every_limit(
     requests: list[tuple[int, int, bool]],
@@ -518,10 +555,11 @@ def test_every_request_is_finished_in_the_end_within_every_limit(
     max_batch_tokens: int,
     max_running: int,
     num_outputs: int,
+    kv_dtype: str,
 ) -> None:
     """Each has a length and a priority, and comes by handoff or not, one with every step."""
     config = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_running=max_running)
-    scheduler = make_scheduler(num_blocks=num_blocks, config=config)
+    scheduler = make_scheduler(num_blocks=num_blocks, config=config, kv_dtype=kv_dtype)
     to_come = [
         (make_request(str(index), prompt_len=prompt_len, priority=priority), is_handed_off)
         for index, (prompt_len, priority, is_handed_off) in enumerate(requests)
@@ -563,11 +601,14 @@ def arrive(scheduler: Scheduler, request: Request, is_handed_off: bool) -> None:
 def assert_nobody_stalls(
     scheduler: Scheduler, chunks: Sequence[ScheduledChunk], before: set[Request]
 ) -> None:
-    """Who decodes gets its token in every pass, and the first prompt that runs at least one."""
+    """Who decodes, or will when a block is full, gets a token in every pass; and so does the first
+    prompt that runs."""
     has_chunk = {chunk.request for chunk in chunks}
     still = [request for request in scheduler.running if request in before]
-    prompts = [request for request in still if request.num_pending > 1]
-    assert has_chunk.issuperset(request for request in still if request.num_pending == 1)
+    layout = scheduler.pool.layout
+    most_to_decode = layout.block_size if layout.is_sealed else 1
+    prompts = [request for request in still if request.num_pending > most_to_decode]
+    assert has_chunk.issuperset(r for r in still if r.num_pending <= most_to_decode)
     assert has_chunk.issuperset(prompts[:1])
 
 

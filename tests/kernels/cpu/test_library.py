@@ -182,6 +182,46 @@ def test_what_was_built_for_this_cpu_comes_before_what_a_wheel_brings(
 
 @pytest.mark.usefixtures("prebuilt")
 @of_a_known_kind
+def test_what_a_wheel_brings_is_used_beside_a_compiler_that_does_not_start(tmp_path: Path) -> None:
+    assert answer(find_or_build(tmp_path / "cache", ("false",))) == 42
+
+
+@pytest.mark.usefixtures("prebuilt")
+@of_a_known_kind
+@pytest.mark.parametrize("compiler", [COMPILER, None], ids=["a compiler", "no compiler"])
+def test_what_a_wheel_brings_is_used_where_the_cache_cannot_be_read(
+    compiler: build.Command | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    stat_of = Path.stat
+
+    def refusing(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if cache in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat_of(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+
+    assert answer(find_or_build(cache, compiler)) == 42
+    assert answer(find_or_build(tmp_path / ("too long" * 50), compiler)) == 42
+
+
+@of_a_known_kind
+def test_what_a_wheel_brings_is_used_where_nothing_can_be_run_from_the_cache(
+    tmp_path: Path, prebuilt: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert COMPILER is not None
+    cached = build.build(tmp_path, build.NATIVE, COMPILER, silent)
+    cached.write_bytes(b"no library" + build._seal(b"no library"))
+
+    assert answer(find_or_build(tmp_path, COMPILER)) == 42
+
+    assert f"{cached} cannot be loaded" in caplog.text
+
+
+@pytest.mark.usefixtures("prebuilt")
+@of_a_known_kind
 def test_what_a_wheel_brings_of_other_sources_is_not_used(tmp_path: Path, one_source: Path) -> None:
     one_source.write_text('extern "C" int answer() { return 43; }')
 
