@@ -48,10 +48,6 @@ class Graph(Protocol):
 
 
 class Capture(Protocol):
-    @property
-    def num_bytes(self) -> int:
-        """What all graphs so far take."""
-
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
         """Its memory may be used again once the graph is gone."""
 
@@ -163,25 +159,32 @@ class DecodeGraphs:
             self._batch.fill(chunks)
 
 
-def try_graphs(
-    model: Decoder, cache: KvCache, batch: StaticBatch, spare_block: int, capture: Capture
+def try_graphs(  # what a pass needs, and who captures and measures it
+    model: Decoder,
+    cache: KvCache,
+    batch: StaticBatch,
+    spare_block: int,
+    capture: Capture,
+    free_bytes: Callable[[], int],
 ) -> GraphCosts | None:
     """What graphs over such a cache cost, by two of them, which are gone afterwards.
 
+    `free_bytes` are those of the device with nothing kept for later use: what passes before left
+    with the allocator would else count as taken by no graph, and be missing from what they cost.
     None, said in the log, if a pass cannot be captured.
     """
     largest = batch.limits.max_decodes
     padding = Chunk((0,), 0, (spare_block,), 1)
     kept: list[tuple[Graph, Outputs]] = []
-    costs = [0]
+    left = [free_bytes()]
     try:
         for size in (largest, -(-largest // 2)):
             kept.append(capture(_run_of(model, cache, batch, [padding] * size)))
-            costs.append(capture.num_bytes)
+            left.append(free_bytes())
     except RuntimeError as error:
         logger.warning("decode passes run without graphs, which is slower: %s", error)
         return None
-    return GraphCosts(costs[1], costs[2] - costs[1])
+    return GraphCosts(left[0] - left[1], left[1] - left[2])
 
 
 def _run_of(
@@ -217,11 +220,6 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._first_free = self._num_free()
-
-    @property
-    def num_bytes(self) -> int:
-        return self._first_free - self._num_free()
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Graph, Outputs]:
         torch.cuda.synchronize(self._device)  # the batch is uploaded
@@ -239,9 +237,13 @@ class CudaCapture:
     def uploading(self) -> None:
         self._read.record(torch.cuda.current_stream(self._device))
 
-    def _num_free(self) -> int:
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free
+
+def free_bytes(device: torch.device) -> int:
+    """Of a GPU, with nothing kept for later use."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free
 
 
 @torch.inference_mode()
@@ -250,12 +252,15 @@ def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> Deco
 
     Nothing lies in the cache yet, nor does afterwards.
     """
-    if cache.device.type != "cuda" or cache.spare_block is None or batch.limits.graph_sizes == ():
+    if cache.device.type != "cuda" or cache.spare_block is None:
         return None
     if not model.is_capturable:
         logger.warning("decode passes run without graphs, which is slower: lengths are looked at")
         return None
+    if batch.limits.graph_sizes == ():
+        return None
     try:
+        free_before = free_bytes(cache.device)
         capture = CudaCapture(cache.device)
         graphs = DecodeGraphs(model, cache, batch, cache.spare_block, capture)
         reason = disagreement(graphs, model, cache, cache.spare_block)
@@ -264,7 +269,8 @@ def capture_decoding(model: Decoder, cache: KvCache, batch: StaticBatch) -> Deco
     if reason:
         logger.warning("decode passes run without graphs, which is slower: %s", reason)
         return None
-    logger.info("graphs of %s requests take %d bytes", graphs.sizes, capture.num_bytes)
+    num_bytes = free_before - free_bytes(cache.device)
+    logger.info("graphs of %s requests take %d bytes", graphs.sizes, num_bytes)
     return graphs
 
 

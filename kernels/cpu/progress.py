@@ -1,7 +1,9 @@
 """What is said while operators are compiled: `kernels: 12 of 43 compiled, 8 s`.
 
-terminal    one line, which is written over
+terminal    one line, which is written over; what is said after a build that failed replaces it
 elsewhere   a line when it begins, one every few seconds, and one when all are compiled
+
+Of a build that finds all of them compiled there is nothing to say.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from baton.core.clock import Clock, monotonic
+from baton.kernels.cpu.build import Report
 
 EVERY_S = 5.0
 
@@ -25,6 +28,8 @@ class BuildProgress:
         self._said_at: float | None = None
 
     def __call__(self, num_compiled: int, num_sources: int) -> None:
+        if not num_sources:
+            return
         now = self._clock()
         is_due = self._said_at is None or now - self._said_at >= self._every_s
         if is_due or num_compiled == num_sources:
@@ -33,8 +38,17 @@ class BuildProgress:
             self._say(f"kernels: {num_compiled} of {num_sources} compiled, {seconds:.0f} s")
 
 
-def progress_on(file: TextIO) -> BuildProgress:
+def progress_on(file: TextIO) -> Report:
     """Progress as fits `file`."""
-    if file.isatty():
-        return BuildProgress(lambda line: file.write(f"\r{line}") and file.flush(), every_s=0)
-    return BuildProgress(lambda line: print(line, file=file, flush=True), every_s=EVERY_S)
+    if not file.isatty():
+        return BuildProgress(lambda line: print(line, file=file, flush=True), every_s=EVERY_S)
+    line_by_line = BuildProgress(
+        lambda line: print(line, end="\r", file=file, flush=True), every_s=0
+    )
+
+    def report(num_compiled: int, num_sources: int) -> None:
+        line_by_line(num_compiled, num_sources)
+        if 0 < num_sources == num_compiled:
+            print(file=file, flush=True)
+
+    return report

@@ -2,8 +2,10 @@
 
     s = max |x| / 448 over the group           q = x / s
 
-A program takes some groups of one row. Either q and s come out, laid out as `scaled_mm` wants them,
-or q * s in the dtype of x: what a product with wide activations then sees is the same.
+Where a group holds what is not finite, s is NaN, and so is all that is made of it: neither a
+maximum nor e4m3 would keep it. A program takes a group of one row. Either q and s come out, laid
+out as `scaled_mm` wants them, or q * s in the dtype of x: what a product with wide activations then
+sees is the same.
 """
 
 from __future__ import annotations
@@ -65,10 +67,13 @@ def _quantize(
     inside = within < GROUP
     column = group * GROUP + within
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    is_finite = tl.sum((tl.abs(wide) < float("inf")).to(tl.int32), 0) == COLUMNS
+    wide = tl.where(is_finite, wide, 0.0)
     largest = tl.max(tl.abs(wide), 0)
     scale = tl.where(largest > 0, largest / 448.0, 1.0)
     # The quotient may pass the largest item by a rounding, and e4m3 has no infinity but NaN.
     items = _rounded(tl.clamp(tl.div_rn(wide, scale), -448.0, 448.0)).to(tl.float8e4nv)
+    scale = tl.where(is_finite, scale, float("nan"))
     if IS_KEPT:
         tl.store(out + row * width + column, items, mask=inside)
         tl.store(scales + group * num_rows + row, scale)

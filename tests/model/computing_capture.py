@@ -21,15 +21,8 @@ class Replay:
 
 
 class ComputingCapture:
-    def __init__(self, first_bytes: int = 0, more_bytes: int = 0) -> None:
+    def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._first_bytes, self._more_bytes = first_bytes, more_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        if not self.sizes:
-            return 0
-        return self._first_bytes + (len(self.sizes) - 1) * self._more_bytes
 
     def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
         hidden, logits = run()

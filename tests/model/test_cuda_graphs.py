@@ -140,10 +140,16 @@ def test_the_sizes_that_were_planned_are_captured_the_largest_first(folder: Path
 @torch.inference_mode()
 def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -> None:
     runner = make_runner(folder)
-    capture = ComputingCapture(first_bytes=100, more_bytes=8)
+    capture = ComputingCapture()
+    left = iter([1000, 900, 892])
 
     costs = try_graphs(
-        runner._model, runner.cache, StaticBatch(LIMITS, BLOCK_SIZE), SPARE_BLOCK, capture
+        runner._model,
+        runner.cache,
+        StaticBatch(LIMITS, BLOCK_SIZE),
+        SPARE_BLOCK,
+        capture,
+        lambda: next(left),
     )
 
     assert costs == GraphCosts(100, 8)

@@ -32,6 +32,7 @@ from baton.engine.layers.rope_scaling import YarnScaling
 from baton.engine.models.registry import family_of
 from baton.engine.parallel.cutting import share_of
 from baton.engine.parallel.mesh import Mesh
+from baton.engine.pass_memory import PassMemory
 from baton.engine.static_batch import PassLimits, StaticBatch
 from baton.kernels.mxfp4 import VALUES
 from baton.platform.instruments.forward_trace.forward import trace_forward
@@ -230,13 +231,14 @@ def test_without_compiled_operators_it_gives_the_same(
     assert_near(found, transformers_logits(folder, prompt)[[*range(6, 40, 7), 39]])
 
 
-def test_a_model_that_looks_at_lengths_gets_no_graphs(
+def test_a_model_that_looks_at_lengths_gets_no_graphs_and_it_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load_model(make_deepseek_v4(tmp_path))
     cache: Any = SimpleNamespace(device=torch.device("cuda"), spare_block=8)
+    limits = PassLimits(graph_sizes=PassMemory().graph_sizes)  # as planned for such a model
 
-    assert capture_decoding(loaded.model, cache, StaticBatch(PassLimits(), BLOCK_SIZE)) is None
+    assert capture_decoding(loaded.model, cache, StaticBatch(limits, BLOCK_SIZE)) is None
     assert "decode passes run without graphs" in caplog.text
 
 

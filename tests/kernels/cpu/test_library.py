@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import shlex
 import stat
@@ -16,7 +17,7 @@ import pytest
 from baton.core.clock import ManualClock
 from baton.kernels.cpu import build, library
 from baton.kernels.cpu.library import cache_folder, find_compiler, find_or_build
-from baton.kernels.cpu.progress import BuildProgress
+from baton.kernels.cpu.progress import BuildProgress, progress_on
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no compiler here")
@@ -276,6 +277,29 @@ def test_a_build_says_how_far_it_is_now_and_then() -> None:
         "kernels: 3 of 4 compiled, 6 s",
         "kernels: 4 of 4 compiled, 8 s",
     ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("file", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_the_last_line_about_a_build_is_ended_and_one_with_nothing_to_do_says_nothing(
+    file: io.StringIO,
+) -> None:
+    progress_on(file)(0, 0)
+    assert not file.getvalue()
+    progress = progress_on(file)
+
+    for num_compiled in range(3):
+        progress(num_compiled, 2)
+
+    first, *_, last = file.getvalue().splitlines()
+    assert first.startswith("kernels: 0 of 2 compiled")
+    assert last.startswith("kernels: 2 of 2 compiled")
+    assert file.getvalue().endswith("\n")
+    assert file.getvalue().count("\n") == (1 if file.isatty() else 2)
 
 
 def test_whoever_builds_at_first_use_says_so_before(

@@ -35,6 +35,19 @@ def test_items_and_scales_are_padded_and_give_what_was_rounded() -> None:
     assert not wide[5:].any()
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_group_that_holds_what_is_not_finite_is_nan_and_no_other(value: float) -> None:
+    x = torch.randn(3, 200, device=DEVICE)
+    x[1, 130] = value
+
+    items, scales = quantize_rows(x, 100, 3)
+    wide = items.float() * scales.repeat_interleave(100, dim=1)
+
+    for found in (wide, round_rows(x, 100), round_to_fp8(x, 100)):
+        assert found[1, 100:].isnan().all()
+        assert found[[0, 2]].isfinite().all() and found[1, :100].isfinite().all()
+
+
 def test_scales_of_weights_are_padded_to_four_and_transposed() -> None:
     scales = torch.arange(6.0).view(2, 3)
 
