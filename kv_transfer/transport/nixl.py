@@ -35,12 +35,13 @@ from baton.kv_transfer.transport.ahead import ahead
 from baton.kv_transfer.transport.base import LentPiece, Parcel
 from baton.kv_transfer.transport.control import Announced, ControlClient
 from baton.kv_transfer.transport.daemon import DaemonThread
+from baton.kv_transfer.transport.nixl_buffers import BuffersInUse
 from baton.kv_transfer.transport.nixl_reads import (
     Agent,
     Landed,
     Name,
     NixlReads,
-    Span,
+    Stretch,
     new_agent,
 )
 
@@ -65,7 +66,7 @@ class _Arena(msgspec.Struct, frozen=True):
     mem_type: str
     device: int
 
-    def spans(self, announced: Announced) -> list[Span]:
+    def stretches(self, announced: Announced) -> list[Stretch]:
         """Where the blocks of a piece lie. Raises TransferError for what is not in the arena."""
         message = announced.message
         try:
@@ -110,6 +111,8 @@ class _Meeting:
         self.is_idle.clear()
         try:
             yield await self._peer()
+        except BuffersInUse:
+            raise
         except TransferCut as error:
             self.was_cut = True
             self.has_failed |= isinstance(error, TransportFailed)
@@ -151,7 +154,9 @@ class NixlTransport:
                 reads = self._agent()
 
                 def start(announced: Announced) -> asyncio.Future[Landed]:
-                    return reads.read(peer.name, peer.arena.spans(announced), peer.arena.mem_type)
+                    return reads.read(
+                        peer.name, peer.arena.stretches(announced), peer.arena.mem_type
+                    )
 
                 announcements = self._control.open(address, request, self.name)
                 async with aclosing(ahead(announcements, start, _drop)) as arrivals:
@@ -247,8 +252,10 @@ class NixlSending:
         addresses = [plane.data_ptr() for plane in arena.planes]
         agent = self._create(f"baton-{secrets.token_hex(8)}")
         sizes = [arena.num_blocks * size for size in arena.block_bytes]
-        spans = [(address, size, index, "") for address, size in zip(addresses, sizes, strict=True)]
-        agent.register_memory(spans, mem_type)
+        stretches = [
+            (address, size, index, "") for address, size in zip(addresses, sizes, strict=True)
+        ]
+        agent.register_memory(stretches, mem_type)
         self._agent = agent
         return msgspec.msgpack.encode(
             _Arena(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from baton.core.errors import TransportFailed
+from baton.core.errors import TransferCut, TransportFailed
 
 MIN_BUFFER_BYTES = 1 << 16
 MAX_BUFFER_BYTES = 1 << 30
@@ -24,10 +24,14 @@ MAX_SPARE_BYTES = 256 << 20
 """Of them, kept for later: to register memory takes as long as to fill it."""
 
 
+class BuffersInUse(TransferCut):
+    """This replica's own reads have taken all the memory there is: no fault of the peer's."""
+
+
 class Registrar(Protocol):
     """What is used of `nixl_agent`."""
 
-    def register_memory(self, spans: Any, mem_type: str) -> Any: ...
+    def register_memory(self, stretches: Any, mem_type: str) -> Any: ...
     def deregister_memory(self, registered: Any) -> Any: ...
 
 
@@ -50,15 +54,17 @@ class Buffers:
         """The one used last comes last."""
 
     def take(self, agent: Registrar, num_bytes: int) -> Buffer:
-        """Raises TransportFailed when too much is in use, or what the agent raises."""
+        """Raises BuffersInUse, TransportFailed for what never fits, or what the agent raises."""
         capacity = max(MIN_BUFFER_BYTES, 1 << (num_bytes - 1).bit_length())
+        if capacity > MAX_BUFFER_BYTES:
+            raise TransportFailed(f"NIXL: a read of {num_bytes} bytes is larger than any buffer")
         for number, spare in enumerate(self._spare):
             if spare.num_bytes == capacity:
                 return self._spare.pop(number)
         while self._spare and self.num_bytes + capacity > MAX_BUFFER_BYTES:
             self._let_go(agent, self._spare.pop(0))
         if self.num_bytes + capacity > MAX_BUFFER_BYTES:
-            raise TransportFailed(f"NIXL: {self.num_bytes} bytes of buffers are in use")
+            raise BuffersInUse(f"NIXL: {self.num_bytes} bytes of buffers are in use")
         memory = torch.empty(capacity, dtype=torch.uint8)
         registered = agent.register_memory([(memory.data_ptr(), capacity, 0, "")], "DRAM")
         self.num_bytes += capacity

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from baton.core.errors import TransportFailed
+from baton.core.errors import TransferCut, TransportFailed
 from baton.kv_transfer.transport.nixl_buffers import Buffer, Buffers, Registrar
 
 MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002
@@ -33,7 +33,7 @@ CLOSING_S = 1.0
 
 T = TypeVar("T")
 Name: TypeAlias = str | bytes
-Span: TypeAlias = tuple[int, int, int]
+Stretch: TypeAlias = tuple[int, int, int]
 """Address, length in bytes, number of the device."""
 
 
@@ -43,7 +43,7 @@ class Agent(Registrar, Protocol):
     def get_agent_metadata(self) -> bytes: ...
     def add_remote_agent(self, metadata: bytes) -> Name: ...
     def remove_remote_agent(self, name: Name) -> None: ...
-    def get_xfer_descs(self, spans: Any, mem_type: str) -> Any: ...
+    def get_xfer_descs(self, stretches: Any, mem_type: str) -> Any: ...
     def initialize_xfer(self, operation: str, local: Any, remote: Any, name: Name) -> Any: ...
     def transfer(self, handle: Any) -> str: ...
     def check_xfer_state(self, handle: Any) -> str: ...
@@ -68,7 +68,7 @@ class Landed:
 @dataclass(slots=True, eq=False)
 class _Read:
     peer: Name
-    spans: Sequence[Span]
+    stretches: Sequence[Stretch]
     mem_type: str
     landed: asyncio.Future[Landed]
     buffer: Buffer
@@ -76,7 +76,7 @@ class _Read:
 
     @property
     def num_bytes(self) -> int:
-        return sum(length for _, length, _ in self.spans)
+        return sum(length for _, length, _ in self.stretches)
 
 
 class NixlReads:
@@ -111,14 +111,16 @@ class NixlReads:
         with suppress(TransportFailed):
             self._post(partial(self._leaving.add, peer))
 
-    def read(self, peer: Name, spans: Sequence[Span], mem_type: str) -> asyncio.Future[Landed]:
+    def read(
+        self, peer: Name, stretches: Sequence[Stretch], mem_type: str
+    ) -> asyncio.Future[Landed]:
         """Fetch these stretches of the peer's memory, end to end.
 
         Cancelling gives the read up; its memory stays taken until it is over. Raises
-        TransportFailed, by itself or through the future.
+        TransportFailed, by itself or through the future, and BuffersInUse through the future.
         """
         landed: asyncio.Future[Landed] = self._loop.create_future()
-        self._post(partial(self._start, peer, spans, mem_type, landed))
+        self._post(partial(self._start, peer, stretches, mem_type, landed))
         return landed
 
     async def close(self) -> None:
@@ -174,21 +176,21 @@ class NixlReads:
     def _start(
         self,
         peer: Name,
-        spans: Sequence[Span],
+        stretches: Sequence[Stretch],
         mem_type: str,
         landed: asyncio.Future[Landed],
     ) -> None:
         if landed.cancelled():
             return
         try:
-            agent, num_bytes = self._ready(), sum(length for _, length, _ in spans)
+            agent, num_bytes = self._ready(), sum(length for _, length, _ in stretches)
             buffer = self._buffers.take(agent, num_bytes)
         except Exception as error:
             return self._fail(landed, error)
-        read = _Read(peer, spans, mem_type, landed, buffer)
+        read = _Read(peer, stretches, mem_type, landed, buffer)
         try:
-            local = agent.get_xfer_descs(_targets(buffer.memory, spans), "DRAM")
-            remote = agent.get_xfer_descs(list(spans), mem_type)
+            local = agent.get_xfer_descs(_targets(buffer.memory, stretches), "DRAM")
+            remote = agent.get_xfer_descs(list(stretches), mem_type)
             read.handle = agent.initialize_xfer("READ", local, remote, peer)
             self._in_flight.append(read)
             agent.transfer(read.handle)  # what it says, `_poll` hears again
@@ -242,13 +244,15 @@ class NixlReads:
         self._tell(lambda: None if future.done() else future.set_result(value))
 
     def _fail(self, future: asyncio.Future[T], error: Exception) -> None:
-        self._tell(partial(_set_failure, future, f"NIXL: {str(error) or type(error).__name__}"))
+        if not isinstance(error, TransferCut):  # the library's own
+            error = TransportFailed(f"NIXL: {str(error) or type(error).__name__}")
+        self._tell(partial(_set_failure, future, error))
 
 
-def _targets(buffer: Tensor, spans: Sequence[Span]) -> list[Span]:
+def _targets(buffer: Tensor, stretches: Sequence[Stretch]) -> list[Stretch]:
     """Where in a buffer stretches come to lie end to end."""
-    starts = itertools.accumulate((length for _, length, _ in spans), initial=buffer.data_ptr())
-    return [(start, length, 0) for start, (_, length, _) in zip(starts, spans, strict=False)]
+    starts = itertools.accumulate((length for _, length, _ in stretches), initial=buffer.data_ptr())
+    return [(start, length, 0) for start, (_, length, _) in zip(starts, stretches, strict=False)]
 
 
 def _hand_over(future: asyncio.Future[Landed], landed: Landed) -> None:
@@ -258,7 +262,7 @@ def _hand_over(future: asyncio.Future[Landed], landed: Landed) -> None:
         future.set_result(landed)
 
 
-def _set_failure(future: asyncio.Future[T], why: str) -> None:
+def _set_failure(future: asyncio.Future[T], error: TransferCut) -> None:
     if not future.done():
-        future.set_exception(TransportFailed(why))
+        future.set_exception(error)
         future.exception()  # a stream that ends early looks at none

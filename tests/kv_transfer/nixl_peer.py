@@ -8,13 +8,13 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from baton.kv_transfer.transport.nixl_reads import Span, new_agent
+from baton.kv_transfer.transport.nixl_reads import Stretch, new_agent
 
 
 @dataclass(frozen=True)
 class FarMemory:
     metadata: bytes
-    span: Span
+    stretch: Stretch
 
 
 class FarPeer:

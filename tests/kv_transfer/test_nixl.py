@@ -18,7 +18,8 @@ from tests.kv_transfer.nixl_peer import FarPeer
 
 from baton.core.errors import TransportFailed
 from baton.kv_transfer.transport import nixl_buffers, nixl_reads
-from baton.kv_transfer.transport.nixl_reads import NixlReads, Span, new_agent
+from baton.kv_transfer.transport.nixl_buffers import Buffers, BuffersInUse
+from baton.kv_transfer.transport.nixl_reads import NixlReads, Stretch, new_agent
 
 MIB = 1 << 20
 
@@ -34,7 +35,7 @@ def far() -> Iterator[FarPeer]:
 async def test_what_the_library_reads_is_what_the_peer_holds(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    address, length, device = far.memory.span
+    address, length, device = far.memory.stretch
     halves = [(address + MIB, MIB, device), (address + 3 * MIB, length // 8, device)]
 
     landed = await reads.read(name, halves, "DRAM")
@@ -48,13 +49,13 @@ async def test_what_the_library_reads_is_what_the_peer_holds(far: FarPeer) -> No
 async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    landed = await reads.read(name, [far.memory.span], "DRAM")
+    landed = await reads.read(name, [far.memory.stretch], "DRAM")
     landed.give_back()
     far.end()
 
     async with asyncio.timeout(20):
         with pytest.raises(TransportFailed):
-            await reads.read(name, [far.memory.span], "DRAM")
+            await reads.read(name, [far.memory.stretch], "DRAM")
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
 
@@ -65,10 +66,10 @@ async def test_a_killed_peer_fails_the_read(far: FarPeer) -> None:
 async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer) -> None:
     reads = NixlReads(partial(new_agent, "near"))
     name = await reads.add_peer(far.memory.metadata)
-    (await reads.read(name, [far.memory.span], "DRAM")).give_back()
+    (await reads.read(name, [far.memory.stretch], "DRAM")).give_back()
     os.kill(far.process.pid or 0, signal.SIGSTOP)
 
-    reading = reads.read(name, [far.memory.span], "DRAM")
+    reading = reads.read(name, [far.memory.stretch], "DRAM")
     await asyncio.wait({reading}, timeout=0.1)
     reading.cancel()
 
@@ -76,14 +77,14 @@ async def test_a_read_from_a_peer_that_stands_still_can_be_given_up(far: FarPeer
     async with asyncio.timeout(20):
         while reads.num_in_flight:
             await asyncio.sleep(0.01)
-    assert (await reads.read(name, [far.memory.span], "DRAM")).data.tobytes()[:3] == b"\7\7\7"
+    assert (await reads.read(name, [far.memory.stretch], "DRAM")).data.tobytes()[:3] == b"\7\7\7"
     await reads.close()
 
 
 @dataclass(eq=False)
 class Handle:
-    local: Sequence[Span]
-    remote: Sequence[Span]
+    local: Sequence[Stretch]
+    remote: Sequence[Stretch]
     state: str = "PROC"
     is_stuck: bool = False
     """It cannot be released."""
@@ -105,9 +106,9 @@ class ObedientAgent:
     registered: list[tuple[int, int]] = field(default_factory=list)
 
     def register_memory(
-        self, spans: Sequence[tuple[int, int, int, str]], mem_type: str
+        self, stretches: Sequence[tuple[int, int, int, str]], mem_type: str
     ) -> tuple[int, int]:
-        [(address, length, _, _)] = spans
+        [(address, length, _, _)] = stretches
         self.registered.append((address, length))
         return address, length
 
@@ -124,11 +125,15 @@ class ObedientAgent:
     def remove_remote_agent(self, name: nixl_reads.Name) -> None:
         self.peers.remove(str(name))
 
-    def get_xfer_descs(self, spans: Sequence[Span], mem_type: str) -> Sequence[Span]:
-        return spans
+    def get_xfer_descs(self, stretches: Sequence[Stretch], mem_type: str) -> Sequence[Stretch]:
+        return stretches
 
     def initialize_xfer(
-        self, operation: str, local: Sequence[Span], remote: Sequence[Span], name: nixl_reads.Name
+        self,
+        operation: str,
+        local: Sequence[Stretch],
+        remote: Sequence[Stretch],
+        name: nixl_reads.Name,
     ) -> Handle:
         if name not in self.peers:
             raise RuntimeError("NIXL_ERR_NOT_FOUND")
@@ -158,7 +163,7 @@ class Source:
         self.data = ctypes.create_string_buffer(bytes([self.fill]) * 1000, 1000)
 
     @property
-    def spans(self) -> list[Span]:
+    def stretches(self) -> list[Stretch]:
         return [(ctypes.addressof(self.data), 1000, 0)]
 
 
@@ -171,7 +176,7 @@ class Obeyed:
 
     async def start(self, source: Source) -> tuple[asyncio.Future[nixl_reads.Landed], Handle]:
         self.sources.append(source)
-        reading = self.reads.read("p", source.spans, "DRAM")
+        reading = self.reads.read("p", source.stretches, "DRAM")
         await asyncio.to_thread(self.agent.has_posted.acquire)
         return reading, self.agent.posted[-1]
 
@@ -195,7 +200,7 @@ async def obeyed() -> AsyncIterator[Obeyed]:
 async def test_stretches_land_end_to_end() -> None:
     async with obeyed() as it:
         first, second = Source(1), Source(2)
-        reading = it.reads.read("p", first.spans + second.spans, "DRAM")
+        reading = it.reads.read("p", first.stretches + second.stretches, "DRAM")
         await asyncio.to_thread(it.agent.has_posted.acquire)
 
         it.agent.posted[0].complete()
@@ -268,7 +273,7 @@ async def test_a_peer_is_forgotten_once_nothing_is_read_from_it() -> None:
 async def test_a_read_from_an_unknown_peer_fails_and_takes_nothing() -> None:
     async with obeyed() as it:
         with pytest.raises(TransportFailed, match="NOT_FOUND"):
-            await it.reads.read("unknown", Source(1).spans, "DRAM")
+            await it.reads.read("unknown", Source(1).stretches, "DRAM")
 
         _, handle = await it.start(Source(2))
 
@@ -281,8 +286,24 @@ async def test_registered_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     async with obeyed() as it:
         await it.start(Source(1))
 
-        with pytest.raises(TransportFailed, match="buffers are in use"):
-            await it.reads.read("p", Source(2).spans, "DRAM")
+        with pytest.raises(BuffersInUse, match="65536 bytes of buffers are in use"):
+            await it.reads.read("p", Source(2).stretches, "DRAM")
+        with pytest.raises(TransportFailed, match="65537 bytes is larger than any buffer"):
+            await it.reads.read("p", [(0, 65537, 0)], "DRAM")
+
+
+def test_memory_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = nixl_buffers.MIN_BUFFER_BYTES
+    monkeypatch.setattr(nixl_buffers, "MAX_SPARE_BYTES", 2 * size)
+    agent, buffers = ObedientAgent(), Buffers()
+    taken = [buffers.take(agent, size) for _ in range(4)]
+    assert buffers.num_bytes == 4 * size
+
+    for buffer in taken:
+        buffers.keep(agent, buffer)
+
+    assert buffers.num_bytes == 2 * size
+    assert agent.registered == [buffer.registered for buffer in taken[2:]]
 
 
 async def test_idle_buffers_of_other_sizes_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +332,7 @@ async def test_where_nixl_does_not_start_every_read_says_so() -> None:
     with pytest.raises(TransportFailed, match="no plugins available"):
         await reads.add_peer(b"p")
     with pytest.raises(TransportFailed, match="no plugins available"):
-        await reads.read("p", Source(1).spans, "DRAM")
+        await reads.read("p", Source(1).stretches, "DRAM")
     await reads.close()
     with pytest.raises(TransportFailed, match="closes"):
         reads.forget_peer("p")

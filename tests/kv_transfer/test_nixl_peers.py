@@ -14,10 +14,10 @@ import pytest
 from tests.kv_transfer.replicas import LAYOUT
 from tests.kv_transfer.test_nixl import Handle, ObedientAgent, Source
 
-from baton.core.errors import TransferCut
+from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch, TransferId
-from baton.kv_transfer.messages import OpenTransfer
-from baton.kv_transfer.transport import nixl
+from baton.kv_transfer.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.transport import nixl, nixl_buffers
 from baton.kv_transfer.transport.control import Announced, ControlClient
 from baton.proto import kv_pb2 as pb
 
@@ -37,9 +37,11 @@ class Announcing:
     source: Source = field(default_factory=lambda: Source(7))
     streams: dict[str, asyncio.Queue[Exception | None]] = field(default_factory=dict)
     """By transfer."""
+    num_met: int = 0
 
     async def meet(self, address: str, transport: str, sender: Epoch, receiver: Epoch) -> bytes:
-        [(start, size, device)] = self.source.spans
+        self.num_met += 1
+        [(start, size, device)] = self.source.stretches
         return msgspec.msgpack.encode(
             nixl._Arena(sender.encode(), [start], 1, [size], "DRAM", device)
         )
@@ -57,8 +59,8 @@ class Announcing:
     def announce(self, transfer_id: str) -> None:
         self.streams.setdefault(transfer_id, asyncio.Queue()).put_nowait(None)
 
-    def cut(self, transfer_id: str) -> None:
-        self.streams[transfer_id].put_nowait(TransferCut("chaos"))
+    def cut(self, transfer_id: str, error: TransferCut) -> None:
+        self.streams[transfer_id].put_nowait(error)
 
 
 @dataclass
@@ -86,17 +88,19 @@ class Met:
 class Arriving:
     met: Met
     transfer_id: str
-    pieces: AsyncGenerator[object, None]
+    pieces: AsyncGenerator[KvPiece, None]
 
-    async def next(self) -> None:
+    async def held(self) -> KvPiece:
         """A piece is announced, and comes."""
         self.met.control.announce(self.transfer_id)
         async with asyncio.timeout(10):
-            piece = await anext(self.pieces)
-        piece.release()  # type: ignore[attr-defined]
+            return await anext(self.pieces)
 
-    async def cut(self) -> None:
-        self.met.control.cut(self.transfer_id)
+    async def next(self) -> None:
+        (await self.held()).release()
+
+    async def cut(self, error: TransferCut | None = None) -> None:
+        self.met.control.cut(self.transfer_id, error or TransferCut("chaos"))
         with pytest.raises(TransferCut):
             await anext(self.pieces)
 
@@ -109,11 +113,53 @@ async def test_a_cut_stream_leaves_the_peer_to_its_siblings_and_is_met_anew_afte
 
     await first.cut()
     await second.next()
-    await it.stream("kv-3").next()
-    assert it.agent.peers == {"p"}
+    third = it.stream("kv-3")
+    await third.next()
+    assert (it.agent.peers, it.control.num_met) == ({"p"}, 1)
 
+    await third.pieces.aclose()
     await second.cut()
     await it.stream("kv-4").next()  # knows nothing of what came before
+    assert it.control.num_met == 2
+    await it.transport.close()
+
+
+async def test_nobody_begins_on_a_connection_that_has_failed_but_who_reads_over_it_goes_on() -> (
+    None
+):
+    it = Met()
+    first, second = it.stream("kv-1"), it.stream("kv-2")
+    await first.next()
+    await second.next()
+
+    await first.cut(TransportFailed("NIXL_ERR_BACKEND"))
+    third = it.stream("kv-3")
+    beginning = asyncio.create_task(third.next())
+    await second.next()
+    assert (beginning.done(), it.control.num_met) == (False, 1)
+
+    await second.pieces.aclose()
+    await beginning
+    assert it.control.num_met == 2
+    await it.transport.close()
+
+
+async def test_want_of_this_replicas_own_memory_cuts_a_stream_and_is_no_fault_of_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nixl_buffers, "MAX_BUFFER_BYTES", nixl_buffers.MIN_BUFFER_BYTES)
+    it = Met()
+    first, second = it.stream("kv-1"), it.stream("kv-2")
+    held = await first.held()
+
+    with pytest.raises(TransferCut, match="buffers are in use") as cut:
+        await second.next()
+
+    assert not isinstance(cut.value, TransportFailed)
+    held.release()
+    await it.stream("kv-3").next()
+    await first.next()
+    assert (it.agent.peers, it.control.num_met) == ({"p"}, 1)
     await it.transport.close()
 
 
