@@ -15,7 +15,7 @@ from baton.kv_transfer.transport.base import LentPiece, Parcel
 from baton.kv_transfer.transport.control import ControlClient
 from baton.proto.channel_options import MAX_MESSAGE_BYTES
 
-MAX_PIECE_BYTES = MAX_MESSAGE_BYTES * 15 // 16
+MAX_CARRIED_BYTES = MAX_MESSAGE_BYTES * 15 // 16
 """The rest is left for checksums and names: a unit of 128 bytes has 8 bytes of checksum."""
 
 
@@ -51,9 +51,9 @@ class GrpcSending:
     max_piece_bytes = 0
 
     async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
-        if piece.num_bytes > MAX_PIECE_BYTES:
+        if piece.num_bytes > MAX_CARRIED_BYTES:
             raise TransportFailed(
-                f"gRPC carries pieces of at most {MAX_PIECE_BYTES} bytes, and a block has "
+                f"gRPC carries pieces of at most {MAX_CARRIED_BYTES} bytes, and a block has "
                 f"{piece.num_bytes}: lower cache.block_size, or choose another transfer.transport"
             )
         return Parcel(data=piece.views)

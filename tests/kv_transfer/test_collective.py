@@ -20,7 +20,8 @@ from baton.kv_transfer.transport import collective
 from baton.kv_transfer.transport.base import LentPiece
 from baton.kv_transfer.transport.collective import CollectiveSending, CollectiveTransport
 from baton.kv_transfer.transport.control import ControlClient
-from baton.kv_transfer.transport.servicer import MAX_UNTAKEN, KvTransferServicer
+from baton.kv_transfer.transport.servicer import KvTransferServicer
+from baton.kv_transfer.transport.stream_window import MAX_UNTAKEN
 from baton.proto.channels import Channels, listen, new_server
 
 P, D = Epoch("p"), Epoch("d")

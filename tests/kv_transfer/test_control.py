@@ -20,10 +20,10 @@ from baton.core.errors import (
 )
 from baton.core.ids import new_epoch
 from baton.kv_transfer.messages import Outcome, SettleTransfer
-from baton.kv_transfer.transport import servicer
+from baton.kv_transfer.transport import servicer, stream_window
 from baton.kv_transfer.transport.control import Announced
 from baton.kv_transfer.transport.grpc import GrpcSending
-from baton.kv_transfer.transport.servicer import MAX_READY, MAX_UNTAKEN
+from baton.kv_transfer.transport.stream_window import MAX_READY, MAX_UNTAKEN
 from baton.proto import kv_pb2 as pb
 
 
@@ -98,7 +98,7 @@ async def test_a_receiver_that_takes_nothing_is_lent_a_bounded_number_of_pieces(
 async def test_a_receiver_that_never_takes_is_cut_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servicer._Lending.shrink, "__defaults__", (0.05,))
+    monkeypatch.setattr(stream_window, "MAX_UNTAKEN_S", 0.05)
     async with control_ends(PreparedSide(100)) as it:
         with pytest.raises(TransferCut, match="took nothing for"):
             async for _ in it.client.open(it.address, it.request, "tickets"):
@@ -110,7 +110,7 @@ async def test_a_receiver_that_never_takes_is_cut_in_the_end(
 async def test_a_receiver_that_takes_piece_by_piece_cannot_make_a_stream_last_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servicer, "MAX_UNTAKEN_S", 0.1)
+    monkeypatch.setattr(stream_window, "PATIENCE_S", 0.1)
     async with control_ends(PreparedSide(200)) as it:
         num_taken = 0
         with pytest.raises(TransferCut, match="takes less than 4 MiB/s over the whole transfer"):
@@ -127,8 +127,8 @@ async def test_a_receiver_that_takes_piece_by_piece_cannot_make_a_stream_last_fo
 async def test_a_receiver_that_reads_nothing_on_gives_back_what_is_ready_for_it_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servicer, "MAX_UNTAKEN_S", 0.1)
-    monkeypatch.setattr(servicer, "MIN_BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(stream_window, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(stream_window, "MIN_BYTES_PER_S", 1 << 40)
     side = PreparedSide(100, piece_bytes=1 << 20)
     async with control_ends(side, grpc=GrpcSending()) as it:
         call = it.raw_call()
