@@ -24,7 +24,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.errors import TransferCut, TransferError
+from baton.core.errors import TransferError
 from baton.core.ids import TransferId
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer
@@ -51,7 +51,8 @@ class Outbox:
         self._max_piece_bytes = max_piece_bytes
 
     async def pieces(self, request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:
-        """See `SendingSide.pieces`. Raises what `Sender.open` and `Sender.begin_read` raise.
+        """See `SendingSide.pieces`. Raises what `Sender.open` and `Sender.begin_read` raise, and
+        TransferCut where the pool's memory cannot be read.
 
         Being cancelled or closed does not abort the transfer: D may open it again.
         """
@@ -149,10 +150,6 @@ class _Desk:
             readings = self.sender.begin_read(stream)
         except TransferError as error:
             _tell(future, partial(_fail, future, error))
-            return True
-        except Exception as error:  # of this stream alone: the engine is in the middle of a step
-            cut = TransferCut(f"{stream.transfer_id} cannot be read: {error!r}")
-            _tell(future, partial(_fail, future, cut))
             return True
         if readings and not _tell(future, partial(future.set_result, readings)):
             for reading in readings:

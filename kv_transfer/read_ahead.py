@@ -11,6 +11,7 @@ the piece was lent to, or from here if it never got that far. With the last the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -19,8 +20,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.errors import TransferCut
 from baton.kv_transfer.pieces import Contents, Cut, Reading, cuts, lend, read
 from baton.kv_transfer.transport.base import LentPiece
+
+log = logging.getLogger(__name__)
 
 MAX_AHEAD = 4
 """Batches that are hashed, or being hashed, before the receiver asks for them. One is a piece of
@@ -56,12 +60,20 @@ class _Batch:
 
     async def pieces(self) -> AsyncGenerator[LentPiece, None]:
         try:
-            for contents in await asyncio.wrap_future(self.hashing):
+            for contents in await self._hashed():
                 piece = lend(self.shares[0].cut, contents, self.shares[0].give_back)
                 self.shares.popleft()
                 yield piece
         finally:
             self.discard()
+
+    async def _hashed(self) -> list[Contents]:
+        try:
+            return await asyncio.wrap_future(self.hashing)
+        except Exception as error:  # a device that fails
+            transfer_id = self.shares[0].cut.reading.transfer_id
+            log.exception("the KV of %s cannot be read", transfer_id)
+            raise TransferCut(f"{transfer_id} cannot be read: {error!r}") from error
 
     def discard(self) -> None:
         """Nobody wants what is left; its thread may be at it all the same."""
@@ -83,7 +95,10 @@ class ReadAhead:
         self._is_closed = False
 
     async def pieces(self) -> AsyncGenerator[LentPiece, None]:
-        """Lend every piece, in order, then end. Raises what `Source.begin` raises."""
+        """Lend every piece, in order, then end.
+
+        Raises what `Source.begin` raises, and TransferCut where its blocks cannot be read.
+        """
         producing = asyncio.create_task(self._produce())
         producing.add_done_callback(self._produced)
         try:

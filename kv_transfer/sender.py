@@ -187,19 +187,11 @@ class Sender:
     def begin_read(self, stream: Stream) -> list[Reading]:
         """What `stream` may read next, in order; nothing if nothing more is published yet.
 
-        Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted, or
-        what the pool raises; then none has begun, and the stream is of no more use.
+        Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted.
         """
         offer = self._readable(stream.transfer_id)
-        readings: list[Reading] = []
-        try:
-            for span in stream.progress.advance(offer.published, self._config.max_blocks_per_read):
-                readings.append(self._begin(offer, stream.heads[span.plane], span))
-        except BaseException:  # a device that fails: nobody would end those that were begun
-            for reading in readings:
-                self.end_read(reading)
-            raise
-        return readings
+        spans = stream.progress.advance(offer.published, self._config.max_blocks_per_read)
+        return [self._begin(offer, stream.heads[span.plane], span) for span in spans]
 
     def end_read(self, reading: Reading) -> None:
         """The views will not be touched again. Ending a reading twice changes nothing."""

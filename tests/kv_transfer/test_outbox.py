@@ -18,8 +18,9 @@ from tests.kv_transfer.replicas import (
     settling,
 )
 
-from baton.core.errors import TransferAborted
+from baton.core.errors import TransferAborted, TransferCut
 from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.core.kv_pool import BlockSource, Holder
 from baton.core.messages import SamplingParams
 from baton.core.owner_thread import Inline, OneThread
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -329,6 +330,11 @@ async def test_a_stream_closed_at_any_moment_of_the_computation_leaves_nothing_b
         await p.assert_nothing_is_held()
 
 
+class Unreadable:
+    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+        raise RuntimeError("no pinned memory is left")
+
+
 def computed_replica(*transfers: TransferId) -> tuple[PrefillReplica, DecodeReplica]:
     prefill, decode = PrefillReplica(num_blocks=64), DecodeReplica()
     for transfer_id in transfers:
@@ -400,6 +406,37 @@ async def test_a_stream_closed_at_any_point_gives_all_its_readings_back(num_take
     report = prefill.audit()
     assert report.violations == ()
     assert report.leased == report.quarantined == 0
+    owner.stop()
+
+
+async def test_blocks_that_cannot_be_read_cut_the_stream_and_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill, decode = computed_replica(TRANSFER)
+    source = prefill.pool.source
+
+    def failing(holder: Holder, start: int, stop: int, plane: int) -> BlockSource:
+        if plane:
+            return Unreadable()
+        return source(holder, start, stop, plane)
+
+    monkeypatch.setattr(prefill.pool, "source", failing)
+    owner = OneThread()
+    outbox = Outbox(prefill.sender, owner, max_piece_bytes=2 * LAYOUT.layer_block_bytes)
+    num_pieces = 0
+    with pytest.raises(TransferCut, match=r"kv-1 cannot be read: .*no pinned memory is left"):
+        async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:
+            async for piece in pieces:
+                piece.give_back()
+                num_pieces += 1
+
+    assert num_pieces == 3
+    assert "the KV of kv-1 cannot be read" in caplog.text
+    await owner.call(lambda: prefill.sender.abort(TRANSFER, "cancelled"))
+    async with asyncio.timeout(30):
+        while prefill.sender.lease_ids:
+            await asyncio.sleep(0.001)
+    assert prefill.audit().quarantined == 0
     owner.stop()
 
 

@@ -207,28 +207,6 @@ def test_no_peer_has_blocks_kept_longer_than_this_replica_allows(
     assert prefill.sender.expire(100.0 + kept_s) == [TRANSFER]
 
 
-def test_a_reading_that_cannot_begin_leaves_none_of_those_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    prefill = granted()
-    prefill.compute()
-    prefill.finish()
-    stream, source = opened(prefill), prefill.pool.source
-
-    def failing(holder: Holder, start: int, stop: int, plane: int) -> object:
-        if plane:
-            raise RuntimeError("no pinned memory is left")
-        return source(holder, start, stop, plane)
-
-    monkeypatch.setattr(prefill.pool, "source", failing)
-    with pytest.raises(RuntimeError, match="pinned"):
-        prefill.sender.begin_read(stream)
-
-    prefill.sender.abort(TRANSFER, "cancelled")
-    assert prefill.audit().quarantined == 0
-    assert prefill.sender.lease_ids == frozenset()
-
-
 def test_the_first_outcome_is_remembered_when_a_later_one_contradicts_it() -> None:
     prefill = granted()
     first = prefill.sender.settle(settling(prefill, DECODE, Outcome.ABORTED))
