@@ -1,7 +1,8 @@
 """One gateway's stream, seen from the decode replica: what is waiting to be sent to it.
 
 Updates pile up while the stream is busy and leave together in one frame, those of one request as
-one update: back-pressure makes tokens cheaper, and no token waits for a timer.
+one update: back-pressure makes tokens cheaper, and no token waits for a timer. The logprobs of a
+prompt are the exception: only those of one prompt are sure to fit a message.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class GatewaySession:
         self.gateway_epoch = gateway_epoch
         self.is_closed = False
         self._updates: dict[tuple[RequestId, int], TokenUpdate] = {}
-        """By attempt, in the order of their first tokens."""
+        """By attempt, in the order in which they began to wait."""
         self._errors: list[TokenUpdate] = []
         """Sent behind all tokens."""
         self._capacity = Capacity()
@@ -70,13 +71,25 @@ class GatewaySession:
         await self._pending.wait()
         if self._is_ending and not (self._updates or self._errors):
             return None
-        if not self._is_ending:
+        updates = self._next_updates()
+        if not (self._is_ending or self._updates or self._errors):
             self._pending.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        updates = (*self._updates.values(), *self._errors)
-        self._updates, self._errors = {}, []
         news = None if self._capacity == self._sent_capacity else self._capacity
         self._sent_capacity = self._capacity
         return Frame(updates, news)
+
+    def _next_updates(self) -> tuple[TokenUpdate, ...]:
+        """All that wait; but one with a prompt's logprobs, as long as a message may be, alone."""
+        updates: list[TokenUpdate] = []
+        for key, update in list(self._updates.items()):
+            if update.prompt_logprobs and updates:
+                return tuple(updates)
+            updates.append(self._updates.pop(key))
+            if update.prompt_logprobs:
+                return tuple(updates)
+        updates += self._errors
+        self._errors = []
+        return tuple(updates)

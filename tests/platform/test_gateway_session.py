@@ -5,12 +5,16 @@ from dataclasses import replace
 
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, FinishReason, Receipt, TokenUpdate
+from baton.core.messages import Capacity, FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.decode_service.session import Frame, GatewaySession
 
 
 def update(*tokens: int) -> TokenUpdate:
     return TokenUpdate(request_id=RequestId("r"), attempt=1, tokens=tokens)
+
+
+def named(request_id: str) -> TokenUpdate:
+    return TokenUpdate(request_id=RequestId(request_id), attempt=1, tokens=(7,))
 
 
 async def next_frame(session: GatewaySession) -> Frame:
@@ -52,6 +56,21 @@ async def test_what_piles_up_while_the_stream_is_busy_leaves_in_one_frame_as_one
     whole = replace(update(0, 1, 2), receipt=receipt, finish_reason=FinishReason.LENGTH)
     assert frame.updates == (whole, other)
     assert await is_silent(session)
+
+
+async def test_the_logprobs_of_a_prompt_leave_in_a_frame_of_their_own() -> None:
+    session = GatewaySession(Epoch("g"))
+    logprobs = (TokenLogprob(token=3, logprob=-0.5),)
+    heavy = [replace(named(name), prompt_logprobs=logprobs) for name in ("a", "b")]
+    for each in (named("first"), heavy[0], named("second"), heavy[1]):
+        session.put(each)
+    session.put(replace(named("a"), error=Unavailable("gone")))
+    session.end()
+
+    frames = [[u.request_id for u in (await next_frame(session)).updates] for _ in range(5)]
+
+    assert frames == [["first"], ["a"], ["second"], ["b"], ["a"]]
+    assert await session.next_frame() is None
 
 
 async def test_tokens_leave_before_the_error_that_follows_them() -> None:
