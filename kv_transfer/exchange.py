@@ -167,7 +167,7 @@ class KvExchange:
             "transfers_adopted_total": received.num_adopted,
             "transfers_aborted_total": sent.num_aborted + received.num_aborted.total(),
             "pieces_corrupt_total": received.num_corrupt.total(),
-            "pieces_asked_again_total": self.fetcher.num_asked_again,
+            "pieces_asked_again_total": received.num_asked_again,
             "kv_bytes_received_total": received.num_bytes,
             "kv_bytes_sent_total": self.outbox.num_bytes_sent,
             "tokens_lent_total": self.lender.num_lent_tokens,

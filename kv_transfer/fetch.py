@@ -106,8 +106,6 @@ class Fetcher:
         config: FetchConfig | None = None,
         scores: SourceScores | None = None,
     ) -> None:
-        self.num_asked_again = 0
-        """Pieces, of all transfers."""
         self._receiver = receiver
         self._owner = owner
         self._transport = transport
@@ -236,7 +234,7 @@ class Fetcher:
         return None
 
     def _take_note(self, flight: _Flight, corrupt: Sequence[CorruptPiece]) -> None:
-        self.num_asked_again += len(corrupt)
+        self._receiver.counters.asked_again(len(corrupt))
         flight.num_asked_again += len(corrupt)
         flight.notes += [f"{error}: asked for again" for error in corrupt]
 

@@ -40,6 +40,8 @@ class FillCounters:
     """Verified and recorded, in the senders' layouts."""
     num_corrupt: Counter[Epoch] = field(default_factory=Counter)
     """Bad pieces, by the epoch of the sender they came from."""
+    num_asked_again: int = 0
+    """Of the bad pieces."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def filled(self, num_bytes: int) -> None:
@@ -49,6 +51,10 @@ class FillCounters:
     def refused(self, source: Epoch) -> None:
         with self._lock:
             self.num_corrupt[source] += 1
+
+    def asked_again(self, num_pieces: int) -> None:
+        with self._lock:
+            self.num_asked_again += num_pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

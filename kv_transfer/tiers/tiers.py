@@ -135,9 +135,9 @@ class Tiers:
                     source = self._source()
                     entering = self._prefixes.bring_in(tokens, salt, source, tenant=tenant)
                     brought_in = await held.enter_async_context(entering)
+                    notes += filter(None, [brought_in.note])
                     if brought_in.num_new or not brought_in.note:
                         break
-                    notes.append(brought_in.note)
                     await self.stack.recheck(source.names)
         except TimeoutError:
             self.num_late += 1

@@ -45,8 +45,11 @@ async def test_each_fault_costs_time_or_computing_and_nothing_else(
         await world.push_out()
         await world.written_back()
 
-        num_cached, _ = await world.swap_in(prompt)  # checks the bytes of what it finds
+        num_cached, note = await world.swap_in(prompt)  # checks the bytes of what it finds
 
+        is_read_again = (point, fault) == ("tier.read", Fault.CORRUPT)
+        assert ("asked for again; swapped in" in note) == is_read_again
+        assert bool(world.receiver.counters.num_asked_again) == is_read_again
         assert chaos.strikes
         assert num_cached == (6 * SIZE if (point, fault) in HARMLESS else 0)
 
