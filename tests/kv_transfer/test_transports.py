@@ -10,6 +10,7 @@ from tests.kv_transfer.replicas import (
 )
 from tests.kv_transfer.world import (
     KV_BYTES,
+    PATIENT,
     connected,
     each_transport,
 )
@@ -100,7 +101,7 @@ async def test_a_cut_stream_is_opened_again_where_blocks_are_missing(name: str) 
 
 @each_transport
 async def test_a_transfer_outlives_its_connection(name: str) -> None:
-    async with connected(name) as it:
+    async with connected(name, fetching=PATIENT) as it:
         fetching = asyncio.create_task(it.fetch(await it.grant()))
         await it.compute(8)
         await it.has_arrived(2 * LAYOUT.block_bytes)

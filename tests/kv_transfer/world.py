@@ -41,6 +41,9 @@ from baton.proto.channel_options import SERVER_OPTIONS
 NUM_BLOCKS = LAYOUT.num_blocks_for(len(PROMPT))
 KV_BYTES = NUM_BLOCKS * LAYOUT.block_bytes
 QUICK = FetchConfig(reopen_delay_s=0.001, settle_timeout_s=1.0)
+PATIENT = FetchConfig(reopen_delay_s=0.001, max_reopened=14)
+"""Up to 16 s in all. gRPC does not try a refused connection again within 100 ms: however often it
+is opened anew before, the answer is that of the first time."""
 
 each_transport = pytest.mark.parametrize("name", ["auto", *usable_transports()])
 
@@ -88,7 +91,14 @@ def unaltered(number: int, piece: KvPiece) -> KvPiece:
 class World:
     """P and D, each with an engine's thread, joined by one transport."""
 
-    def __init__(self, name: str, alter: Alter, layout: KvLayout, decode_layout: KvLayout) -> None:
+    def __init__(
+        self,
+        name: str,
+        alter: Alter,
+        layout: KvLayout,
+        decode_layout: KvLayout,
+        fetching: FetchConfig = QUICK,
+    ) -> None:
         self.name = name
         # Small readings and pieces, so that a prompt is several of each.
         self.prefill = PrefillReplica(config=SenderConfig(max_blocks_per_read=4), layout=layout)
@@ -106,7 +116,11 @@ class World:
         self.inner = create_transport(name, self.parts)
         self.transport = Altering(self.inner, alter)
         self.fetcher = Fetcher(
-            self.decode.receiver, self.on_d, self.transport, clock=self.decode.clock, config=QUICK
+            self.decode.receiver,
+            self.on_d,
+            self.transport,
+            clock=self.decode.clock,
+            config=fetching,
         )
 
     async def start_serving(self) -> None:
@@ -186,9 +200,10 @@ async def connected(
     alter: Alter = unaltered,
     layout: KvLayout = LAYOUT,
     decode_layout: KvLayout | None = None,
+    fetching: FetchConfig = QUICK,
 ) -> AsyncIterator[World]:
     """With P's layout on D as well, unless D has another."""
-    it = World(name, alter, layout, decode_layout or layout)
+    it = World(name, alter, layout, decode_layout or layout, fetching)
     await it.start_serving()
     try:
         yield it
