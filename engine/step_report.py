@@ -37,7 +37,7 @@ class StepReport(NamedTuple):
 
     outputs: tuple[RequestOutput, ...] = ()
     first_scheduled: tuple[Request, ...] = ()
-    """Requests that ran for the first time."""
+    """Requests that ran for the first time, or were refused when they were about to."""
     num_tokens: int = 0
     """Tokens run through the model: one for each token sampled, all others were prefilled."""
     num_requests: int = 0
@@ -55,7 +55,7 @@ class StepReport(NamedTuple):
     @property
     def is_stalled(self) -> bool:
         """Nothing ran, and nothing will until somebody outside adds work or releases blocks."""
-        return not self.num_tokens and not self.num_preempted
+        return not (self.num_tokens or self.num_preempted or self.first_scheduled)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -158,7 +158,7 @@ class KvExchange:
         return {
             **(self.tiers.metrics() if self.tiers is not None else {}),
             **self.scores.metrics(self.clock()),
-            "handoff_blocks_held": self.sender.num_held_blocks,
+            "handoff_blocks_held": self.sender.held.num_blocks,
             "transfers_offered_total": sent.num_offered,
             "transfers_sealed_total": sent.num_sealed,
             "transfers_expired_total": sent.num_expired,

@@ -17,22 +17,29 @@ and `begin_read` may run in the middle of a step: they only add references and l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import Holder, HolderKind, KvPool
+from baton.kv_transfer.held_share import HeldShare
 from baton.kv_transfer.layout import check_layouts
 from baton.kv_transfer.lease import (
     Computation,
     SenderEvent,
+    SenderState,
     Transfer,
     next_sender_state,
 )
 from baton.kv_transfer.messages import OpenTransfer, Outcome, SettleTransfer, Span
-from baton.kv_transfer.offer import Offer
 from baton.kv_transfer.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.pieces import HeadRange, Reading, Stream, progress_of
+
+_OUTCOMES = {
+    Transfer.OPEN: Outcome.OPEN,
+    Transfer.ACKED: Outcome.SEALED,
+    Transfer.ABORTED: Outcome.ABORTED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +51,7 @@ class SenderConfig:
     max_time_left_s: float = 60.0
     """However long a peer would like blocks to be kept for it."""
     max_held_fraction: float = 0.5
-    """Share of the pool that handoffs may hold together; one they may hold in any case."""
+    """Share of the pool that computed prompts may hold together; see `HeldShare`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +63,35 @@ class SenderCounters:
     """Of the aborted ones."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Offer:
+    """One transfer: what was promised to D, how much of it is there, who reads it."""
+
+    transfer_id: TransferId
+    receiver_epoch: Epoch
+    source: Holder
+    num_tokens: int
+    num_blocks: int
+    expires_at: float
+    state: SenderState = field(default_factory=SenderState)
+    published: list[int]
+    """By plane: how many blocks may be read."""
+    readings: set[Reading] = field(default_factory=set)
+    reason: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        return _OUTCOMES[self.state.transfer]
+
+    @property
+    def lease(self) -> Holder:
+        return Holder(HolderKind.LEASE, self.transfer_id)
+
+    @property
+    def quarantine(self) -> Holder:
+        return Holder(HolderKind.QUARANTINE, self.transfer_id)
+
+
 class Sender:
     def __init__(self, pool: KvPool, epoch: Epoch, config: SenderConfig | None = None) -> None:
         self.epoch = epoch
@@ -64,11 +100,9 @@ class Sender:
         """Called on the engine's thread when blocks were published or a transfer is over."""
         self.on_ended: Callable[[TransferId], None] = lambda _: None
         """Called on the engine's thread once, when a transfer is sealed or aborted."""
-        self.num_held_blocks = 0
-        """Taken from the pool for handoffs, until D has them or quarantine ends; shared prefixes do
-        not count."""
         self._pool = pool
         self._config = config or SenderConfig()
+        self.held = HeldShare(int(self._config.max_held_fraction * pool.num_blocks))
         self._offers: dict[TransferId, Offer] = {}
         self._recent = RecentOutcomes(self._config.max_remembered)
 
@@ -76,10 +110,6 @@ class Sender:
     def lease_ids(self) -> frozenset[TransferId]:
         """Transfers that may hold references, for the auditor."""
         return frozenset(self._offers)
-
-    @property
-    def max_held_blocks(self) -> int:
-        return int(self._config.max_held_fraction * self._pool.num_blocks)
 
     @property
     def num_open(self) -> int:
@@ -115,19 +145,11 @@ class Sender:
         )
         self.counters.num_offered += 1
 
-    def hold(self, transfer_id: TransferId, num_blocks: int) -> bool:
-        """The source's turn has come, and it takes so many blocks; False: too many are held.
-
-        Then nothing is changed. Only the first call for a transfer counts.
-        """
+    def take(self, transfer_id: TransferId, num_blocks: int) -> None:
+        """The source's turn has come, and it takes so many blocks. See `HeldShare.take`."""
         offer = self._offers.get(transfer_id)
-        if offer is None or offer.state.is_settled or offer.num_held:
-            return True
-        if self.num_held_blocks and self.num_held_blocks + num_blocks > self.max_held_blocks:
-            return False
-        offer.num_held = num_blocks
-        self.num_held_blocks += num_blocks
-        return True
+        if offer is not None and not offer.state.is_settled:
+            self.held.take(transfer_id, num_blocks)
 
     def publish(self, transfer_id: TransferId, num_computed: int, layer: int | None = None) -> None:
         """The source's first `num_computed` tokens are computed: D may read the full blocks.
@@ -158,6 +180,7 @@ class Sender:
         offer = self._offers.get(transfer_id)
         if offer is None:
             return
+        self.held.hold(transfer_id)
         offer.state = next_sender_state(offer.state, SenderEvent.COMPUTED)
         if min(offer.published) < offer.num_blocks:
             self.abort(transfer_id, "the prompt was not computed to its end")
@@ -272,6 +295,7 @@ class Sender:
             self._pool.release(offer.lease)
             self._forget(offer)
         else:
+            self.held.hold(offer.transfer_id)
             self._pool.hand_over(offer.lease, offer.quarantine)
         self.on_changed(offer.transfer_id)
         self.on_ended(offer.transfer_id)
@@ -279,7 +303,7 @@ class Sender:
     def _forget(self, offer: Offer) -> None:
         ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)
         self._recent.record(offer.transfer_id, ended)
-        self.num_held_blocks -= offer.num_held
+        self.held.let_go(offer.transfer_id)
         del self._offers[offer.transfer_id]
 
     def _readable(self, transfer_id: TransferId) -> Offer:

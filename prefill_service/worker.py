@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
 
-from baton.core.errors import EngineFailed, InvalidRequest, Overloaded
+from baton.core.errors import EngineFailed, Overloaded
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import Census, Holder, HolderKind
 from baton.core.ledger import TokenLedger
@@ -36,26 +35,11 @@ from baton.kv_transfer.auditor import AuditReport, audit
 from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
 from baton.kv_transfer.layout import check_layouts
 from baton.kv_transfer.transport.base import Transport
+from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.proto.channels import Channels
 
-Event = PrefillGranted | PrefillDone
 EXPIRY_CHECK_S = 0.25
 STOP_TIMEOUT_S = 10.0
-
-
-@dataclass(slots=True)
-class _Running:
-    """One prompt, from its admission until its transfer is over."""
-
-    message: PrefillRequest
-    request: Request
-    events: asyncio.Queue[Event | Exception | None] = field(default_factory=asyncio.Queue)
-    """None: the transfer is sealed or aborted."""
-    is_computed: bool = False
-
-    @property
-    def num_queued_tokens(self) -> int:
-        return 0 if self.is_computed else len(self.request.tokens)
 
 
 class PrefillWorker:
@@ -72,7 +56,7 @@ class PrefillWorker:
         self.engine = engine
         self.epoch = epoch
         self.is_draining = False
-        self.max_queued_tokens = max_queued_tokens
+        self.prompts = OpenPrompts(max_queued_tokens)
         self.ledger = TokenLedger()
         self.thread = EngineThread(engine, self._on_step, on_failure=self._on_failure)
         self.kv_feed = KvFeed(engine.pool, self.thread)
@@ -88,9 +72,6 @@ class PrefillWorker:
         self.sender = self.kv.sender
         self.matchers = Matchers(engine.grammars)
         self._clock = engine.clock
-        self._running_by_id: dict[str, _Running] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._housekeeping: asyncio.Task[None] | None = None
         self.sender.on_ended = self._on_transfer_ended
         engine.reclaim = self.kv.reclaim
@@ -109,22 +90,23 @@ class PrefillWorker:
         Raises Overloaded at once when too much is queued, LayoutMismatch, InvalidRequest.
         """
         check_layouts(self.engine.pool.layout, message.layout)
-        running = self._admit(message)
+        self.sender.held.check(1)  # the block of the last token is never shared
+        prompt = self.prompts.admit(message)
         try:
             grammar = message.sampling.grammar
             if grammar is not None:
-                running.request.matcher = await self.matchers.begin(grammar).behind(message.output)
+                prompt.request.matcher = await self.matchers.begin(grammar).behind(message.output)
             known = (*message.prompt, *message.output)
             async with self.kv.prefix_of(
                 known, message.salt, message.source, tenant=message.tenant
             ):
-                await self.thread.call(lambda: self._begin(running))
-            while (event := await running.events.get()) is not None:
+                await self.thread.call(lambda: self._begin(prompt))
+            while (event := await prompt.events.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
                 yield event
         finally:
-            self._leave(running)
+            self._leave(prompt)
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `baton.kv_transfer.transport.peer.Lends`."""
@@ -133,18 +115,18 @@ class PrefillWorker:
     def begin_drain(self) -> None:
         """Accept nothing more. May be repeated."""
         self.is_draining = True
-        self.max_queued_tokens = 0
+        self.prompts.max_queued_tokens = 0
 
     async def drain(self) -> None:
         """Accept nothing more and return when the last request has left."""
         self.begin_drain()
-        await self._idle.wait()
+        await self.prompts.is_idle.wait()
         await self.kv.lender.is_idle.wait()
 
     @property
     def num_open(self) -> int:
         """Requests that have yet to leave, for whoever waits for the end of a drain."""
-        return max(len(self._running_by_id), self.kv.lender.num_open)
+        return max(len(self.prompts), self.kv.lender.num_open)
 
     async def stop(self) -> None:
         if self._housekeeping is not None:
@@ -166,7 +148,7 @@ class PrefillWorker:
             max_open=0,
             num_running=self.engine.num_running,
             num_waiting=self.engine.num_waiting,
-            num_queued_tokens=self._num_queued_tokens,
+            num_queued_tokens=self.prompts.num_queued_tokens,
             num_blocks=self.engine.pool.num_blocks,
             num_free_blocks=self.engine.pool.num_available,
             is_draining=self.is_draining,
@@ -182,72 +164,23 @@ class PrefillWorker:
 
     # On the event loop.
 
-    @property
-    def _num_queued_tokens(self) -> int:
-        return sum(running.num_queued_tokens for running in self._running_by_id.values())
-
-    def _admit(self, message: PrefillRequest) -> _Running:
-        num_tokens, num_queued = len(message.prompt) + len(message.output), self._num_queued_tokens
-        if num_queued + num_tokens > self.max_queued_tokens:
-            raise Overloaded(
-                f"{num_queued} tokens queued on this prefill replica; {num_tokens} more would pass "
-                f"its limit of {self.max_queued_tokens}"
-            )
-        if self.sender.num_held_blocks >= max(1, self.sender.max_held_blocks):
-            raise self._too_much_held()
-        if message.transfer_id in self._running_by_id:
-            raise InvalidRequest(f"transfer {message.transfer_id} exists", field="transfer_id")
-        request = Request(
-            request_id=message.transfer_id,
-            prompt=list(message.prompt),
-            output=list(message.output),
-            sampling=message.sampling,
-            salt=message.salt,
-            tenant=message.tenant,
-            cache_points=message.cache_points,
-            priority=message.priority,
-            max_new_tokens=1,
-        )
-        running = _Running(message, request)
-        self._running_by_id[message.transfer_id] = running
-        self._idle.clear()
-        return running
-
-    def _too_much_held(self) -> Overloaded:
-        held, limit = self.sender.num_held_blocks, self.sender.max_held_blocks
-        return Overloaded(
-            f"{held} blocks of this prefill replica hold prompts that decode replicas have yet to "
-            f"fetch, and it may hold {limit} (transfer.max_held_fraction)"
-        )
-
-    def _leave(self, running: _Running) -> None:
+    def _leave(self, prompt: OpenPrompt) -> None:
         """Whatever is left of it ends; nothing happens to what is over already."""
-        del self._running_by_id[running.message.transfer_id]
-        self.thread.post(lambda: self._abandon(running.message.transfer_id))
-        if not self._running_by_id:
-            self._idle.set()
+        self.prompts.remove(prompt)
+        self.thread.post(lambda: self._abandon(prompt.message.transfer_id))
 
     def _deliver(self, outputs: tuple[RequestOutput, ...]) -> None:
         for output in outputs:
             self.ledger.sample(len(output.tokens))
-            running = self._running_by_id.get(output.request.request_id)
-            if running is None:
+            prompt = self.prompts.get(output.request.request_id)
+            if prompt is None:
                 self.ledger.settle(delivered=0, discarded=len(output.tokens))
             elif output.error is not None:
-                running.events.put_nowait(output.error)
+                prompt.events.put_nowait(output.error)
             else:
                 self.ledger.settle(delivered=len(output.tokens), discarded=0)
-                running.is_computed = True
-                running.events.put_nowait(_done(running.message.transfer_id, output))
-
-    def _put_event(self, transfer_id: str, event: Event | Exception | None) -> None:
-        running = self._running_by_id.get(transfer_id)
-        if running is not None:
-            running.events.put_nowait(event)
-
-    def _fail_all(self, error: EngineFailed) -> None:
-        for transfer_id in self._running_by_id:
-            self._put_event(transfer_id, error)
+                prompt.is_computed = True
+                prompt.events.put_nowait(_done(prompt.message.transfer_id, output))
 
     async def _expire_leases(self) -> None:
         while self.thread.failure is None:
@@ -257,9 +190,9 @@ class PrefillWorker:
 
     # On the engine's thread.
 
-    def _begin(self, running: _Running) -> None:
-        message = running.message
-        self.engine.add(running.request)
+    def _begin(self, prompt: OpenPrompt) -> None:
+        message = prompt.message
+        self.engine.add(prompt.request)
         self.sender.offer(
             message.transfer_id,
             message.receiver_epoch,
@@ -274,31 +207,33 @@ class PrefillWorker:
         self.sender.abort(transfer_id, "the prefill call ended")
 
     def _on_scheduled(self, request: Request) -> None:
-        layout = self.engine.pool.layout
+        layout, transfer_id = self.engine.pool.layout, TransferId(request.request_id)
         num_shared = request.num_cached // layout.block_size
         num_fresh = layout.num_blocks_for(len(request.tokens)) - num_shared
-        if not self.sender.hold(TransferId(request.request_id), num_fresh):
-            self._refuse(TransferId(request.request_id), self._too_much_held())
+        try:
+            self.sender.take(transfer_id, num_fresh)
+        except Overloaded as error:
+            self._refuse(transfer_id, error)
             return
         granted = PrefillGranted(
-            transfer_id=TransferId(request.request_id),
+            transfer_id=transfer_id,
             sender_epoch=self.epoch,
             layout=layout,
             num_tokens=len(request.tokens),
             num_cached=request.num_cached,
         )
-        self.thread.tell(lambda: self._put_event(request.request_id, granted))
-        self.sender.publish(granted.transfer_id, request.num_computed)  # found in the cache
+        self.thread.tell(lambda: self.prompts.put_event(transfer_id, granted))
+        self.sender.publish(transfer_id, request.num_computed)  # found in the cache
 
     def _refuse(self, transfer_id: TransferId, why: Overloaded) -> None:
         """Its turn has come, and others hold too much. Nothing of it is published from now on."""
-        self.thread.tell(lambda: self._put_event(transfer_id, why))
+        self.thread.tell(lambda: self.prompts.put_event(transfer_id, why))
         self.sender.abort(transfer_id, str(why))
         self.engine.abort(transfer_id)
 
     def _on_transfer_ended(self, transfer_id: TransferId) -> None:
         self.kv.lender.ended(transfer_id)
-        self.thread.tell(lambda: self._put_event(transfer_id, None))
+        self.thread.tell(lambda: self.prompts.put_event(transfer_id, None))
 
     def _on_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
         for chunk in chunks:
@@ -320,7 +255,7 @@ class PrefillWorker:
 
     def _on_failure(self, failure: BaseException) -> None:
         error = EngineFailed(f"the engine's thread died: {failure!r}")
-        self.thread.tell(lambda: self._fail_all(error))
+        self.thread.tell(lambda: self.prompts.fail_all(error))
 
     def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
         """With the requests and the leases that may hold blocks at this moment."""

@@ -80,6 +80,26 @@ def wait_for(gate: threading.Event) -> Callable[[], None]:
     return function
 
 
+async def test_when_all_of_a_pass_are_refused_those_behind_them_run_without_being_asked() -> None:
+    async with Harness(num_blocks=4) as harness:  # enough for one
+        refused, behind = (make_request(name, max_tokens=4) for name in ("refused", "behind"))
+
+        def refuse(request: Request) -> None:
+            if request is refused:
+                harness.engine.abort(request.request_id)
+
+        harness.engine.on_scheduled = refuse
+
+        def add() -> None:
+            harness.engine.add(refused)
+            harness.engine.add(behind)
+
+        await harness.thread.call(add)
+
+        async with asyncio.timeout(10):
+            await harness.finished(behind)
+
+
 async def test_requests_handed_in_from_outside_are_answered() -> None:
     async with Harness() as harness:
         owner: OwnerThread = harness.thread

@@ -16,7 +16,13 @@ from tests.kv_transfer.replicas import (
     settling,
 )
 
-from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
+from baton.core.errors import (
+    Overloaded,
+    StaleEpoch,
+    TransferAborted,
+    TransferError,
+    UnknownTransfer,
+)
 from baton.core.ids import TransferId, new_epoch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.kv_transfer.lease import Computation
@@ -178,19 +184,27 @@ def test_handoffs_hold_a_share_of_the_pool_until_their_last_read_has_ended() -> 
     config = SenderConfig(max_held_fraction=0.25)  # of 32 blocks
     prefill, first, second = granted(config), TRANSFER, TransferId("kv-2")
     assert prefill.grant(DECODE.receiver.epoch, second)
-    assert prefill.sender.hold(first, 6)
-    assert prefill.sender.hold(first, 6)  # resumed after a preemption: it has them already
-    assert not prefill.sender.hold(second, 3)
+    prefill.sender.take(first, 6)
+    prefill.sender.take(first, 6)  # resumed after a preemption: it has them already
+    prefill.sender.held.check(32)  # what is being computed does not count
     prefill.compute()
+    prefill.finish()
+    with pytest.raises(Overloaded, match=r"6 blocks held \+ 3 asked for > 8 .*max_held_fraction"):
+        prefill.sender.take(second, 3)
     readings = prefill.sender.begin_read(opened(prefill))
 
     prefill.sender.settle(settling(prefill, DECODE, Outcome.SEALED))
-    assert not prefill.sender.hold(second, 3)
+    with pytest.raises(Overloaded):
+        prefill.sender.take(second, 3)
     for reading in readings:
         prefill.sender.end_read(reading)
 
-    assert prefill.sender.hold(second, 9)  # more than its share, but nobody else holds any
-    assert prefill.sender.num_held_blocks == 9
+    prefill.sender.take(second, 9)  # more than its share, but nobody else holds any
+    prefill.compute(second)
+    prefill.finish(second)
+    assert prefill.sender.held.num_blocks == 9
+    prefill.sender.abort(second, "cancelled")
+    assert prefill.sender.held.num_blocks == 0
 
 
 @pytest.mark.parametrize(("asked_s", "kept_s"), [(1.8e16, 60.0), (-5.0, 0.0)])

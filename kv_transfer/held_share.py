@@ -1,0 +1,55 @@
+"""The share of P's pool that prompts may hold from when they are computed until D has them.
+
+    take (its turn) --> computed --hold--> D has it, or it is given up --let_go-->
+         not counted                counted
+
+What is being computed does not count: D fetches it meanwhile, layer by layer. So prompts hold no
+more than the share, and what was under way when it was used up. One may be held in any case.
+"""
+
+from __future__ import annotations
+
+from baton.core.errors import Overloaded
+from baton.core.ids import TransferId
+
+
+class HeldShare:
+    """`num_blocks` and `check` are for any thread, the rest for the pool's."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self.num_blocks = 0
+        """Taken from the pool for prompts that are held; shared prefixes do not count."""
+        self._taken: dict[TransferId, int] = {}
+        """By prompts that are not held, as yet."""
+        self._held: dict[TransferId, int] = {}
+
+    def check(self, num_blocks: int) -> None:
+        """Raise Overloaded if a prompt of so many blocks would be too much."""
+        held, limit = self.num_blocks, self.max_blocks
+        if held and held + num_blocks > limit:
+            raise Overloaded(
+                f"decode replicas have yet to fetch what this prefill replica has computed: "
+                f"{held} blocks held + {num_blocks} asked for > {limit} that it may hold "
+                f"(transfer.max_held_fraction)"
+            )
+
+    def take(self, transfer_id: TransferId, num_blocks: int) -> None:
+        """Its turn has come. Only the first time counts: a preempted prompt resumes in any case.
+
+        Raises Overloaded; then nothing is changed.
+        """
+        if transfer_id not in self._taken and transfer_id not in self._held:
+            self.check(num_blocks)
+            self._taken[transfer_id] = num_blocks
+
+    def hold(self, transfer_id: TransferId) -> None:
+        """Nothing more of it is computed. Safe to repeat."""
+        if num_blocks := self._taken.pop(transfer_id, 0):
+            self._held[transfer_id] = num_blocks
+            self.num_blocks += num_blocks
+
+    def let_go(self, transfer_id: TransferId) -> None:
+        """Its blocks are the pool's again."""
+        self._taken.pop(transfer_id, None)
+        self.num_blocks -= self._held.pop(transfer_id, 0)
