@@ -6,7 +6,6 @@ The only place that knows how these connections are secured.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -21,11 +20,15 @@ from baton.proto.secured_channel import SecuredChannel
 MAX_IDLE = 64
 """Connections without a call that stay open: as many peers as one is likely to meet again."""
 IDLE_S = 300.0
-"""After this long without a call a connection is closed in any case."""
+"""After this long without a call a connection is not kept, however few there are."""
 
 
 class Channels:
-    """Channels to our own processes: one an address, kept while it is used now and then."""
+    """Channels to our own processes: one an address, kept while it is used now and then.
+
+    Those that are not to be kept are closed when the next channel is asked for: a process that
+    asks for none leaves its connections open, for its peers to close when they end.
+    """
 
     def __init__(self, security: WireSecurity = PLAIN, clock: Clock = monotonic) -> None:
         self.security = security
@@ -34,13 +37,15 @@ class Channels:
         self._closing: set[asyncio.Task[None]] = set()
 
     def to(self, address: str) -> grpc.aio.Channel:
-        """The channel to `address` that all share who ask here."""
-        self._close_idle()
+        """The channel to `address` that all share who ask here, for calls that begin at once.
+
+        Ask again for later ones: without a call it may have been closed meanwhile.
+        """
         kept = self._kept.get(address)
         if kept is None:
-            opening = partial(self.new, address)
-            kept = self._kept[address] = KeptChannel(opening, self._clock)
+            kept = self._kept[address] = KeptChannel(self.new(address), self._clock)
         kept.used_at = self._clock()
+        self._close_idle(kept)
         return kept
 
     def new(self, address: str) -> grpc.aio.Channel:
@@ -55,20 +60,20 @@ class Channels:
             await channel.close()
         await asyncio.gather(*self._closing)
 
-    def _close_idle(self) -> None:
-        """Those used longest ago; never one with a call under way."""
-        idle = [address for address, kept in self._kept.items() if not kept.num_calls]
+    def _close_idle(self, wanted: KeptChannel) -> None:
+        """Those used longest ago; never `wanted`, nor one with a call under way."""
+        idle = [
+            address
+            for address, kept in self._kept.items()
+            if not kept.num_calls and kept is not wanted
+        ]
         idle.sort(key=lambda address: self._kept[address].used_at)
         num_excess, oldest = len(idle) - MAX_IDLE, self._clock() - IDLE_S
         for number, address in enumerate(idle):
             if number < num_excess or self._kept[address].used_at <= oldest:
-                self._end(self._kept.pop(address).let_go())
-
-    def _end(self, channel: grpc.aio.Channel | None) -> None:
-        if channel is not None:
-            closing = asyncio.ensure_future(channel.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+                closing = asyncio.ensure_future(self._kept.pop(address).close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
 
 def new_server(security: WireSecurity = PLAIN) -> grpc.aio.Server:

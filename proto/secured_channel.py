@@ -6,8 +6,7 @@ calls under way stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -16,9 +15,10 @@ import grpc.aio
 from baton.core.wire_security import WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.cluster_token import TOKEN_KEY
+from baton.proto.relayed_channel import RelayedChannel
 
 
-class SecuredChannel(grpc.aio.Channel):
+class SecuredChannel(RelayedChannel):
     def __init__(self, address: str, security: WireSecurity) -> None:
         self._address = address
         self._security = security.now()
@@ -26,48 +26,9 @@ class SecuredChannel(grpc.aio.Channel):
         self._earlier: list[grpc.aio.Channel] = []
         """A few in a process's life, idle once their calls have ended."""
 
-    def unary_unary(self, method: str, *codecs: Any, **options: Any) -> Any:
-        return self._calling("unary_unary", method, *codecs, **options)
-
-    def unary_stream(self, method: str, *codecs: Any, **options: Any) -> Any:
-        return self._calling("unary_stream", method, *codecs, **options)
-
-    def stream_unary(self, method: str, *codecs: Any, **options: Any) -> Any:
-        return self._calling("stream_unary", method, *codecs, **options)
-
-    def stream_stream(self, method: str, *codecs: Any, **options: Any) -> Any:
-        return self._calling("stream_stream", method, *codecs, **options)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._current().get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._current().wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._current().channel_ready()
-
     async def close(self, grace: float | None = None) -> None:
         for channel in (*self._earlier, self._channel):
             await channel.close(grace)
-
-    async def __aenter__(self) -> SecuredChannel:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def _calling(self, kind: str, *codecs: Any, **options: Any) -> Callable[..., Any]:
-        def call(*request: Any, metadata: Any = None, **arguments: Any) -> Any:
-            start = getattr(self._current(), kind)(*codecs, **options)
-            return start(*request, metadata=(*(metadata or ()), *self._token()), **arguments)
-
-        return call
 
     def _current(self) -> grpc.aio.Channel:
         security = self._security.now()
@@ -77,6 +38,12 @@ class SecuredChannel(grpc.aio.Channel):
                 self._channel = _open(self._address, security)
             self._security = security
         return self._channel
+
+    def _begin(
+        self, start: Callable[..., Any], request: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Any:
+        metadata = (*(arguments.get("metadata") or ()), *self._token())
+        return start(*request, **{**arguments, "metadata": metadata})
 
     def _token(self) -> tuple[tuple[str, str], ...]:
         return tuple((TOKEN_KEY, token) for token in self._security.tokens[:1])

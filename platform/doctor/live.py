@@ -115,10 +115,11 @@ class LiveSystem:
         return await stub.ProbePeer(request, timeout=PROBE_TIMEOUT_S)
 
     async def _examine(self, replica: LiveReplica, folders: Sequence[str]) -> Examined | Finding:
-        stub = ReplicaStub(self._channels.to(replica.address))
         request = pb.ExamineRequest(folders=folders)
         try:
-            await stub.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)  # connects
+            connecting = ReplicaStub(self._channels.to(replica.address))
+            await connecting.Inspect(pb.InspectRequest(), timeout=EXAMINE_TIMEOUT_S)
+            stub = ReplicaStub(self._channels.to(replica.address))
             asked_unix_s = time.time()
             reply = await stub.Examine(request, timeout=EXAMINE_TIMEOUT_S)
             answered_unix_s = time.time()
