@@ -1,0 +1,44 @@
+"""What a replica's limits become, once its ways for KV to come and go are wired."""
+
+from __future__ import annotations
+
+from tests.kv_transfer.replicas import LAYOUT
+
+from baton.core.clock import ManualClock
+from baton.core.ids import TransferId, new_epoch
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.owner_thread import Inline
+from baton.engine.block_pool import BlockPool
+from baton.engine.kv_cache import KvCache
+from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
+from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
+from baton.proto.channels import Channels
+
+
+async def test_a_loan_expires_when_the_replica_says_whatever_its_peer_asks_for() -> None:
+    clock = ManualClock()
+    exchange = KvExchange(
+        pool=BlockPool(KvCache(LAYOUT, 32)),
+        owner=Inline(),
+        epoch=new_epoch(),
+        transport=MemoryTransport(Switchboard()),
+        channels=Channels(),
+        clock=clock,
+        config=ExchangeConfig(pull_timeout_s=5.0, max_held_fraction=0.25),
+    )
+    loan = TransferId("kv-1")
+    source = Holder(HolderKind.REQUEST, loan)
+    exchange.sender.offer(
+        loan, new_epoch(), source=source, num_tokens=8, time_left_s=1e9, now=clock()
+    )
+    assert exchange.sender.held.max_blocks == 8
+
+    clock.advance(4.9)
+    exchange.expire()
+    assert exchange.lease_ids == {loan}
+
+    clock.advance(0.1)
+    exchange.expire()
+    assert exchange.lease_ids == frozenset()
+    assert exchange.metrics()["transfers_expired_total"] == 1
+    await exchange.close()
