@@ -103,32 +103,6 @@ async def test_blocks_stay_in_quarantine_while_a_cut_streams_thread_still_reads(
     assert_settled(prefill, decode)
 
 
-async def test_blocks_that_cannot_be_read_end_their_stream_and_not_the_engines_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    prefill, decode = PrefillReplica(), DecodeReplica()
-    outbox = Outbox(prefill.sender, Inline())
-    prefill.grant(decode.receiver.epoch)
-
-    def failing(*_: object) -> None:
-        raise RuntimeError("no pinned memory is left")
-
-    async with aclosing(outbox.pieces(opening(prefill, decode))) as pieces:
-        waiting = asyncio.ensure_future(anext(pieces))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        with monkeypatch.context() as broken:
-            broken.setattr(prefill.pool, "source", failing)
-            prefill.compute()
-
-        with pytest.raises(TransferCut, match="no pinned memory"):
-            await waiting
-
-    prefill.finish()
-    prefill.sender.settle(settling(prefill, decode, Outcome.ABORTED))
-    assert_settled(prefill, decode)
-
-
 class Unreliable:
     """A transport over which outcomes are lost at first, or refused."""
 
