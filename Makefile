@@ -12,7 +12,17 @@ TORCH ?= cuda
 WORKERS ?= 2
 VARIANTS ?= portable
 DEVICES := gpu or multi_gpu
-NONE_OK := $(if $(ARGS),|| [ $$? -eq 5 ])  # of the tests that ARGS names, none may be of this kind
+
+# Tests that may run beside each other, then those of the live Ray cluster, which have the machine to themselves. Of the
+# tests that ARGS names none may be of one kind (pytest then ends with 5), but some must be of one of them.
+APART := $(PYTEST) -n $(WORKERS) --dist worksteal
+TESTS = run $(APART) -m "not ($(DEVICES) or cluster or wide)" $(ARGS); \
+  run $(PYTEST) -m "cluster and not wide" $(or $(ARGS),tests/cluster);
+WIDE_TESTS = run $(APART) -m "wide and not ($(DEVICES) or cluster)" $(ARGS); \
+  run $(PYTEST) -m "cluster and wide" $(or $(ARGS),tests/cluster);
+BEGIN := num_run=0; run() { \
+  "$$@" && num_run=$$((num_run + 1)) || { status=$$?; [ $$status -eq 5 ] $(if $(ARGS),,&& false) || exit $$status; }; };
+END := [ $$num_run -gt 0 ] || { echo "no test ran: ARGS names none that are run here"; exit 5; }
 
 .PHONY: serve wheel test test-wide test-all check resolve format proto bench clean
 
@@ -23,15 +33,14 @@ serve: $(VENV)/.serve $(VENV)/.kernels
 ## What a change must pass: minutes. The live Ray cluster comes last, and has the machine to itself.
 ## ARGS="-k draft" or ARGS=tests/engine for some of it.
 test: $(VENV)/.dev $(VENV)/.kernels
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not ($(DEVICES) or cluster or wide)" $(ARGS) $(NONE_OK)
-	$(PYTEST) -m "cluster and not wide" $(or $(ARGS),tests/cluster) $(NONE_OK)
+	$(BEGIN) $(TESTS) $(END)
 
 ## The rest: wide products, long schedules of chaos, several nodes, compilation for GPUs.
 test-wide: $(VENV)/.dev $(VENV)/.kernels
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "wide and not ($(DEVICES) or cluster)" $(ARGS) $(NONE_OK)
-	$(PYTEST) -m "cluster and wide" $(or $(ARGS),tests/cluster) $(NONE_OK)
+	$(BEGIN) $(WIDE_TESTS) $(END)
 
-test-all: test test-wide
+test-all: $(VENV)/.dev $(VENV)/.kernels
+	$(BEGIN) $(TESTS) $(WIDE_TESTS) $(END)
 
 ## Formatting, lint, types and layers.
 check: $(VENV)/.dev

@@ -3,6 +3,9 @@
     score[t, s] = sum over n of w[t, n] relu(q[t, n] . k[s] / sqrt(D)) / sqrt(N)       s <= t
     chosen[t]   = the K highest of them, of equals the earlier; all, where there are no more than K
 
+A score that is no number, because a product or a weight is none, is -inf: such a token is chosen
+last.
+
 The arena is that of kernels/index_write.py. What comes out are *slots*: places among all tokens of
 an arena, block * S + place in the block, in the order of the tokens; they hold for all layers,
 whose arenas lie alike. What a token chooses depends on it and on what it sees alone: on a CPU the
@@ -92,6 +95,6 @@ def scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     """q [Q, N, D], weights [Q, N] and keys [C, D] -> [Q, C] float32."""
     num_heads, width = q.shape[1:]
     products = q.float() @ keys.float().T * width**-0.5  # [Q, N, C]
-    products.masked_fill_(~(products > 0), 0.0)  # nor does what is no number count
+    products.clamp_(min=0.0)  # NaN stays NaN
     found: Tensor = ((weights * num_heads**-0.5).unsqueeze(1) @ products).squeeze(1)
     return found.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -111,6 +111,39 @@ def test_the_makefile_generates_what_the_test_above_compares(target: str) -> Non
     assert f"--{target}=" in (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.parametrize(
+    ("goal", "arguments", "statuses", "is_passed"),
+    [
+        ("test", "-k 'a or b'", (5, 0), True),
+        ("test", "tests/engine", (0, 5), True),
+        ("test", "-k typo", (5, 5), False),
+        ("test", "-k draft", (0, 1), False),
+        ("test", "", (0, 5), False),
+        ("test-all", "-k wide", (5, 5, 0, 5), True),
+    ],
+)
+def test_make_test_passes_only_if_a_test_ran(
+    goal: str, arguments: str, statuses: tuple[int, ...], is_passed: bool, tmp_path: Path
+) -> None:
+    """With a pytest that ends with these, one after the other."""
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/python", ".serve", ".dev", ".kernels"):
+        (tmp_path / name).touch()
+    (tmp_path / "left").write_text("".join(f"{status}\n" for status in statuses))
+    fake = tmp_path / "pytest"
+    fake.write_text('f=$(dirname "$0")/left; s=$(head -n1 "$f"); sed -i 1d "$f"; exit "$s"\n')
+
+    run = subprocess.run(
+        ["make", goal, f"VENV={tmp_path}", f"PYTEST=sh {fake}", f"ARGS={arguments}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (run.returncode == 0) is is_passed, run.stderr
+    assert not is_passed or not (tmp_path / "left").read_text()
+
+
 def test_the_engine_runs_with_torch_safetensors_and_tokenizers_alone() -> None:
     modules = imported_by("baton.engine.assemble")
 

@@ -34,8 +34,9 @@ c10d: Any = torch.distributed  # whose stubs know little of what is used here
 JOIN_S = 120.0
 """For all ranks to come: each starts a process, and finds its device."""
 TELL_WITHIN = timedelta(seconds=30)
-"""How long an order may take to leave the lead. It waits in sockets, not for who is busy; but for
-one whose process has just ended Gloo sometimes waits for ever."""
+"""How long an order may take to leave the lead. Gloo's send ends when it is received: a rank that
+does not `hear` for so long, because it is busy or has just ended, makes the lead raise. For one
+that has just ended Gloo would sometimes wait for ever."""
 UNLIMITED = timedelta(days=365)
 """Who waits for the next pass may wait long; a rank that died is noticed by its connection."""
 FOR_EVER = timedelta(0)

@@ -86,7 +86,7 @@ def _score_keys(
         by_head = load_tile(q, (token * num_heads + heads) * WIDTH, used, WIDTH, COLUMNS)
         products = dot(by_head, by_key, tl.zeros([HEADS, KEYS], tl.float32)) * key_scale
         share = tl.load(weights + token * num_heads + heads, mask=used, other=0.0) * head_scale
-        products = tl.where(products > 0, products, 0.0)
+        products = tl.where(products <= 0, 0.0, products)  # NaN stays NaN
         total += tl.sum(share[:, None] * products, axis=0)
     total = tl.where(seen & (total == total), total, float("-inf"))
     tl.store(found + row * longest + key, total, mask=key < longest)

@@ -5,15 +5,16 @@
 
     each alone        the tests that import its module --one fails--> killed
     those left of     the tests of all folders that could see one --all pass--> survived
-    an area together    `--some fail--> each alone, those tests --one fails--> killed, else survived
+    an area together    |--some fail--> each alone, those tests --one fails--> killed, else survived
+                        `--it breaks--> each alone, all those tests
     then              all that killed are run without a fault: who fails then as well has killed
                       nothing, and is left out when its faults are tried again
 
 Tests of the live Ray cluster are not run: what they alone would see counts as survived. Whatever
 `make test` kills `make test-all`, which contains it, kills as well.
 
-The checkout is never written to. Results go to a file, and what is in it is not run again. Ends
-with status 1 if a fault survived or is stale.
+The checkout is never written to. Results go to a file once it is known who kills without a fault,
+and what is in it is not run again. Ends with status 1 if a fault survived or is stale.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,8 @@ from baton.kernels.cpu.library import cache_folder
 HERE = "not gpu and not multi_gpu and not cluster"
 MARKERS = {"test": f"{HERE} and not wide", "all": HERE}
 """What `make test` and `make test-all` run."""
-NONE_COLLECTED = 5
+PASSED = (0, 5)
+"""What pytest ends with if no test failed: all passed, or there were none."""
 ALONE_S, TOGETHER_S = 600.0, 5400.0
 MAX_FAILED = 40
 
@@ -56,10 +58,10 @@ class Laboratory:
     unreliable: set[str] = field(default_factory=set)
     """Tests that fail without a fault."""
 
-    def alone(self, fault: Fault, tests: Sequence[str]) -> Result:
+    def alone(self, fault: Fault, tests: Sequence[str], limit_s: float = ALONE_S) -> Result:
         """What becomes of it in these tests, up to the first that fails."""
         started = time.monotonic()
-        fate, killer, note = self._fate(fault, tests)
+        fate, killer, note = self._fate(fault, tests, limit_s)
         return self.result(fault, fate, killer, note, time.monotonic() - started)
 
     def together(self, faults: Sequence[Fault]) -> list[Result]:
@@ -76,9 +78,11 @@ class Laboratory:
         seconds = (time.monotonic() - started) / len(faults)
         if run.status is None:
             raise TimeoutError(f"tests of {faults[0].area} took longer than {TOGETHER_S:g} s")
-        if not run.failed:
-            return [self.result(fault, Fate.SURVIVED, seconds=seconds) for fault in faults]
-        return [self.alone(fault, run.failed) for fault in faults]
+        if run.failed:
+            return [self.alone(fault, run.failed) for fault in faults]
+        if run.status not in PASSED:
+            return [self.alone(fault, fault.folders, TOGETHER_S) for fault in faults]
+        return [self.result(fault, Fate.SURVIVED, seconds=seconds) for fault in faults]
 
     def find_unreliable(self, killers: Sequence[str]) -> None:
         """Run those that killed without a fault."""
@@ -101,18 +105,18 @@ class Laboratory:
             note=note,
         )
 
-    def _fate(self, fault: Fault, tests: Sequence[str]) -> tuple[Fate, str, str]:
+    def _fate(self, fault: Fault, tests: Sequence[str], limit_s: float) -> tuple[Fate, str, str]:
         """With the test that kills it, and a note."""
         options, own = ["-x", *self._options()], fault.needs_compiler
         try:
             with self.tree.planted(fault):
-                run = self.tree.test(tests, options, limit_s=ALONE_S, has_own_kernels=own)
+                run = self.tree.test(tests, options, limit_s=limit_s, has_own_kernels=own)
         except StaleFault as stale:
             return Fate.STALE, "", str(stale)
         killer = run.failed[0] if run.failed else ""
         if run.status is None:
-            return Fate.TIMED_OUT, killer, f"after {ALONE_S:g} s"
-        if run.status in (0, NONE_COLLECTED):
+            return Fate.TIMED_OUT, killer, f"after {limit_s:g} s"
+        if run.status in PASSED:
             return Fate.SURVIVED, "", ""
         return Fate.KILLED, killer, "" if killer else run.last_line
 
@@ -150,34 +154,47 @@ def _try_all(
     laboratory = Laboratory(tree=tree, revision=revision, tier=options.tier)
     left = [fault for fault in faults if results.of(fault, revision, options.tier) is None]
     try:
-        while left:
-            killers = _try_once(left, laboratory, results, is_narrow=options.narrow)
-            laboratory.find_unreliable([*killers.values()])
-            left = [fault for fault, killer in killers.items() if killer in laboratory.unreliable]
+        try_until_sure(left, laboratory, results, is_narrow=options.narrow)
     finally:
         shutil.rmtree(folder)
 
 
-def _try_once(
+def try_until_sure(
     faults: Sequence[Fault], laboratory: Laboratory, results: Results, *, is_narrow: bool
-) -> dict[Fault, str]:
-    """Each of them; by fault, the test that killed it. Results are kept as they come."""
-    killers: dict[Fault, str] = {}
+) -> None:
+    """Keep what became of each: what no test killed as it comes, the others once it is known that
+    the test which killed them passes without a fault."""
+    left = list(faults)
+    while left:
+        killed: dict[Fault, Result] = {}
+        for fault, result in _try_once(left, laboratory, is_narrow=is_narrow):
+            _tell(result)
+            if result.killer:
+                killed[fault] = result
+            else:
+                results.add(result)
+        laboratory.find_unreliable([result.killer for result in killed.values()])
+        left = []
+        for fault, result in killed.items():
+            if result.killer in laboratory.unreliable:
+                left.append(fault)
+            else:
+                results.add(result)
+
+
+def _try_once(
+    faults: Sequence[Fault], laboratory: Laboratory, *, is_narrow: bool
+) -> Iterator[tuple[Fault, Result]]:
+    """Each of them; those that no test sees alone are left open, if `is_narrow`."""
     unseen: dict[str, list[Fault]] = {}
     for fault in faults:
         result = laboratory.alone(fault, fault.tests)
-        _tell(result)
         if result.fate is Fate.SURVIVED:
             unseen.setdefault(fault.area, []).append(fault)
         else:
-            killers[fault] = result.killer
-            results.add(result)
+            yield fault, result
     for area in [] if is_narrow else unseen.values():
-        for fault, result in zip(area, laboratory.together(area), strict=True):
-            _tell(result)
-            killers[fault] = result.killer
-            results.add(result)
-    return killers
+        yield from zip(area, laboratory.together(area), strict=True)
 
 
 def _tell(result: Result) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.mutants.fault import FOLDERS_BY_AREA, Fault, StaleFault, place_of, read_faults
 from tests.mutants.results import Fate, Result, Results, table
-from tests.mutants.tree import Tree
+from tests.mutants.run import Laboratory, try_until_sure
+from tests.mutants.tree import Run, Tree
 
 TESTS = Path(__file__).parents[1]
 FAULT = Fault(
@@ -55,6 +57,62 @@ def test_a_file_that_was_moved_is_found_by_its_name_and_text(tmp_path: Path) -> 
     tree(tmp_path, "tests/engine/pool.py")
 
     assert place_of(FAULT, tmp_path).path == tmp_path / "engine/cache/pool.py"
+
+
+class PretendedTests(Tree):
+    """A fault's own tests pass; those of whole folders crash with FAULT, and one of them fails with
+    or without a fault, unless it is left out."""
+
+    def test(
+        self,
+        tests: Sequence[str],
+        options: Sequence[str],
+        *,
+        limit_s: float,
+        has_own_kernels: bool = False,
+    ) -> Run:
+        planted = "num_blocks - 2" in (self.folder / FAULT.file).read_text()
+        if "--deselect" not in options and (FLAKY in tests or "tests/services" in tests):
+            return Run(1, (FLAKY,), "1 failed")
+        if planted and "tests/services" in tests:
+            return Run(-11, (), "Segmentation fault")
+        return Run(0, (), "passed")
+
+
+FLAKY = "tests/engine/test_flaky.py::test_sometimes"
+
+
+def laboratory(folder: Path, *, unreliable: set[str]) -> Laboratory:
+    tree(folder)
+    (folder / "engine/other.py").write_text("left = num_blocks + 1")
+    return Laboratory(
+        tree=PretendedTests(folder, folder / "cache"),
+        revision="a1b2c3d",
+        tier="test",
+        unreliable=unreliable,
+    )
+
+
+def test_of_faults_whose_tests_break_together_each_is_tried_alone(tmp_path: Path) -> None:
+    other = replace(FAULT, name="another", file="engine/other.py", old="+ 1", new="+ 2")
+
+    found = laboratory(tmp_path, unreliable={FLAKY}).together([FAULT, other])
+
+    assert [result.fate for result in found] == [Fate.KILLED, Fate.SURVIVED]
+    assert found[0].note == "Segmentation fault"
+
+
+def test_what_a_test_killed_that_fails_without_a_fault_is_never_kept(tmp_path: Path) -> None:
+    kept: list[Result] = []
+
+    class Watched(Results):
+        def add(self, result: Result) -> None:
+            kept.append(result)
+
+    results = Watched(tmp_path / "results.json")
+    try_until_sure([FAULT], laboratory(tmp_path, unreliable=set()), results, is_narrow=False)
+
+    assert [(result.fate, result.killer) for result in kept] == [(Fate.KILLED, "")]
 
 
 def test_what_is_known_of_a_fault_does_not_count_for_another_wording(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@
 //
 // Chunks and segments lie where positions say and not where a tile begins, and what is hidden from a row
 // leaves it as it was. So a row is the same, to the last bit, decoded alone or in the middle of a prompt,
-// whatever the tile, the batch and the threads.
+// whatever the tile, the batch and the threads. But for one case: a value that is no number spoils earlier
+// rows of its chunk, too, when they are computed with it (0 times NaN); its request fails anyhow.
 #pragma once
 
 #include "attention_desk.h"

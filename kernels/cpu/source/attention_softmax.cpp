@@ -19,7 +19,7 @@ __m256 low_half(f32x16 v) { return (__m256)__builtin_shufflevector(v, v, 0, 1, 2
 __m256 high_half(f32x16 v) { return (__m256)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15); }
 #endif
 
-// As `fma`; here, of a loop, GCC would make sixteen of one number each.
+// As `fma`; here, of a loop, GCC would make sixteen of one number each. Elsewhere halves are slower than the loop.
 f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
   const __m256 low = _mm256_fmadd_ps(low_half(a), low_half(b), low_half(c));

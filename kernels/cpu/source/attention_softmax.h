@@ -4,8 +4,9 @@
 //   total   sum of the weights, by lane       out     = sum of weight * value
 //
 // When `top` grows, what was summed up is scaled down. Two such states become one by the same rule
-// (`merge`). A key that is hidden from a row has weight 0, and changes nothing: not the last bit. A score that
-// is seen and no number makes the whole row NaN.
+// (`merge`). A key that is hidden from a row has weight 0, and changes nothing as long as its value is finite:
+// not the last bit. A score that is seen and no number makes the whole row NaN; so does a value that is no number
+// and hidden, if it is in the same chunk as what the row sees, for 0 times NaN is NaN.
 #pragma once
 
 #include <cfloat>

@@ -65,7 +65,7 @@ class Choosing {
 
   // For scores twice, then for a query and some keys.
   float* scratch() {
-    const size_t items = size_t(2 * longest_ + LANES + KEYS_AT_ONCE * shape_.width) + IndexQuery::floats(shape_);
+    const size_t items = size_t(2 * longest_ + HEADS_AT_ONCE + KEYS_AT_ONCE * shape_.width) + IndexQuery::floats(shape_);
     return static_cast<float*>(work_.scratch(items * sizeof(float)));
   }
 

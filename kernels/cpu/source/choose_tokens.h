@@ -11,13 +11,13 @@
 namespace {
 
 constexpr int64_t KEYS_AT_ONCE = 8;  // each with sums of its own, so that additions need not wait
-constexpr int64_t LANES = 16;        // heads side by side
+constexpr int64_t HEADS_AT_ONCE = 16;
 
 struct IndexShape {
   int64_t num_heads, width, block_size;
   float key_scale, head_scale;
 
-  int64_t lanes() const { return (num_heads + LANES - 1) / LANES * LANES; }
+  int64_t lanes() const { return (num_heads + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE * HEADS_AT_ONCE; }
 };
 
 // One query as it is multiplied: heads side by side, zeros behind the last.
@@ -41,11 +41,12 @@ struct IndexQuery {
   }
 };
 
-// sum over heads of w_h relu(q_h . k), of a few keys; the order of sums is the same for each of them.
+// sum over heads of w_h relu(q_h . k), of a few keys; the order of sums is the same for each of them. -inf where
+// a product is no number.
 static inline void score_keys(const IndexQuery& query, const float* keys, const IndexShape& shape, float* scores) {
   const int64_t lanes = shape.lanes(), width = shape.width;
   f32x16 mixed[KEYS_AT_ONCE] = {};
-  for (int64_t first = 0; first < lanes; first += LANES) {
+  for (int64_t first = 0; first < lanes; first += HEADS_AT_ONCE) {
     f32x16 products[KEYS_AT_ONCE] = {};
     for (int64_t d = 0; d < width; d++) {
       const f32x16 q = load(query.items + d * lanes + first);
@@ -55,7 +56,7 @@ static inline void score_keys(const IndexQuery& query, const float* keys, const 
     const f32x16 weights = load(query.weights + first);
     for (int64_t key = 0; key < KEYS_AT_ONCE; key++) {
       const f32x16 scaled = products[key] * splat(shape.key_scale);
-      mixed[key] = fma(weights, scaled > 0 ? scaled : f32x16{}, mixed[key]);
+      mixed[key] = fma(weights, scaled <= 0 ? f32x16{} : scaled, mixed[key]);
     }
   }
   for (int64_t key = 0; key < KEYS_AT_ONCE; key++) {

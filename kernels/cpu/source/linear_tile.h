@@ -26,10 +26,8 @@ constexpr int VECTORS = PANEL / LANES;  // of a panel's columns
 
 // a * b + c, rounded once where the CPU can: the same for all sums of a machine.
 static inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__)
-  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__) && defined(__FMA__)
-  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+  return fused(a, b, c);
 #else
   return a * b + c;
 #endif
