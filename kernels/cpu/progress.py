@@ -1,6 +1,6 @@
 """What is said while operators are compiled: `kernels: 12 of 43 compiled, 8 s`.
 
-terminal    one line, which is written over; what is said after a build that failed replaces it
+terminal    one line, which is written over, also by what is said after a build that failed
 elsewhere   a line when it begins, one every few seconds, and one when all are compiled
 
 Of a build that finds all of them compiled there is nothing to say.
