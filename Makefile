@@ -100,7 +100,7 @@ $(VENV)/.serve: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 # Here rather than at the first start. Without a compiler nothing fails: the kernels are torch's then, and slower.
-$(VENV)/.kernels: $(VENV)/.serve $(wildcard kernels/cpu/source/*) kernels/cpu/build.py
+$(VENV)/.kernels: $(VENV)/.serve $(wildcard kernels/cpu/source/*/*) kernels/cpu/build.py
 	@echo "set-up: compiling the kernels for this CPU: about a minute of CPU time, once"
 	@$(BIN)/python -m baton.kernels.cpu --if-possible
 	@touch $@

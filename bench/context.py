@@ -23,11 +23,11 @@ from bench.report import surroundings, table
 from bench.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
 
 from baton.engine.assemble import assemble_engine
-from baton.engine.batch import Chunk
+from baton.engine.batch.batch import Chunk
+from baton.engine.batch.token_shares import share_tokens
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.parallel.mesh import Mesh
-from baton.engine.parallel.token_shares import share_tokens
-from baton.engine.runner import Runner
+from baton.engine.mesh.mesh import Mesh
+from baton.engine.passes.runner import Runner
 
 NUM_RANKS = 2
 

@@ -23,8 +23,8 @@ import uvloop
 
 from baton.core.ids import ReplicaId
 from baton.core.messages import ReplicaInfo, Role
-from baton.platform.config import DEMO_MODEL, DeploymentConfig, override
-from baton.platform.interpreter import spare_what_stays
+from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
+from baton.platform.machine.interpreter import spare_what_stays
 
 HOST = "127.0.0.1"
 VOCAB_SIZE = 4096
@@ -91,9 +91,9 @@ async def _serve_replica(pipe: Connection, role: Role) -> None:
     import torch  # a gateway has none, so this module must not import it for all
 
     from baton.engine.config import CacheConfig, EngineConfig
-    from baton.engine.echo import EchoRunner, echo_info
     from baton.engine.engine import Engine
-    from baton.platform.replica import start_replica
+    from baton.engine.passes.echo import EchoRunner, echo_info
+    from baton.platform.replica.replica import start_replica
 
     torch.set_num_threads(1)
     info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048)
@@ -113,9 +113,9 @@ def _gateway(pipe: Connection, infos: Sequence[ReplicaInfo]) -> None:
 
 
 async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo]) -> None:
-    from baton.platform.gateway.assemble import GatewayNode
-    from baton.platform.model_folder import find_model
-    from baton.platform.registry import Registry
+    from baton.platform.cluster.gateway_node import GatewayNode
+    from baton.platform.models.model_folder import find_model
+    from baton.platform.registry.registry import Registry
 
     changes = {"gateway.host": HOST, "gateway.port": 0, "gateway.grpc_port": 0}
     node = GatewayNode(override(DeploymentConfig(), changes), find_model(DEMO_MODEL))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from baton.platform.local_cluster import OBJECT_STORE_BYTES, ray_environment
+from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
 ANSWERED = "the empty application answers"
 NUM_CPUS = 2

@@ -25,17 +25,17 @@ from bench.report import surroundings, table
 from torch import Tensor
 
 from baton.core.messages import SamplingParams
-from baton.engine.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig
-from baton.engine.echo import EchoRunner, echo_info
 from baton.engine.engine import Engine
-from baton.engine.kv_cache import KvCache
 from baton.engine.layers.linear import Linear
-from baton.engine.request import Request
-from baton.engine.runner import ModelRunner, Runner
-from baton.platform.config import DEMO_MODEL
-from baton.platform.model_folder import find_model
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.engine.passes.runner import ModelRunner, Runner
+from baton.engine.request.request import Request
+from baton.platform.config.deployment import DEMO_MODEL
+from baton.platform.models.model_folder import find_model
 
 VOCAB_SIZE = 4096
 """The demo model's."""

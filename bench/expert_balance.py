@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.engine.parallel.expert_balance import Machines, balanced
-from baton.engine.parallel.expert_map import ExpertMap, spread
+from baton.engine.mesh.expert_map import ExpertMap, spread
+from baton.engine.sharding.expert_balance import Machines, balanced
 
 NUM_PAIRS = 1_000_000
 

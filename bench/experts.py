@@ -21,11 +21,12 @@ import torch
 from bench.report import surroundings, table
 from torch import Tensor
 
-from baton.kernels import int4_weight, int8_weight, packed_experts, packed_weight, quantized_experts
-from baton.kernels.linear import gated_linear, linear
-from baton.kernels.moe import ExpertWeight, ExpertWeights, moe
-from baton.kernels.routing import Routed, Routing, route
-from baton.kernels.weight import KeptWeight
+from baton.kernels.experts import packed_experts, quantized_experts
+from baton.kernels.experts.moe import ExpertWeight, ExpertWeights, moe
+from baton.kernels.experts.routing import Routed, Routing, route
+from baton.kernels.products import int4_weight, int8_weight, packed_weight
+from baton.kernels.products.linear import gated_linear, linear
+from baton.kernels.products.weight import KeptWeight
 
 NUM_EXPERTS, NUM_CHOICES, WIDTH, HIDDEN = 32, 8, 2048, 768
 NUM_TOKENS = (1, 4, 16, 32, 256, 2048)

@@ -24,8 +24,13 @@ from bench.report import surroundings, table
 from torch import Tensor
 from torch.distributed import Work
 
-from baton.kv_transfer.transport.joint import Joint, join_as_receiver, join_as_sender, listen
-from baton.kv_transfer.transport.staging import HostStaging
+from baton.kv_transfer.transport.collective.joint import (
+    Joint,
+    join_as_receiver,
+    join_as_sender,
+    listen,
+)
+from baton.kv_transfer.transport.collective.staging import HostStaging
 
 LOOPBACK = "127.0.0.1"
 MIB = 1 << 20

@@ -10,14 +10,14 @@ from bench.gpu_cases import Case
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
-from baton.kernels import mla_attention
-from baton.kernels import paged_attention as public
-from baton.kernels.gpu.mla_attention import mla_attention as mla_on_gpu
-from baton.kernels.gpu.paged_attention import paged_attention
-from baton.kernels.gpu.rope_kv_write import rope_kv_write
-from baton.kernels.quantized_kv import Arena, QuantizedArena
-from baton.kernels.rope_kv_write import reference as write_by_torch
-from baton.kernels.sequences import Sequences
+from baton.kernels.attention import mla_attention
+from baton.kernels.attention import paged_attention as public
+from baton.kernels.attention.mla_attention_gpu import mla_attention as mla_on_gpu
+from baton.kernels.attention.paged_attention_gpu import paged_attention
+from baton.kernels.cache_write.rope_kv_write import reference as write_by_torch
+from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
+from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
+from baton.kernels.paging.sequences import Sequences
 
 BLOCK_SIZE = 16
 FP8 = torch.float8_e4m3fn

@@ -12,16 +12,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels import draw_token as draws
-from baton.kernels import rms_norm
-from baton.kernels.checksum import device_checksums
-from baton.kernels.gpu import best_token, block_copy, checksum, draw_token, gate, norm
-from baton.kernels.gpu.grouped_linear import grouped_linear, grouped_tiles
-from baton.kernels.gpu.linear_tiles import linear_tiles
-from baton.kernels.narrow_weight import NarrowWeight, round_to_fp8, to_fp8, to_int4, to_int8
-from baton.kernels.routing import routed_to
-from baton.kernels.silu_mul import reference as silu_mul
-from baton.kernels.token_filter import Filters
+from baton.kernels.elementwise import gates_gpu as gate
+from baton.kernels.elementwise.silu_mul import reference as silu_mul
+from baton.kernels.experts.grouped_linear_gpu import grouped_linear, grouped_tiles
+from baton.kernels.experts.routing import routed_to
+from baton.kernels.paging import block_copy_gpu as block_copy
+from baton.kernels.paging import checksum_gpu as checksum
+from baton.kernels.paging.checksum import device_checksums
+from baton.kernels.products.linear_gpu import linear_tiles
+from baton.kernels.products.narrow_weight import (
+    NarrowWeight,
+    round_to_fp8,
+    to_fp8,
+    to_int4,
+    to_int8,
+)
+from baton.kernels.residual import norms_gpu as norm
+from baton.kernels.residual import rms_norm
+from baton.kernels.sampling import best_token_gpu as best_token
+from baton.kernels.sampling import draw_token as draws
+from baton.kernels.sampling import draw_token_gpu as draw_token
+from baton.kernels.sampling.token_filter import Filters
 
 NARROW: dict[str, Callable[[Tensor], NarrowWeight]] = {
     "int8": to_int8,

@@ -19,15 +19,15 @@ import torch
 from bench.gpu_clock import Ceilings
 from torch import Tensor, nn
 
-from baton.engine.batch import Chunk
-from baton.engine.checkpoint.info import ModelInfo
+from baton.engine.batch.batch import Chunk
+from baton.engine.batch.static_batch import PassLimits
 from baton.engine.checkpoint.load import LoadedModel, load_model, read_config
-from baton.engine.kv_cache import KvCache
 from baton.engine.layers.linear import Linear
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.registry import family_of
-from baton.engine.runner import ModelRunner
-from baton.engine.static_batch import PassLimits
-from baton.kernels.narrow_weight import FP8, NarrowWeight
+from baton.engine.passes.runner import ModelRunner
+from baton.kernels.products.narrow_weight import FP8, NarrowWeight
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8704

@@ -28,8 +28,8 @@ import torch
 from bench.peer_models import SHAPES
 from bench.report import surroundings, table
 
-from baton.engine.kv_cache import KvCache
-from baton.platform.config import DeploymentConfig, override
+from baton.engine.memory.kv_cache import KvCache
+from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.instruments.engine_bench import EngineBench, Measured, Point
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
 from baton.platform.instruments.pass_cost import floor_s

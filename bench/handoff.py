@@ -23,10 +23,10 @@ from bench.live_deployment import LiveDeployment
 from bench.report import surroundings, table
 from bench.sse_client import Connection, Streamed
 
-from baton.platform.config import DEMO_MODEL
-from baton.platform.gateway.text.model_files import ModelFiles
-from baton.platform.gateway.text.tokenizer import TextTokenizer
-from baton.platform.model_folder import find_model
+from baton.gateway.text.model_files import ModelFiles
+from baton.gateway.text.tokenizer import TextTokenizer
+from baton.platform.config.deployment import DEMO_MODEL
+from baton.platform.models.model_folder import find_model
 
 PROMPT_LENS = (128, 512, 1536)
 OUTPUT_LEN = 16

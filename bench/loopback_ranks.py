@@ -11,9 +11,9 @@ import torch
 
 from baton.engine.assemble import ModelOptions, assemble_engine, follow_lead
 from baton.engine.config import EngineConfig
-from baton.engine.parallel.lead import LeadRunner
-from baton.engine.parallel.mesh import Mesh
-from baton.engine.parallel.ranks import Rendezvous, join, listen
+from baton.engine.mesh.mesh import Mesh
+from baton.engine.mesh.ranks import Rendezvous, join, listen
+from baton.engine.ranks.lead import LeadRunner
 
 LOOPBACK = "127.0.0.1"
 

@@ -35,13 +35,13 @@ from bench.small_llama import BLOCK_SIZE, OPTIONS, model_folder, prompt_of
 from torch import Tensor
 
 from baton.engine.assemble import assemble_engine
-from baton.engine.batch import Chunk
+from baton.engine.batch.batch import Chunk
+from baton.engine.batch.micro_batches import micro_batches
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.parallel.mesh import Mesh
-from baton.engine.parallel.micro_batches import micro_batches
-from baton.engine.parallel.pipeline import PIECES_PER_STAGE
-from baton.engine.parallel.ranks import RankGroup
-from baton.engine.runner import Runner
+from baton.engine.mesh.mesh import Mesh
+from baton.engine.mesh.ranks import RankGroup
+from baton.engine.passes.runner import Runner
+from baton.engine.ranks.pipeline import PIECES_PER_STAGE
 
 STAGES = Mesh(pipeline=2)
 WHOLE, PIECES = 1 << 20, 16

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from baton.engine.batch import Chunk, OnLayer
+from baton.engine.batch.batch import Chunk, OnLayer
 from baton.engine.engine import Engine
-from baton.kv_transfer.messages import KvPiece, OpenTransfer
-from baton.kv_transfer.outbox import Outbox
-from baton.kv_transfer.pieces import Cut
-from baton.kv_transfer.transport.base import LentPiece, Transport
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, Transport
+from baton.kv_transfer.sending.outbox import Outbox
+from baton.kv_transfer.sending.pieces import Cut
 
 COMPUTED = "P computes"
 HASHED = "P hashes"

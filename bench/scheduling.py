@@ -19,12 +19,12 @@ from itertools import count
 from bench.report import surroundings, table
 
 from baton.core.messages import SamplingParams
-from baton.engine.block_pool import BlockPool
+from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
-from baton.engine.echo import echo_info
-from baton.engine.kv_cache import KvCache
-from baton.engine.request import Request
-from baton.engine.scheduler import Scheduler
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.passes.echo import echo_info
+from baton.engine.request.request import Request
+from baton.engine.schedule.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 96

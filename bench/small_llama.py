@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton.engine.assemble import ModelOptions
-from baton.engine.batch import Chunk
+from baton.engine.batch.batch import Chunk
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 8_000

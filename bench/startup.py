@@ -37,7 +37,7 @@ BATON_PROCESSES = {
     "Prefill": "ray::ServeReplica:baton:Prefill",
     "Gateway": "ray::ServeReplica:baton:Gateway",
     "Registry": "ray::ServeReplica:baton:Registry",
-    "driver": "baton.platform.cli.serving",
+    "driver": "baton.platform.cli.runs.serve",
     "command": "baton.platform.cli.main",
 }
 RAY_PROCESSES = {

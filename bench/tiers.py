@@ -33,11 +33,11 @@ from bench.report import number, percentile, surroundings, table
 from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import Receipt, Role, SamplingParams
 from baton.decode_service.worker import DecodeWorker
-from baton.platform.config import DeploymentConfig, override
-from baton.platform.gateway.generation import Generation
-from baton.platform.local_dispatcher import LocalDispatcher
-from baton.platform.model_folder import find_model
-from baton.platform.replica import load_engine, start_replica
+from baton.gateway.requests.generation import Generation
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.models.model_folder import find_model
+from baton.platform.offline.local_dispatcher import LocalDispatcher
+from baton.platform.replica.replica import load_engine, start_replica
 
 CONTROL = "no tier"
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)

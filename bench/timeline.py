@@ -29,10 +29,10 @@ from matplotlib.patches import Patch
 from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import ReplicaAddress, Role, SamplingParams
 from baton.decode_service.worker import DecodeWorker
-from baton.platform.config import DeploymentConfig, override
-from baton.platform.gateway.generation import Generation
-from baton.platform.local_dispatcher import LocalDispatcher
-from baton.platform.replica import Replica, load_engine, start_replica
+from baton.gateway.requests.generation import Generation
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.offline.local_dispatcher import LocalDispatcher
+from baton.platform.replica.replica import Replica, load_engine, start_replica
 from baton.prefill_service.worker import PrefillWorker
 
 MODEL: dict[str, Any] = {

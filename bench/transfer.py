@@ -27,7 +27,7 @@ from bench.timeline import draw, record
 from bench.transfer_receiver import BenchReceiver
 from bench.transfer_sender import LAYOUT
 
-from baton.kv_transfer.outbox import MAX_PIECE_BYTES
+from baton.kv_transfer.sending.outbox import MAX_PIECE_BYTES
 
 MIB = 1 << 20
 TRANSPORTS = ("shm", "grpc", "gloo")

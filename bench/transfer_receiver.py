@@ -17,13 +17,13 @@ from bench.transfer_sender import LAYOUT, LOOPBACK, TIME_LEFT_S
 from baton.core.clock import monotonic
 from baton.core.ids import Epoch, TransferId, new_epoch
 from baton.core.owner_thread import OneThread
-from baton.engine.block_pool import BlockPool
-from baton.engine.kv_cache import KvCache
-from baton.kv_transfer.fetch import Fetcher
-from baton.kv_transfer.integrity import unit_checksums
-from baton.kv_transfer.receiver import Receiver, ReceiverConfig
-from baton.kv_transfer.reservation import KvSource, WantedKv
-from baton.kv_transfer.transport.registry import TransportParts, Transports
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.memory.kv_cache import KvCache
+from baton.kv_transfer.handoff.reservation import KvSource, WantedKv
+from baton.kv_transfer.layouts.integrity import unit_checksums
+from baton.kv_transfer.receiving.fetch import Fetcher
+from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.transports import TransportParts, Transports
 from baton.proto.channels import Channels
 
 

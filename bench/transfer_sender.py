@@ -28,12 +28,12 @@ from baton.core.ids import Epoch, TransferId, new_epoch, new_transfer_id
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OneThread
-from baton.engine.block_pool import BlockPool
-from baton.engine.kv_cache import KvCache
-from baton.kv_transfer.outbox import Outbox
-from baton.kv_transfer.sender import Sender
-from baton.kv_transfer.transport.registry import TransportParts, create_sending_halves
-from baton.kv_transfer.transport.servicer import KvTransferServicer
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.memory.kv_cache import KvCache
+from baton.kv_transfer.sending.outbox import Outbox
+from baton.kv_transfer.sending.sender import Sender
+from baton.kv_transfer.transport.control.servicer import KvTransferServicer
+from baton.kv_transfer.transports import TransportParts, create_sending_halves
 from baton.proto.channels import listen, new_server
 
 LAYOUT = KvLayout(

@@ -26,7 +26,7 @@
         └── TransferAborted   one side gave up: cancel, expiry, crash or pressure
 
 The numbers are HTTP; each edge translates in exactly one place
-(`platform/gateway/http/errors.py`, `platform/gateway/grpc/errors.py`).
+(`gateway/http/errors.py`, `gateway/grpc/errors.py`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TransferError(BatonError):
 
 
 class LayoutMismatch(TransferError):
-    """The two sides store KV differently; see `baton.kv_transfer.layout`."""
+    """The two sides store KV differently; see `baton.kv_transfer.layouts.agreement`."""
 
 
 class StaleEpoch(TransferError):

@@ -34,8 +34,8 @@ QUANTIZED = frozenset(("int8", "float8_e4m3fn"))
 """One scale for each token and head, of K and of V: item * scale is what was stored."""
 SEALED = "int4"
 """A block is sealed in 4 bits once it is full: keys have a scale and a zero for each item of the
-head, values for each token, in float16 (kernels/seal.py). Tokens behind the last full block are in
-the cache of whoever computes them, and nowhere else."""
+head, values for each token, in float16 (kernels/paging/seal.py). Tokens behind the last full block
+are in the cache of whoever computes them, and nowhere else."""
 SEALED_STEP_BYTES = 2
 WIDE = tuple(dtype for dtype in ITEM_BYTES if dtype not in QUANTIZED)
 """What models compute in, and keep as it is."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.core.ids import TransferId
 from baton.engine.engine import Engine
-from baton.engine.request import Request
-from baton.kv_transfer.receiver import Receiver
+from baton.engine.request.request import Request
+from baton.kv_transfer.receiving.receiver import Receiver
 
 
 def adopt(engine: Engine, receiver: Receiver, request: Request, transfer_id: TransferId) -> None:

@@ -22,8 +22,8 @@ from baton.core.messages import PullOffered, PullRequest
 from baton.decode_service.generating import Generating
 from baton.decode_service.open_requests import OpenRequests
 from baton.engine.engine import Engine
-from baton.kv_transfer.layout import check_layouts
-from baton.kv_transfer.lending import Lender
+from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.pulling.lending import Lender
 
 TAKE_BACK_S = 10.0
 """How long a gateway may leave a request open here that has moved away."""

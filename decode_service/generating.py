@@ -13,9 +13,9 @@ from baton.core.messages import (
     TokenUpdate,
 )
 from baton.decode_service.session import GatewaySession
-from baton.engine.matchers import PendingMatcher
-from baton.engine.request import Request
-from baton.kv_transfer.fetch import TransferReport
+from baton.engine.grammar.matchers import PendingMatcher
+from baton.engine.request.request import Request
+from baton.kv_transfer.receiving.fetch import TransferReport
 
 
 @dataclass(slots=True, eq=False)

@@ -25,9 +25,9 @@ from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
-from baton.engine.matchers import Matchers
-from baton.engine.request import finish_reason
-from baton.engine.step_report import RequestOutput, StepReport
+from baton.engine.grammar.matchers import Matchers
+from baton.engine.request.request import finish_reason
+from baton.engine.request.step_report import RequestOutput, StepReport
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from baton.decode_service.generating import Generating
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.exchange import KvExchange
-from baton.kv_transfer.prefix_fetch import BroughtIn
-from baton.kv_transfer.transport.peer import Leaving
+from baton.kv_transfer.pulling.peer import Leaving
+from baton.kv_transfer.pulling.prefix_fetch import BroughtIn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,9 @@ from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
-from baton.kv_transfer.fetch import Fetcher, TransferReport
-from baton.kv_transfer.receiver import AbortReason, Receiver
-from baton.kv_transfer.reservation import KvSource, Reservation, WantedKv
+from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
+from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
+from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
 Events = AsyncGenerator[PrefillGranted | PrefillDone, None]

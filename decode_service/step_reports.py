@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.core.clock import Clock, monotonic
-from baton.engine.step_report import StepReport
+from baton.engine.request.step_report import StepReport
 
 KEEP_S = 0.004
 """How long a token may wait for those behind it: a quarter of what a screen shows one picture."""

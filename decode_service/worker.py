@@ -4,8 +4,8 @@
              \\> computed by this engine itself ----/
     cancel, stream loss, deadline, a higher attempt: everything of the request is freed at once
 
-Plain Python on purpose. `platform/deploy.py` turns it into an actor; tests just build one. All
-state here belongs to the event loop; the engine's thread reports once per step.
+Plain Python on purpose. `platform/cluster/deploy.py` turns it into an actor; tests just build one.
+All state here belongs to the event loop; the engine's thread reports once per step.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
 from baton.decode_service.step_reports import StepReports
-from baton.engine.cache_points import cache_metrics
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
-from baton.engine.step_report import StepReport
-from baton.kv_transfer.auditor import AuditReport, audit
+from baton.engine.request.cache_points import cache_metrics
+from baton.engine.request.step_report import StepReport
 from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
-from baton.kv_transfer.transport.base import Transport
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.handoff.transport import Transport
 from baton.proto.channels import Channels
 
 EXPIRY_CHECK_S = 0.25
@@ -193,7 +193,7 @@ class DecodeWorker:
     # What other replicas may ask.
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
-        """See `baton.kv_transfer.transport.peer.Lends`."""
+        """See `baton.kv_transfer.pulling.peer.Lends`."""
         return self.departures.pull(request)
 
     # What operators may ask.

@@ -8,20 +8,20 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.grammar import GrammarCompiler
-from baton.engine.kv_cache import KvCache
-from baton.engine.parallel.assemble import check_alike, following_runner, lead_runner
-from baton.engine.parallel.expert_balancer import ExpertBalancer
-from baton.engine.parallel.lead import LeadRunner, follow
-from baton.engine.parallel.lockstep import LockstepRunner
-from baton.engine.parallel.ranks import ONE_RANK, MeshGroups, RankGroup
-from baton.engine.runner import ModelRunner
-from baton.engine.structured_output import LlGuidanceCompiler
-from baton.kernels.window import Streaming
+from baton.engine.grammar.grammar import GrammarCompiler
+from baton.engine.grammar.structured_output import LlGuidanceCompiler
+from baton.engine.memory.cache_plan import plan_cache
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
+from baton.engine.passes.runner import ModelRunner
+from baton.engine.ranks.assemble import check_alike, following_runner, lead_runner
+from baton.engine.ranks.lead import LeadRunner, follow
+from baton.engine.ranks.lockstep import LockstepRunner
+from baton.engine.sharding.expert_balancer import ExpertBalancer
+from baton.kernels.paging.window import Streaming
 
 
 class ModelOptions(TypedDict, total=False):

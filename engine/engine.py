@@ -4,7 +4,7 @@
                  layer, on_layer, between_layers, layer, ...
 
 The hooks are where the services join in; they run on the engine's thread, inside a step. A decode
-pass may have been launched by the step before: see `baton.engine.step_ahead`.
+pass may have been launched by the step before: see `baton.engine.schedule.step_ahead`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
 from baton.core.messages import FinishReason
-from baton.engine.answers import Answers
-from baton.engine.batch import Chunk
-from baton.engine.block_pool import BlockPool
-from baton.engine.cache_points import pin_computed
+from baton.engine.batch.batch import Chunk
+from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import EngineConfig
-from baton.engine.grammar import GrammarCompiler
-from baton.engine.lineup import Lineup
-from baton.engine.prompt_reading import read_prompts
-from baton.engine.request import Phase, Request, ending_of, finish_reason
-from baton.engine.request_check import check_request
-from baton.engine.runner import Runner
-from baton.engine.sampler import sample
-from baton.engine.sampling_plan import SamplingPlan
-from baton.engine.scheduler import ScheduledChunk, Scheduler
-from baton.engine.step_ahead import StepAhead, goes_ahead
-from baton.engine.step_report import EngineStats, RequestOutput, StepReport
+from baton.engine.grammar.grammar import GrammarCompiler
+from baton.engine.passes.runner import Runner
+from baton.engine.request.answers import Answers
+from baton.engine.request.cache_points import pin_computed
+from baton.engine.request.prompt_reading import read_prompts
+from baton.engine.request.request import Phase, Request, ending_of, finish_reason
+from baton.engine.request.request_check import check_request
+from baton.engine.request.step_report import EngineStats, RequestOutput, StepReport
+from baton.engine.sampling.sampler import sample
+from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
+from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 
 
 def _nothing_to_reclaim() -> bool:

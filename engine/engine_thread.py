@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from baton.core.errors import EngineFailed
 from baton.engine.engine import Engine
-from baton.engine.step_report import StepReport
+from baton.engine.request.step_report import StepReport
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
-from baton.engine.block_pool import BlockPool
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.blocks.kv_event_log import MAX_NAMES, KvEventLog
 from baton.engine.engine_thread import EngineThread
-from baton.engine.kv_event_log import MAX_NAMES, KvEventLog
 
 
 class KvFeed:

@@ -19,18 +19,18 @@ from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.messages import ReplicaAddress
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.fetch import Fetcher
-from baton.kv_transfer.lending import Lender
-from baton.kv_transfer.outbox import Outbox
-from baton.kv_transfer.prefix_fetch import BroughtIn, PrefixFetcher
-from baton.kv_transfer.receiver import Receiver, ReceiverConfig
-from baton.kv_transfer.scores import SourceScores
-from baton.kv_transfer.sender import Sender, SenderConfig
+from baton.kv_transfer.handoff.scores import SourceScores
+from baton.kv_transfer.handoff.transport import Transport
+from baton.kv_transfer.pulling.lending import Lender
+from baton.kv_transfer.pulling.peer import PeerClient
+from baton.kv_transfer.pulling.prefix_fetch import BroughtIn, PrefixFetcher
+from baton.kv_transfer.receiving.fetch import Fetcher
+from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.sending.outbox import Outbox
+from baton.kv_transfer.sending.sender import Sender, SenderConfig
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.kv_transfer.tiers.stack import TierStack
 from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
-from baton.kv_transfer.transport.base import Transport
-from baton.kv_transfer.transport.peer import PeerClient
 from baton.proto.channels import Channels
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.core.errors import EngineFailed, InvalidRequest, Overloaded
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest
-from baton.engine.request import Request
+from baton.engine.request.request import Request
 
 Event = PrefillGranted | PrefillDone
 

@@ -3,7 +3,7 @@
     prefill(request)   refused at once | pulled -> queued -> granted -> computed -> first token
     engine thread      on_scheduled: grant    on_layer: publish what is there    on_step: finish
 
-Plain Python on purpose. `platform/deploy.py` turns it into an actor; tests just build one.
+Plain Python on purpose. `platform/cluster/deploy.py` turns it into an actor; tests just build one.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from baton.core.messages import (
     PullOffered,
     PullRequest,
 )
-from baton.engine.cache_points import cache_metrics
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
+from baton.engine.grammar.matchers import Matchers
 from baton.engine.kv_feed import KvFeed
-from baton.engine.matchers import Matchers
-from baton.engine.request import Request
-from baton.engine.scheduler import ScheduledChunk
-from baton.engine.step_report import RequestOutput, StepReport
-from baton.kv_transfer.auditor import AuditReport, audit
+from baton.engine.request.cache_points import cache_metrics
+from baton.engine.request.request import Request
+from baton.engine.request.step_report import RequestOutput, StepReport
+from baton.engine.schedule.scheduler import ScheduledChunk
 from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
-from baton.kv_transfer.layout import check_layouts
-from baton.kv_transfer.transport.base import Transport
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.handoff.transport import Transport
+from baton.kv_transfer.layouts.agreement import check_layouts
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.proto.channels import Channels
 
@@ -109,7 +109,7 @@ class PrefillWorker:
             self._leave(prompt)
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
-        """See `baton.kv_transfer.transport.peer.Lends`."""
+        """See `baton.kv_transfer.pulling.peer.Lends`."""
         return self.kv.lender.lend(request)
 
     def begin_drain(self) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from baton.core.messages import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.echo import EchoRunner, echo_info
 from baton.engine.engine import Engine
-from baton.engine.request import Request
-from baton.engine.step_report import StepReport
+from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.engine.request.request import Request
+from baton.engine.request.step_report import StepReport
 
 VOCAB = 512
 BLOCK_SIZE = 4

@@ -14,16 +14,16 @@ from typing import Any
 from baton.core.ids import ReplicaId, new_request_id
 from baton.core.messages import FinishReason, Receipt, Role, SamplingParams, TokenLogprob
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.echo import EchoRunner, echo_info
 from baton.engine.engine import Engine
-from baton.platform.config import DeploymentConfig, override
-from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.platform.gateway.generation import Generation
-from baton.platform.registry import Registry
-from baton.platform.replica import Replica, start_replica
-from baton.platform.router.policy import LeastWork
-from baton.platform.security import load_security
+from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.requests.generation import Generation
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.registry.registry import Registry
+from baton.platform.replica.replica import Replica, start_replica
+from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
+from baton.router.policy import LeastWork
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 VOCAB_SIZE = 256

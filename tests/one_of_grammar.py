@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baton.kernels.token_mask import pack_tokens
+from baton.kernels.sampling.token_mask import pack_tokens
 
 
 class OneOf:

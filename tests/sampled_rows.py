@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from baton.core.messages import TokenLogprob
-from baton.engine import sampler
-from baton.engine.sampling_plan import SamplingPlan
-from baton.engine.sampling_row import SamplingRow
+from baton.engine.sampling import sampler
+from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.sampling.sampling_row import SamplingRow
 
 
 class SampledToken(NamedTuple):

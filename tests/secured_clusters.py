@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from baton.platform.certificate_authority import Issued, issue, make_authority
-from baton.platform.security_config import SecurityConfig
+from baton.platform.security.certificate_authority import Issued, issue, make_authority
+from baton.platform.security.config import SecurityConfig
 
 NOW = datetime.now(UTC)
 TOKEN = "a-token-of-this-cluster"

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 
-from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.checkpoint.tensor_files import TensorEntry
+from baton.engine.checkpoint.files.tensor_files import TensorEntry
+from baton.engine.models.config.model_config import ModelConfig
 
 WHOLE_BYTES = 1 << 16
 SAMPLE_BYTES = 1 << 12

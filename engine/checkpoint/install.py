@@ -19,20 +19,15 @@ from baton.engine.layers.hash_moe import HashRouter
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
-from baton.kernels import (
-    int4_weight,
-    int8_weight,
-    narrow_experts,
-    packed_experts,
-    quantized_experts,
-)
+from baton.kernels.attention.latent_heads import LatentWeights
 from baton.kernels.cpu import operators
-from baton.kernels.head_linear import PackedHeads
-from baton.kernels.latent_heads import LatentWeights
-from baton.kernels.moe import ExpertWeight
-from baton.kernels.narrow_weight import NarrowWeight, to_int4, to_int8
-from baton.kernels.packed_weight import can_pack, pack
-from baton.kernels.weight import Weight
+from baton.kernels.experts import narrow_experts, packed_experts, quantized_experts
+from baton.kernels.experts.moe import ExpertWeight
+from baton.kernels.products import int4_weight, int8_weight
+from baton.kernels.products.head_linear import PackedHeads
+from baton.kernels.products.narrow_weight import NarrowWeight, to_int4, to_int8
+from baton.kernels.products.packed_weight import can_pack, pack
+from baton.kernels.products.weight import Weight
 
 QUANTIZERS = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
 """By the name in the configuration."""

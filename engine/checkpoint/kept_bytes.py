@@ -12,7 +12,7 @@ from baton.engine.checkpoint.install import AS_STORED, HEADS, dtype_of, may_be_r
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import GATE_UP, Experts
-from baton.kernels import int4_weight, int8_weight
+from baton.kernels.products import int4_weight, int8_weight
 
 SIZES = {"int8": int8_weight.num_bytes, "int4": int4_weight.num_bytes}
 

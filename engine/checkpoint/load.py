@@ -18,15 +18,9 @@ import torch
 
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.kv_layout import WIDE, KvLayout
-from baton.engine.checkpoint.config import (
-    ModelConfig,
-    architecture_of,
-    parse_eos,
-    read_json,
-)
 from baton.engine.checkpoint.dummy import dummy_entries
+from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry, read_entries
 from baton.engine.checkpoint.fingerprint import fingerprint
-from baton.engine.checkpoint.info import ModelInfo
 from baton.engine.checkpoint.install import (
     AS_STORED,
     QUANTIZERS,
@@ -35,27 +29,33 @@ from baton.engine.checkpoint.install import (
     install_expert,
     rounding_of,
 )
-from baton.engine.checkpoint.placement import Placement, find_sources, place
-from baton.engine.checkpoint.quantized_checkpoint import as_whole, parse_layout
-from baton.engine.checkpoint.quantized_keep import NarrowKeeper
+from baton.engine.checkpoint.quantized.keep import NarrowKeeper
+from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import Progress, Reading
 from baton.engine.checkpoint.tensor_check import STORED_DTYPES, check_tensors
-from baton.engine.checkpoint.tensor_files import StoredEntry, TensorEntry, read_entries
-from baton.engine.models.decoder import Decoder
-from baton.engine.models.family import Family
+from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
+from baton.engine.models.config.info import ModelInfo
+from baton.engine.models.config.model_config import (
+    ModelConfig,
+    architecture_of,
+    parse_eos,
+    read_json,
+)
 from baton.engine.models.registry import family_of
-from baton.engine.parallel.cutting import (
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.family import Family
+from baton.engine.sharding.cutting import (
     Cutter,
     join_ranks,
     share_of,
     share_of_kv,
     splits_vocabulary,
 )
-from baton.engine.parallel.held_experts import HeldExperts
-from baton.engine.parallel.ranks import ONE_RANK, MeshGroups, RankGroup
-from baton.engine.parallel.stages import Stages, keep_own_stage, kv_of_layers
+from baton.engine.sharding.held_experts import HeldExperts
+from baton.engine.sharding.placement import Placement, find_sources, place
+from baton.engine.sharding.stages import Stages, keep_own_stage, kv_of_layers
 from baton.kernels.cpu import operators
-from baton.kernels.window import Streaming
+from baton.kernels.paging.window import Streaming
 
 logger = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from itertools import groupby
 from pathlib import Path
 
 from baton.core.errors import CheckpointError
-from baton.engine.checkpoint.config import read_json
+from baton.engine.checkpoint.files.tensor_files import read_entries
 from baton.engine.checkpoint.install import dtype_of, install, install_expert
 from baton.engine.checkpoint.load import LoadedModel, read_config
-from baton.engine.checkpoint.placement import place
-from baton.engine.checkpoint.quantized_checkpoint import as_whole, parse_layout
+from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import Reading
-from baton.engine.checkpoint.tensor_files import read_entries
-from baton.engine.models.mtp import MtpHead, names_of
+from baton.engine.models.config.model_config import read_json
 from baton.engine.models.registry import family_of
+from baton.engine.models.skeleton.mtp import MtpHead, names_of
+from baton.engine.sharding.placement import place
 
 
 def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:

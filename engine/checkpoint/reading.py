@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.checkpoint.placement import Placement
-from baton.engine.checkpoint.tensor_files import TensorEntry
-from baton.engine.parallel.cutting import Cutter
+from baton.engine.checkpoint.files.tensor_files import TensorEntry
+from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.sharding.cutting import Cutter
+from baton.engine.sharding.placement import Placement
 from baton.kernels.cpu import huge_pages
 
 Progress = Callable[[int, int], None]

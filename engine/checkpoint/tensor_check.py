@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from baton.core.errors import CheckpointError
-from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.checkpoint.placement import Placement
-from baton.engine.checkpoint.tensor_files import TensorEntry
-from baton.engine.models.family import Family
+from baton.engine.checkpoint.files.tensor_files import TensorEntry
+from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.models.skeleton.family import Family
+from baton.engine.sharding.placement import Placement
 
 logger = logging.getLogger(__name__)
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
-from baton.engine.parallel.split import Split
-from baton.kernels.explicit_attention import attention_weights
-from baton.kernels.paged_attention import paged_attention
-from baton.kernels.query_temperature import Temperature, query_temperature
-from baton.kernels.rope_kv_write import HeadNorm, Rotation, rope_kv_write
-from baton.kernels.scoring import PLAIN, Scoring
-from baton.kernels.sealed_kv import AnyArena, SealedArena
-from baton.kernels.sequences import Sequences
-from baton.kernels.window import Window, first_seen, num_first_of
+from baton.engine.mesh.split import Split
+from baton.kernels.attention.explicit_attention import attention_weights
+from baton.kernels.attention.paged_attention import paged_attention
+from baton.kernels.attention.scoring import PLAIN, Scoring
+from baton.kernels.cache_write.rope_kv_write import HeadNorm, Rotation, rope_kv_write
+from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.paging.window import Window, first_seen, num_first_of
+from baton.kernels.positions.query_temperature import Temperature, query_temperature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

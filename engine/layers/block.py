@@ -15,12 +15,12 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from baton.engine.layers.attention import Attention
-from baton.kernels.add import add
-from baton.kernels.choose_tokens import Chosen
-from baton.kernels.grouped_arena import LayerArena
-from baton.kernels.quantized_kv import Arena
-from baton.kernels.rope_kv_write import Rotation
-from baton.kernels.sequences import Sequences
+from baton.kernels.attention.choose_tokens import Chosen
+from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.elementwise.add import add
+from baton.kernels.paging.grouped_arena import LayerArena
+from baton.kernels.paging.quantized_arena import Arena
+from baton.kernels.paging.sequences import Sequences
 
 
 class Block(nn.Module):

@@ -6,10 +6,10 @@
     out = W_b (W_a rope back(attention))    W_a: groups of heads, each by itself
 
 Of entries a layer reads all, or those that an index chooses: entries of its own, narrower, whose
-keys are compared with queries made of r (kernels/compressed_attention.py).
+keys are compared with queries made of r (kernels/attention/compressed_attention.py).
 
     arena of the layer      kv          [blocks][1][S][H]
-                            groups      [blocks][1][S][row]       kernels/compress.py: row
+                            groups      [blocks][1][S][row]     kernels/cache_write/compress.py: row
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from baton.engine.layers.grouped_linear import GroupedLinear
 from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.layers.rope import RotaryAngles
-from baton.engine.parallel.split import Split
-from baton.kernels.compress import Windows
-from baton.kernels.compressed_attention import Entries, EntryIndex, compressed_attention
-from baton.kernels.grouped_arena import GroupedArena, LayerArena
-from baton.kernels.paged_rows import write_rows
-from baton.kernels.rope_kv_write import Rotation
-from baton.kernels.rope_tail import rope_tail
-from baton.kernels.sequences import Sequences
+from baton.engine.mesh.split import Split
+from baton.kernels.attention.compressed_attention import Entries, EntryIndex, compressed_attention
+from baton.kernels.cache_write.compress import Windows
+from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
+from baton.kernels.paging.paged_rows import write_rows
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.positions.rope_tail import rope_tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

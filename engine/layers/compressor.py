@@ -1,4 +1,5 @@
-"""Compressed entries of a context, made window by window; kernels/compress.py has the maths."""
+"""Compressed entries of a context, made window by window; kernels/cache_write/compress.py has the
+maths."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.layers.rope import RotaryAngles
-from baton.engine.parallel.split import Split
-from baton.kernels.compress import EntryNorm, Turning, Windows, close_windows
-from baton.kernels.paged_rows import write_rows
-from baton.kernels.sequences import Sequences
+from baton.engine.mesh.split import Split
+from baton.kernels.cache_write.compress import EntryNorm, Turning, Windows, close_windows
+from baton.kernels.paging.paged_rows import write_rows
+from baton.kernels.paging.sequences import Sequences
 
 
 class Compressor(nn.Module):

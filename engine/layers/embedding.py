@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from baton.engine.parallel.ranks import ALONE, Ranks
-from baton.kernels.embedding import embedding
-from baton.kernels.weight import Weight
+from baton.engine.mesh.ranks import ALONE, Ranks
+from baton.kernels.products.embedding import embedding
+from baton.kernels.products.weight import Weight
 
 
 class Embedding(nn.Module):

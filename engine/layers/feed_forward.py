@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from baton.engine.layers.linear import GatedLinear, Linear
-from baton.engine.parallel.split import Split
-from baton.kernels.gelu import gelu, gelu_tanh
-from baton.kernels.moe import Gating
-from baton.kernels.relu import relu
+from baton.engine.mesh.split import Split
+from baton.kernels.elementwise.gelu import gelu, gelu_tanh
+from baton.kernels.elementwise.relu import relu
+from baton.kernels.experts.moe import Gating
 
 PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.head_linear import HeadWeight, head_linear, pack_heads
+from baton.kernels.products.head_linear import HeadWeight, head_linear, pack_heads
 
 
 class GroupedLinear(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from baton.core.errors import CheckpointError
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.layers.router import Router
-from baton.kernels.routing import ByToken, Routed, Routing, route
+from baton.kernels.experts.routing import ByToken, Routed, Routing, route
 
 
 class HashRouter(Router):

@@ -1,4 +1,5 @@
-"""Hyper-connections as parts of a model: kernels/streams.py has the maths, and the letters.
+"""Hyper-connections as parts of a model: kernels/residual/hyper_connections.py has the maths, and
+the letters.
 
     x, post, comb = HyperConnection(streams)        before attention, or a feed-forward
     streams = expand_streams(streams, y, post, comb)          y is what it made of x
@@ -16,8 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from baton.engine.layers.linear import ExactLinear
-from baton.engine.parallel.split import Split
-from baton.kernels.streams import Mixture, collapse_streams, connect_streams, norm_streams
+from baton.engine.mesh.split import Split
+from baton.kernels.residual.hyper_connections import (
+    Mixture,
+    collapse_streams,
+    connect_streams,
+    norm_streams,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

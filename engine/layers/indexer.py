@@ -5,8 +5,8 @@
     w = W_w x                      [T, N]        never rounded: it decides between tokens
     chosen = the best by  sum over n of w_n relu(q_n . k)
 
-The first dimensions of q and k turn. kernels/choose_tokens.py says how tokens are chosen. A layer
-without an index of its own (GLM-5) takes what the last layer that has one has chosen.
+The first dimensions of q and k turn. kernels/attention/choose_tokens.py says how tokens are chosen.
+A layer without an index of its own (GLM-5) takes what the last layer that has one has chosen.
 
 T new tokens, N heads of the index, D their width.
 """
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.norm import LayerNorm
-from baton.engine.parallel.split import Split
-from baton.kernels.choose_tokens import Chosen, choose_tokens
-from baton.kernels.index_write import index_write
-from baton.kernels.rope_kv_write import Rotation
-from baton.kernels.routing import router_logits
-from baton.kernels.sequences import Sequences
+from baton.engine.mesh.split import Split
+from baton.kernels.attention.choose_tokens import Chosen, choose_tokens
+from baton.kernels.cache_write.index_write import index_write
+from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.experts.routing import router_logits
+from baton.kernels.paging.sequences import Sequences
 
 INDEX_KEYS = "index keys"
 """The cache group."""
@@ -38,7 +38,7 @@ class IndexConfig:
     num_chosen: int
     """Tokens that a query attends to, itself perhaps among them."""
     is_interleaved: bool
-    """Neighbours turn together; see kernels/index_write.py."""
+    """Neighbours turn together; see kernels/cache_write/index_write.py."""
 
     @property
     def kept(self) -> tuple[str, int]:

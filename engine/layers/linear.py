@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from baton.engine.parallel.ranks import ALONE, Ranks
-from baton.engine.parallel.split import Split
-from baton.kernels.linear import gated_linear, linear
-from baton.kernels.weight import Weight
+from baton.engine.mesh.ranks import ALONE, Ranks
+from baton.engine.mesh.split import Split
+from baton.kernels.products.linear import gated_linear, linear
+from baton.kernels.products.weight import Weight
 
 
 class Linear(nn.Module):

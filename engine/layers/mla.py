@@ -4,7 +4,7 @@
     latent, turned = norm(W_kv x [:L]), rope(W_kv x [L:])       all that is kept of a token
     out = W_o attention(q, latents)
 
-kernels/latent_attention.py says how heads attend to latents, and has the letters.
+kernels/attention/latent_attention.py says how heads attend to latents, and has the letters.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from baton.core.errors import InvalidConfig
 from baton.engine.layers.attention import AttentionKind, HeadShape
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
-from baton.engine.parallel.split import Split
-from baton.kernels.head_linear import head_linear
-from baton.kernels.latent_attention import latent_attention
-from baton.kernels.latent_heads import LatentShape, LatentWeights
-from baton.kernels.latent_write import LatentNorm, latent_write
-from baton.kernels.quantized_kv import Arena
-from baton.kernels.rope_kv_write import Rotation
-from baton.kernels.sequences import Sequences
+from baton.engine.mesh.split import Split
+from baton.kernels.attention.latent_attention import latent_attention
+from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
+from baton.kernels.cache_write.latent_write import LatentNorm, latent_write
+from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.paging.quantized_arena import Arena
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.products.head_linear import head_linear
 
 NORM_EPS = 1e-6
 """Of the norms in here, whatever the model's other norms have."""
@@ -39,7 +39,7 @@ class LatentConfig:
     query_rank: int | None
     """Width of the queries' own latent; None: they are made of x at once."""
     is_interleaved: bool
-    """Neighbours turn together; see kernels/latent_write.py."""
+    """Neighbours turn together; see kernels/cache_write/latent_write.py."""
     has_bias: bool
     """Into both latents, and out."""
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from baton.engine.layers.feed_forward import GatedFeedForward, LimitedFeedForward
 from baton.engine.layers.linear import ExactLinear
 from baton.engine.layers.router import Router
-from baton.engine.parallel.expert_exchange import ExpertExchange, weighted
-from baton.engine.parallel.ranks import ALONE, Ranks
-from baton.kernels.expert_slots import ExpertSlots, own_pairs, slot_of_pairs
-from baton.kernels.moe import ExpertWeight, ExpertWeights, Gating, Shared, moe, with_shared
-from baton.kernels.routing import Routed, routed_to
+from baton.engine.mesh.expert_exchange import ExpertExchange, weighted
+from baton.engine.mesh.ranks import ALONE, Ranks
+from baton.kernels.experts.expert_slots import ExpertSlots, own_pairs, slot_of_pairs
+from baton.kernels.experts.moe import ExpertWeight, ExpertWeights, Gating, Shared, moe, with_shared
+from baton.kernels.experts.routing import Routed, routed_to
 
 GATE_UP, DOWN, DOWN_BIAS = "gate_up", "down", "down_bias"
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from baton.kernels.layer_norm import add_layer_norm, layer_norm
-from baton.kernels.rms_norm import add_rms_norm, rms_norm
+from baton.kernels.residual.layer_norm import add_layer_norm, layer_norm
+from baton.kernels.residual.rms_norm import add_rms_norm, rms_norm
 
 
 class RmsNorm(nn.Module):

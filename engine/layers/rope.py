@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from baton.engine.layers.rope_scaling import Scaling, plain_frequencies
-from baton.kernels.rope_kv_write import Rotation
-from baton.kernels.rotary_angles import rotary_angles
+from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.positions.rotary_angles import rotary_angles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

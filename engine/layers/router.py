@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from baton.engine.layers.linear import ExactLinear
-from baton.engine.parallel.split import Split
-from baton.kernels.routing import Routed, Routing, route, router_logits
+from baton.engine.mesh.split import Split
+from baton.kernels.experts.routing import Routed, Routing, route, router_logits
 
 
 class Router(ExactLinear):

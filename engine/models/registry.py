@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.core.errors import CheckpointError
-from baton.engine.models.deepseek_v2 import DEEPSEEK_V2
-from baton.engine.models.deepseek_v3 import DEEPSEEK_V3
-from baton.engine.models.deepseek_v4 import DEEPSEEK_V4
-from baton.engine.models.deepseek_v32 import DEEPSEEK_V32
-from baton.engine.models.falcon import FALCON
-from baton.engine.models.family import Family
-from baton.engine.models.gemma2 import GEMMA2
-from baton.engine.models.gemma3 import GEMMA3
-from baton.engine.models.glm_moe_dsa import GLM_MOE_DSA
-from baton.engine.models.gpt2 import GPT2
-from baton.engine.models.gpt_oss import GPT_OSS
-from baton.engine.models.llama import LLAMA
-from baton.engine.models.llama4 import LLAMA4, LLAMA4_OF_SEEING
-from baton.engine.models.mistral import MISTRAL
-from baton.engine.models.mixtral import MIXTRAL
-from baton.engine.models.phi3 import PHI3
-from baton.engine.models.qwen2 import QWEN2
-from baton.engine.models.qwen2_moe import QWEN2_MOE
-from baton.engine.models.qwen3 import QWEN3
-from baton.engine.models.qwen3_moe import QWEN3_MOE
+from baton.engine.models.families.deepseek_v2 import DEEPSEEK_V2
+from baton.engine.models.families.deepseek_v3 import DEEPSEEK_V3
+from baton.engine.models.families.deepseek_v4 import DEEPSEEK_V4
+from baton.engine.models.families.deepseek_v32 import DEEPSEEK_V32
+from baton.engine.models.families.falcon import FALCON
+from baton.engine.models.families.gemma2 import GEMMA2
+from baton.engine.models.families.gemma3 import GEMMA3
+from baton.engine.models.families.glm_moe_dsa import GLM_MOE_DSA
+from baton.engine.models.families.gpt2 import GPT2
+from baton.engine.models.families.gpt_oss import GPT_OSS
+from baton.engine.models.families.llama import LLAMA
+from baton.engine.models.families.llama4 import LLAMA4, LLAMA4_OF_SEEING
+from baton.engine.models.families.mistral import MISTRAL
+from baton.engine.models.families.mixtral import MIXTRAL
+from baton.engine.models.families.phi3 import PHI3
+from baton.engine.models.families.qwen2 import QWEN2
+from baton.engine.models.families.qwen2_moe import QWEN2_MOE
+from baton.engine.models.families.qwen3 import QWEN3
+from baton.engine.models.families.qwen3_moe import QWEN3_MOE
+from baton.engine.models.skeleton.family import Family
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from train import encode
 
 from baton.core.kv_layout import KvLayout
-from baton.engine.batch import Chunk
-from baton.engine.cache_plan import KV_DTYPES
+from baton.engine.batch.batch import Chunk
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.kv_cache import KvCache
-from baton.engine.runner import ModelRunner
-from baton.kernels.window import Streaming
+from baton.engine.memory.cache_plan import KV_DTYPES
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.passes.runner import ModelRunner
+from baton.kernels.paging.window import Streaming
 
 HERE = Path(__file__).parent
 STREAMING = [Streaming(size, num_first) for size in (64, 128, 256) for num_first in (0, 4)]

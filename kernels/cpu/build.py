@@ -28,6 +28,7 @@ from pathlib import Path
 from baton.core.cores import usable_cores
 
 SOURCES = Path(__file__).parent / "source"
+"""A folder a family. No two files in it have the same name, so that `#include "x.h"` names one."""
 FLAGS = (
     "-O3",
     "-std=c++20",
@@ -99,7 +100,17 @@ def find(folder: Path, target: str, compiler: Command | None) -> Iterator[Path]:
 
 def num_sources() -> int:
     """Sources of one library."""
-    return len(list(SOURCES.glob("*.cpp")))
+    return len(_sources(".cpp"))
+
+
+def _sources(*suffixes: str) -> list[Path]:
+    """By name: where a file lies changes nothing of what is made."""
+    found = [path for path in SOURCES.rglob("*") if path.suffix in suffixes]
+    return sorted(found, key=lambda path: path.name)
+
+
+def _include_flags() -> list[str]:
+    return [f"-I{family}" for family in sorted({path.parent for path in _sources(".h")})]
 
 
 def num_threads() -> int:
@@ -111,15 +122,15 @@ def build(folder: Path, target: str, compiler: Command, report: Report) -> Path:
     """Make the library anew. Raises CalledProcessError or OSError."""
     flags = (*FLAGS, *_target_flags(target))
     made_by = repr((flags, _identity(target), _version(compiler))).encode()
-    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
+    headers = b"".join(header.read_bytes() for header in _sources(".h"))
     object_by_source = {
         source: folder / f"{source.stem}-{_digest(made_by, headers, source.read_bytes())}.o"
-        for source in sorted(SOURCES.glob("*.cpp"))
+        for source in _sources(".cpp")
     }
     library = folder / _name(target, compiler)
     with _one_at_a_time(folder):
         missing = {s: made for s, made in object_by_source.items() if not is_whole(made)}
-        _compile((*compiler, *flags), missing, report)
+        _compile((*compiler, *flags, *_include_flags()), missing, report)
         _make(library, *compiler, "-shared", "-pthread", *map(str, object_by_source.values()))
     return library
 
@@ -190,7 +201,7 @@ def _name(target: str, compiler: Command) -> str:
 
 
 def _sources_digest(target: str) -> str:
-    sources = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
+    sources = _sources(".cpp", ".h")
     named = [part for source in sources for part in (source.name.encode(), source.read_bytes())]
     return _digest(repr((FLAGS, _target_flags(target))).encode(), _identity(target), *named)
 

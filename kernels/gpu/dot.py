@@ -1,3 +1,5 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
+# mypy: no-warn-return-any
 """Matrix products within a kernel:   acc + a b   of tiles, accumulated in float32.
 
 float32 is multiplied as such (not in tf32), as everywhere in Baton.

@@ -1,3 +1,5 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
+# mypy: no-warn-return-any
 """Which request a token of a pass belongs to, found on the device."""
 
 from __future__ import annotations

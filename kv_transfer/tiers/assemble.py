@@ -6,14 +6,14 @@ from pathlib import Path
 
 from baton.core.chaos import Chaos
 from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.tiers.base import Tier
-from baton.kv_transfer.tiers.chaotic import ChaoticTier
 from baton.kv_transfer.tiers.config import GIB, TiersConfig
-from baton.kv_transfer.tiers.disk import DiskTier
-from baton.kv_transfer.tiers.host import HostTier
-from baton.kv_transfer.tiers.record import RecordFormat
+from baton.kv_transfer.tiers.media.base import Tier
+from baton.kv_transfer.tiers.media.chaotic import ChaoticTier
+from baton.kv_transfer.tiers.media.disk import DiskTier
+from baton.kv_transfer.tiers.media.host import HostTier
+from baton.kv_transfer.tiers.media.record import RecordFormat
+from baton.kv_transfer.tiers.media.store import StoreTier
 from baton.kv_transfer.tiers.stack import TierStack
-from baton.kv_transfer.tiers.store import StoreTier
 
 
 def create_stack(

@@ -20,8 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from baton.kv_transfer.tiers.base import Tier
-from baton.kv_transfer.tiers.record import BlockRecord
+from baton.kv_transfer.tiers.media.base import Tier
+from baton.kv_transfer.tiers.media.record import BlockRecord
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.ids import TransferId
-from baton.kv_transfer.prefix_fetch import PrefixOffer
+from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
 from baton.kv_transfer.tiers.stack import Stretch, TierStack
 from baton.kv_transfer.tiers.transport import ADDRESS, TierTransport
 from baton.kv_transfer.tiers.worth import Rate, blocks_worth_taking

@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import Epoch, new_epoch
-from baton.kv_transfer.tiers.base import Tier
 from baton.kv_transfer.tiers.level import Level
-from baton.kv_transfer.tiers.record import BlockRecord, RecordFormat
+from baton.kv_transfer.tiers.media.base import Tier
+from baton.kv_transfer.tiers.media.record import BlockRecord, RecordFormat
 
 BLOCKS_PER_READ = 16
 FLUSH_TIMEOUT_S = 3.0

@@ -18,9 +18,9 @@ from baton.core.clock import Clock
 from baton.core.ids import TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.fetch import Fetcher
-from baton.kv_transfer.prefix_fetch import BroughtIn, PrefixFetcher
-from baton.kv_transfer.receiver import Receiver
+from baton.kv_transfer.pulling.prefix_fetch import BroughtIn, PrefixFetcher
+from baton.kv_transfer.receiving.fetch import Fetcher
+from baton.kv_transfer.receiving.receiver import Receiver
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.kv_transfer.tiers.source import TierSource, Worth
 from baton.kv_transfer.tiers.stack import TierStack

@@ -20,7 +20,7 @@ from baton.core.errors import (
 )
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.tiers.stack import Batch, TierStack
 
 ADDRESS = "tiers"

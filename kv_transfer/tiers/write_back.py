@@ -21,7 +21,7 @@ from functools import partial
 from baton.core.ids import TransferId
 from baton.core.kv_pool import BlockSource, Holder, HolderKind, KvPool
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.tiers.record import BlockRecord
+from baton.kv_transfer.tiers.media.record import BlockRecord
 from baton.kv_transfer.tiers.stack import TierStack
 
 log = logging.getLogger(__name__)

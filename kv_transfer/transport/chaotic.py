@@ -14,8 +14,8 @@ from baton.core.chaos import Chaos, ChaosRule, Fault
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import TransferCut
 from baton.core.ids import Epoch
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.base import Transport
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import Transport
 
 
 class ChaoticTransport:

@@ -10,9 +10,9 @@ from contextlib import aclosing
 
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.base import LentPiece, Parcel
-from baton.kv_transfer.transport.control import ControlClient
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.control.client import ControlClient
 from baton.proto.channel_options import MAX_MESSAGE_BYTES
 
 MAX_CARRIED_BYTES = MAX_MESSAGE_BYTES * 15 // 16

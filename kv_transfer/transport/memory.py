@@ -14,8 +14,8 @@ from typing import Any
 
 from baton.core.errors import TransferCut
 from baton.core.ids import Epoch
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.base import LentPiece, SendingSide
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, SendingSide
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,9 +33,9 @@ import msgspec
 from baton.core.errors import TransferCut, TransportFailed
 from baton.core.ids import Epoch
 from baton.core.kv_arena import KvArena
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.transport.base import LentPiece, Parcel
-from baton.kv_transfer.transport.control import Announced, ControlClient
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.control.client import Announced, ControlClient
 
 MAX_MAPS = 64
 """Senders whose arenas a receiver keeps mapped; the one used longest ago makes room."""

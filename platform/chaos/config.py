@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from baton.core.chaos import Chaos, ChaosRule
-from baton.platform.config_node import ConfigNode
+from baton.core.config_node import ConfigNode
 
 
 class ChaosConfig(ConfigNode, frozen=True, kw_only=True):

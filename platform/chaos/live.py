@@ -20,7 +20,7 @@ from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
 from baton.platform.chaos.load import Tokens
 from baton.platform.chaos.scenario import Load
-from baton.platform.gateway_pages import GatewayPages
+from baton.platform.observe.gateway_pages import GatewayPages
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.chaos_wire import chaos_to_proto

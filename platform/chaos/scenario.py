@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.core.chaos import ChaosRule
+from baton.core.config_node import ConfigNode, Count, Seconds
 from baton.core.errors import InvalidConfig
-from baton.platform.config_node import ConfigNode, Count, Seconds
 
 BUNDLED = Path(__file__).parent / "scenarios"
 

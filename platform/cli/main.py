@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from baton.platform.cli import bench, chaos, config
-from baton.platform.cli.certs import certs
-from baton.platform.cli.chat import chat
-from baton.platform.cli.doctor import doctor
-from baton.platform.cli.drain import drain
-from baton.platform.cli.errors import OneLineErrors
-from baton.platform.cli.generate import generate
-from baton.platform.cli.models import models
-from baton.platform.cli.plan import plan
-from baton.platform.cli.profile import profile
-from baton.platform.cli.serve import serve
-from baton.platform.cli.status import status
-from baton.platform.cli.trace import trace
-from baton.platform.cli.verify import verify
+from baton.platform.cli.commands import bench, chaos, config
+from baton.platform.cli.commands.certs import certs
+from baton.platform.cli.commands.chat import chat
+from baton.platform.cli.commands.doctor import doctor
+from baton.platform.cli.commands.drain import drain
+from baton.platform.cli.commands.generate import generate
+from baton.platform.cli.commands.models import models
+from baton.platform.cli.commands.plan import plan
+from baton.platform.cli.commands.profile import profile
+from baton.platform.cli.commands.serve import serve
+from baton.platform.cli.commands.status import status
+from baton.platform.cli.commands.trace import trace
+from baton.platform.cli.commands.verify import verify
+from baton.platform.cli.terminal.errors import OneLineErrors
 
 app = typer.Typer(
     cls=OneLineErrors,

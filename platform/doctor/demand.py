@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.core.kv_layout import KvLayout
-from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
-from baton.engine.checkpoint.config import ModelConfig
-from baton.engine.checkpoint.info import check_kv_dtype
 from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import read_config
 from baton.engine.config import CacheConfig
+from baton.engine.memory.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
+from baton.engine.models.config.info import check_kv_dtype
+from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of
-from baton.engine.parallel.cutting import share_of
-from baton.engine.parallel.stages import keep_stage, spread_layers
-from baton.platform.config import DeploymentConfig
+from baton.engine.sharding.cutting import share_of
+from baton.engine.sharding.stages import keep_stage, spread_layers
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
-from baton.platform.pool_config import PoolConfig
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from baton.platform.doctor.finding import Finding, fail, ok, skipped, warn
-from baton.platform.doctor.gpu_topology import (
+from baton.platform.machine.gpu_topology import (
     FAR,
     GpuTopology,
     TopologyUnreadable,
     distance,
     parse_topology,
 )
-from baton.platform.doctor.node import GpuFacts, NodeFacts
+from baton.platform.machine.node import GpuFacts, NodeFacts
 
 MIN_DRIVER_BY_CUDA = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
 """The oldest driver (Linux) that runs what was built for a CUDA version, by the first number."""

@@ -21,8 +21,8 @@ from baton.core.kv_layout import KvLayout
 from baton.core.messages import Role
 from baton.platform.doctor.finding import Finding, fail
 from baton.platform.doctor.matrix import LiveReplica, Pair, Size, Way
-from baton.platform.doctor.node import NodeFacts
 from baton.platform.doctor.node_checks import unexamined
+from baton.platform.machine.node import NodeFacts
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain
 from baton.proto.kv_wire import layout_from_proto

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.platform.doctor.finding import Finding, fail, ok, skipped, warn
-from baton.platform.doctor.node import MemoryFacts, NodeFacts
+from baton.platform.machine.node import MemoryFacts, NodeFacts
 
 GIB = 1 << 30
 MIN_FILES = 4096

@@ -14,8 +14,8 @@ from typing import Any
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.messages import Role
 from baton.core.wire_security import WireSecurity
-from baton.kv_transfer.transport.registry import AUTO, TRANSPORTS
-from baton.platform.config import DeploymentConfig
+from baton.kv_transfer.transports import AUTO, TRANSPORTS
+from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.doctor.cluster_checks import (
     check_handoffs,
     check_ports,
@@ -27,16 +27,16 @@ from baton.platform.doctor.finding import Finding, fail
 from baton.platform.doctor.gpu_checks import check_gpus
 from baton.platform.doctor.live import Examined, LiveSystem, replicas_of
 from baton.platform.doctor.matrix import Pair, Way, check_ways, pairs_of
-from baton.platform.doctor.node import NodeFacts, read_node
 from baton.platform.doctor.node_checks import Demand, check_clock, check_node
 from baton.platform.doctor.versions import (
     check_equal_versions,
     check_versions,
     wanted_versions,
 )
-from baton.platform.model_folder import find_model
-from baton.platform.ports import check_bindable
-from baton.platform.security import load_security
+from baton.platform.machine.node import NodeFacts, read_node
+from baton.platform.machine.ports import check_bindable
+from baton.platform.models.model_folder import find_model
+from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 
@@ -76,7 +76,7 @@ def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Fin
         return None, fail("security", str(error), "`baton certs` makes what is needed")
     expires_at: datetime | None = None
     if security.is_encrypted:
-        from baton.platform.certificates import expires_at as read_expiry
+        from baton.platform.security.certificates import expires_at as read_expiry
 
         expires_at = read_expiry(security.certificate_pem)
     return security, check_security(security, expires_at, datetime.now(UTC))

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from baton.platform.doctor.finding import Finding, fail, ok, warn
-from baton.platform.doctor.node import NodeFacts
+from baton.platform.machine.node import NodeFacts
 
 NAME = "versions"
 MUST_BE_EQUAL = ("baton-llm", "torch", "ray", "grpcio")

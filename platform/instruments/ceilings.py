@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.packed_weight import can_pack, pack
-from baton.kernels.word_sum import word_sum
+from baton.kernels.cpu.memory_reading import word_sum
+from baton.kernels.products.packed_weight import can_pack, pack
 from baton.platform.instruments.model_shape import Part
 
 PROBE_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}

@@ -17,15 +17,15 @@ import torch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import engine_around, find_device
-from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.kv_cache import KvCache
-from baton.engine.request import Request
-from baton.platform.config import DeploymentConfig
-from baton.platform.core_share import limit_threads
+from baton.engine.memory.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.request.request import Request
+from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.model_shape import ModelShape, shape_of
+from baton.platform.machine.core_share import limit_threads
 
 FILLING = 0x3C
 """A byte of small normal numbers in every dtype of KV."""

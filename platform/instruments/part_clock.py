@@ -26,7 +26,7 @@ from baton.engine.layers.mla import LatentAttention
 from baton.engine.layers.moe import Experts, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.layers.rope import RotaryAngles
-from baton.engine.models.decoder import Decoder
+from baton.engine.models.skeleton.decoder import Decoder
 from baton.platform.instruments.model_shape import Part, part_of
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import Experts
-from baton.engine.models.decoder import Decoder
-from baton.kernels.linear import linear, logits
-from baton.kernels.quantized_experts import QuantizedExperts
-from baton.kernels.weight import Weight
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.kernels.experts.quantized_experts import QuantizedExperts
+from baton.kernels.products.linear import linear, logits
+from baton.kernels.products.weight import Weight
 from baton.platform.instruments.ceilings import Ceilings, best_s, measure_ceilings
 from baton.platform.instruments.loaded_engine import LoadedEngine
 from baton.platform.instruments.model_shape import Part, Product, part_of, product_of

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.engine import Engine
-from baton.engine.models.decoder import Decoder
-from baton.engine.runner import ModelRunner, Runner
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.passes.runner import ModelRunner, Runner
 from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.part_clock import ModuleClock, Span
 from baton.platform.instruments.tape_clock import TapeClock

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from baton.engine.batch import Batch
+from baton.engine.batch.batch import Batch
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import Experts
-from baton.engine.models.decoder import Decoder
-from baton.engine.taped_model import TapedModel, pass_of
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.passes.taped_model import TapedModel, pass_of
 from baton.kernels.cpu.operators import Call, Pass
 from baton.kernels.cpu.tape import Tape
 from baton.platform.instruments.model_shape import Part, part_of

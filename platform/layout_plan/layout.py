@@ -11,18 +11,18 @@ from itertools import product
 
 from baton.core.errors import InvalidConfig
 from baton.engine.assemble import find_device
-from baton.engine.batch import Chunk
-from baton.engine.checkpoint.config import ModelConfig
+from baton.engine.batch.batch import Chunk
 from baton.engine.checkpoint.kept_bytes import kept_bytes
-from baton.engine.parallel.cutting import check_context
-from baton.engine.parallel.mesh import Axis, Mesh
-from baton.engine.parallel.pass_transfers import RankModel, transfers
-from baton.engine.parallel.rank_models import rank_models
-from baton.engine.parallel.transfers import Transfer, sent_bytes
-from baton.platform.config import DeploymentConfig
+from baton.engine.mesh.mesh import Axis, Mesh
+from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.sharding.cutting import check_context
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.pools import ParallelConfig
 from baton.platform.doctor.demand import kv_layout, served_dtype
 from baton.platform.doctor.node_checks import GIB
-from baton.platform.pool_config import ParallelConfig
+from baton.platform.layout_plan.pass_transfers import RankModel, transfers
+from baton.platform.layout_plan.rank_models import rank_models
+from baton.platform.layout_plan.transfers import Transfer, sent_bytes
 
 AXES = tuple(axis.value for axis in Axis if axis.value in ParallelConfig.__struct_fields__)
 """That replicas may be spread along."""

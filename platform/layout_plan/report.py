@@ -10,12 +10,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from baton.engine.parallel.transfers import Transfer, sent_bytes
-from baton.platform.doctor.gpu_topology import GpuTopology
 from baton.platform.doctor.node_checks import GIB
 from baton.platform.layout_plan.layout import Layout, RankTransfers, Refused, Traffic
 from baton.platform.layout_plan.seats import seats_of
-from baton.platform.seating import links_told
+from baton.platform.layout_plan.transfers import Transfer, sent_bytes
+from baton.platform.machine.gpu_topology import GpuTopology
+from baton.platform.machine.seating import links_told
 
 KIB, MIB = 1 << 10, 1 << 20
 MAX_REFUSED = 12

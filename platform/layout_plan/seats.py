@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.engine.parallel.mesh import Axis
-from baton.platform.doctor.gpu_topology import GpuTopology
+from baton.engine.mesh.mesh import Axis
 from baton.platform.layout_plan.layout import Layout
-from baton.platform.seating import links_by_axis, place
+from baton.platform.machine.gpu_topology import GpuTopology
+from baton.platform.machine.seating import links_by_axis, place
 
 
 @dataclass(frozen=True, slots=True)

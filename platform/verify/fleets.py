@@ -15,12 +15,12 @@ from baton.core.messages import Receipt, Role, SamplingParams, TokenLogprob
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.kv_transfer.auditor import AuditReport
-from baton.kv_transfer.transport.registry import TransportParts
-from baton.platform.config import DeploymentConfig
-from baton.platform.gateway.generation import Generation
-from baton.platform.local_dispatcher import LocalDispatcher
-from baton.platform.replica import Replica, start_replica
+from baton.gateway.requests.generation import Generation
+from baton.kv_transfer.handoff.auditor import AuditReport
+from baton.kv_transfer.transports import TransportParts
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.offline.local_dispatcher import LocalDispatcher
+from baton.platform.replica.replica import Replica, start_replica
 from baton.platform.verify.cases import Prompt
 
 MakeEngine = Callable[[Role, EngineConfig], Engine]

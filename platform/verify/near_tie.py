@@ -29,10 +29,10 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.engine.batch import Chunk, ignore_layer, make_batch
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.checkpoint.load import LoadedModel
-from baton.engine.kv_cache import KvCache
 from baton.engine.layers.linear import Linear
+from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.cpu import operators
 
 NUM_ROUNDINGS = 12

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.messages import SamplingParams
-from baton.engine.checkpoint.info import ModelInfo
-from baton.platform.config import DeploymentConfig, override
+from baton.engine.models.config.info import ModelInfo
+from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.verify.cases import CASES, GREEDY, NUM_OUTPUT, Case, Prompt, make_prompts
 from baton.platform.verify.fleets import Answer, Fleet, MakeEngine, running_fleet
 from baton.platform.verify.verdict import Evidence, Verdict, judge

@@ -10,9 +10,9 @@ from tests.tiny_checkpoints import make_mixtral
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import EngineConfig
-from baton.engine.request import Request
-from baton.platform.gateway.served_model import ServedModel
-from baton.platform.model_folder import find_model
+from baton.engine.request.request import Request
+from baton.gateway.requests.served_model import ServedModel
+from baton.platform.models.model_folder import find_model
 
 VOCAB_SIZE, MAX_LEN, EOS = 4096, 2048, 1
 

@@ -19,9 +19,9 @@ import pytest
 from tests.live_server import Server, start_server, stop_server
 
 from baton.client.client import BatonClient
-from baton.platform.config import DeploymentConfig
-from baton.platform.core_share import share_of_cores
-from baton.platform.model_folder import find_model
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.core_share import share_of_cores
+from baton.platform.models.model_folder import find_model
 
 pytestmark = pytest.mark.cluster
 

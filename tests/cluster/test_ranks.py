@@ -18,9 +18,9 @@ from tests.live_server import Server, start_server, stop_server
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import EngineConfig
-from baton.engine.request import Request
-from baton.platform.gateway.served_model import ServedModel
-from baton.platform.model_folder import find_model
+from baton.engine.request.request import Request
+from baton.gateway.requests.served_model import ServedModel
+from baton.platform.models.model_folder import find_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.live_server import start_server, stop_server
 from tests.secured_clusters import AUTHORITY, NOW, TOKEN, write_files
 
-from baton.platform.certificate_authority import issue
+from baton.platform.security.certificate_authority import issue
 from baton.proto import replica_pb2 as pb
 from baton.proto.replica_pb2_grpc import ReplicaStub
 

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from baton.platform.local_cluster import OBJECT_STORE_BYTES, ray_environment
+from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
 os.environ.update(ray_environment())
 

@@ -31,10 +31,10 @@ from baton.engine.assemble import engine_around
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
-from baton.engine.kv_cache import KvCache
-from baton.engine.request import Request
-from baton.kernels.sealed_kv import SealedArena
-from baton.kernels.window import Streaming
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.request.request import Request
+from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.window import Streaming
 
 MAX_LEN = 100
 GARBAGE = 0xFF

@@ -10,10 +10,10 @@ from tests.engine.no_bytes import NoBytes
 from baton.core.clock import ManualClock
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
-from baton.engine.block_pool import BlockPool
+from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import SchedulerConfig
-from baton.engine.request import Request
-from baton.engine.scheduler import ScheduledChunk, Scheduler
+from baton.engine.request.request import Request
+from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
 
 
 def make_scheduler(  # noqa: PLR0913  # what tests vary

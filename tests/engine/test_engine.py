@@ -11,10 +11,10 @@ from baton.core.clock import ManualClock
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import EngineConfig, SchedulerConfig
-from baton.engine.echo import EchoRunner, echo_info, echo_output
 from baton.engine.engine import Engine
-from baton.engine.request import Phase, Request
-from baton.engine.scheduler import ScheduledChunk
+from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
+from baton.engine.request.request import Phase, Request
+from baton.engine.schedule.scheduler import ScheduledChunk
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -14,8 +14,8 @@ from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
-from baton.engine.request import Request
-from baton.engine.scheduler import ScheduledChunk
+from baton.engine.request.request import Request
+from baton.engine.schedule.scheduler import ScheduledChunk
 
 BLOCK_SIZE = 4
 MAX_TOKENS = 24

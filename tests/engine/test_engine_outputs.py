@@ -11,10 +11,10 @@ from tests.grammar_compilers import LETTERS, AnyToken
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import FinishReason
 from baton.engine.config import SchedulerConfig
-from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
-from baton.engine.request import Phase, Request
-from baton.engine.scheduler import ScheduledChunk
+from baton.engine.passes.echo import echo_output
+from baton.engine.request.request import Phase, Request
+from baton.engine.schedule.scheduler import ScheduledChunk
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -15,11 +15,11 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.core.owner_thread import OwnerThread
 from baton.engine.config import CacheConfig, EngineConfig
-from baton.engine.echo import EchoRunner, echo_info, echo_output
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
-from baton.engine.request import Request
-from baton.engine.step_report import StepReport
+from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
+from baton.engine.request.request import Request
+from baton.engine.request.step_report import StepReport
 
 
 class Harness:

@@ -16,9 +16,9 @@ from baton.core.messages import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
-from baton.engine.request import Request
-from baton.engine.step_report import StepReport
-from baton.platform.router.kv_index import KvIndex
+from baton.engine.request.request import Request
+from baton.engine.request.step_report import StepReport
+from baton.router.kv_index import KvIndex
 
 REPLICA = Epoch("replica")
 

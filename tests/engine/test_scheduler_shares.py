@@ -8,7 +8,7 @@ from tests.engine.schedules import adopt, compute, make_request, make_scheduler,
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import SchedulerConfig
-from baton.engine.request import Phase
+from baton.engine.request.request import Phase
 
 
 def test_a_lineup_has_blocks_for_all_though_a_tenant_took_those_of_one_that_had_its_chunk() -> None:

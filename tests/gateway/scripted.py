@@ -16,14 +16,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
-from baton.platform.gateway.config import GatewayConfig
-from baton.platform.gateway.generation import Generation
-from baton.platform.gateway.served_model import ServedModel
-from baton.platform.gateway.server import GatewayServer
-from baton.platform.gateway.text.chat_template import ChatTemplate
-from baton.platform.gateway.text.model_files import SamplingDefaults
-from baton.platform.gateway.text.tokenizer import TextTokenizer
-from baton.platform.readiness import Missing, Wanted
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.readiness import Missing, Wanted
+from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.server import GatewayServer
+from baton.gateway.text.chat_template import ChatTemplate
+from baton.gateway.text.model_files import SamplingDefaults
+from baton.gateway.text.tokenizer import TextTokenizer
 
 MODEL = "org/tiny"
 BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"

@@ -14,9 +14,9 @@ from baton.core.messages import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
-from baton.platform.gateway.config import GatewayConfig, TenantConfig
-from baton.platform.gateway.served_model import ServedModel
-from baton.platform.gateway.server import GatewayServer
+from baton.gateway.access.config import GatewayConfig, TenantConfig
+from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.server import GatewayServer
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "checkpoint"
 BLOCK_SIZE, NUM_BLOCKS = 16, 48

@@ -15,9 +15,9 @@ from baton.core.messages import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
-from baton.platform.gateway.config import GatewayConfig
-from baton.platform.gateway.served_model import ServedModel
-from baton.platform.gateway.server import GatewayServer
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.server import GatewayServer
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "checkpoint"
 PROMPT = "Which module of the standard library reads and writes JSON, and which one counts? " * 4

@@ -17,9 +17,9 @@ from baton.core.messages import Role
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
-from baton.platform.gateway.config import GatewayConfig
-from baton.platform.gateway.served_model import ServedModel
-from baton.platform.gateway.server import GatewayServer
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.server import GatewayServer
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 

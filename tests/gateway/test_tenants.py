@@ -11,10 +11,10 @@ import pytest
 from tests.gateway.scripted import Script, Serving, serving
 
 from baton.core.errors import Unauthenticated
-from baton.platform.gateway.api_keys import ApiKeys, callers
-from baton.platform.gateway.cache_salt import CacheSalts, draw_secret
-from baton.platform.gateway.config import GatewayConfig, TenantConfig
-from baton.platform.gateway.generation import Generation
+from baton.gateway.access.api_keys import ApiKeys, callers
+from baton.gateway.access.cache_salt import CacheSalts, draw_secret
+from baton.gateway.access.config import GatewayConfig, TenantConfig
+from baton.gateway.requests.generation import Generation
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 
 from baton.core.kv_layout import KvLayout
-from baton.kernels.quantized_kv import Arena, QuantizedArena
-from baton.kernels.sequences import Sequences
+from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
+from baton.kernels.paging.sequences import Sequences
 
 
 def sequences_of(

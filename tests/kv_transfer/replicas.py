@@ -17,16 +17,16 @@ from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TransferId, new_epoch
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind
-from baton.engine.block_pool import BlockPool
-from baton.engine.kv_cache import KvCache
-from baton.kv_transfer.auditor import AuditReport, audit
-from baton.kv_transfer.filling import Fill
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.pieces import Cut, read
-from baton.kv_transfer.placing import place
-from baton.kv_transfer.receiver import Receiver, ReceiverConfig
-from baton.kv_transfer.reservation import KvSource, Reservation, WantedKv
-from baton.kv_transfer.sender import Sender, SenderConfig
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.memory.kv_cache import KvCache
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
+from baton.kv_transfer.receiving.filling import Fill
+from baton.kv_transfer.receiving.placing import place
+from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.sending.pieces import Cut, read
+from baton.kv_transfer.sending.sender import Sender, SenderConfig
 
 LAYOUT = KvLayout(
     model_fingerprint=b"model",

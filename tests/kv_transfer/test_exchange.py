@@ -8,8 +8,8 @@ from baton.core.clock import ManualClock
 from baton.core.ids import TransferId, new_epoch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import Inline
-from baton.engine.block_pool import BlockPool
-from baton.engine.kv_cache import KvCache
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.memory.kv_cache import KvCache
 from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 from baton.proto.channels import Channels

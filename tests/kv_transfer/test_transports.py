@@ -20,8 +20,8 @@ from baton.core.errors import (
     TransferCut,
 )
 from baton.core.ids import TransferId
-from baton.kv_transfer.messages import KvPiece, Outcome
-from baton.kv_transfer.transport.registry import TransportParts, create_transport
+from baton.kv_transfer.handoff.messages import KvPiece, Outcome
+from baton.kv_transfer.transports import TransportParts, create_transport
 
 
 @each_transport

@@ -20,22 +20,22 @@ from tests.kv_transfer.replicas import (
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.owner_thread import OneThread
-from baton.kv_transfer.fetch import FetchConfig, Fetcher, TransferReport
-from baton.kv_transfer.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
-from baton.kv_transfer.outbox import Outbox
-from baton.kv_transfer.probe import ProbeOffers
-from baton.kv_transfer.reservation import Reservation
-from baton.kv_transfer.sender import SenderConfig
-from baton.kv_transfer.transport.auto import AutoTransport
-from baton.kv_transfer.transport.base import SendingHalf, Transport
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.reservation import Reservation
+from baton.kv_transfer.handoff.transport import SendingHalf, Transport
+from baton.kv_transfer.receiving.fetch import FetchConfig, Fetcher, TransferReport
+from baton.kv_transfer.sending.outbox import Outbox
+from baton.kv_transfer.sending.sender import SenderConfig
+from baton.kv_transfer.transport.auto.auto import AutoTransport
+from baton.kv_transfer.transport.auto.probe import ProbeOffers
+from baton.kv_transfer.transport.control.servicer import KvTransferServicer
 from baton.kv_transfer.transport.memory import Switchboard
-from baton.kv_transfer.transport.registry import (
+from baton.kv_transfer.transports import (
     TransportParts,
     create_sending_halves,
     create_transport,
     usable_transports,
 )
-from baton.kv_transfer.transport.servicer import KvTransferServicer
 from baton.proto.channel_options import SERVER_OPTIONS
 
 NUM_BLOCKS = LAYOUT.num_blocks_for(len(PROMPT))

@@ -18,16 +18,16 @@ FAULTS = Path(__file__).parent / "faults"
 DIGEST_BYTES = 6
 
 FOLDERS_BY_AREA = {
-    "engine": ("engine", "model", "parallel", "services", "instruments"),
-    "models": ("model", "engine", "parallel", "kernels", "services"),
-    "cpu_kernels": ("kernels", "model", "engine", "kv_transfer", "parallel"),
-    "gpu_kernels": ("kernels", "model"),
-    "transfer": ("kv_transfer", "services", "chaos", "platform"),
-    "services": ("services", "platform", "chaos", "gateway"),
+    "engine": ("engine", "services", "platform/instruments"),
+    "models": ("engine", "kernels", "services"),
+    "cpu_kernels": ("kernels", "engine", "kv_transfer"),
+    "gpu_kernels": ("kernels", "engine/models"),
+    "transfer": ("kv_transfer", "services", "platform", "proto"),
+    "services": ("services", "platform", "gateway"),
     "gateway": ("gateway", "platform", "client", "services"),
-    "router": ("platform", "gateway", "services"),
-    "wire": ("platform", "services", "client", "kv_transfer", "gateway", "engine"),
-    "operations": ("platform", "doctor", "instruments"),
+    "router": ("router", "gateway", "services", "platform"),
+    "wire": ("proto", "platform", "services", "client", "kv_transfer", "gateway", "engine", "core"),
+    "operations": ("platform",),
 }
 """Whose tests could see a fault of the area. None survives before all of them have passed."""
 

@@ -10,9 +10,9 @@ import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.ids import ReplicaId
-from baton.engine.echo import echo_output
-from baton.kv_transfer.fetch import FetchConfig
-from baton.kv_transfer.messages import KvPiece, OpenTransfer
+from baton.engine.passes.echo import echo_output
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
+from baton.kv_transfer.receiving.fetch import FetchConfig
 from baton.kv_transfer.transport.grpc import GrpcTransport
 
 DECODE = ReplicaId("decode-2")

@@ -13,10 +13,10 @@ from baton.core.errors import InvalidRequest
 from baton.core.ids import ReplicaId
 from baton.core.messages import CachePoint, FinishReason, Role
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.echo import EchoRunner, echo_info, echo_output
 from baton.engine.engine import Engine
-from baton.platform.gateway.cache_salt import CacheSalts
-from baton.platform.router.prompt_names import PromptNames
+from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
+from baton.gateway.access.cache_salt import CacheSalts
+from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(1, 42))
 FOR_AN_HOUR = (CachePoint(len(PROMPT), 3600.0),)

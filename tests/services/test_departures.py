@@ -13,7 +13,7 @@ from baton.decode_service.departures import Departures
 from baton.decode_service.generating import Generating
 from baton.decode_service.open_requests import OpenRequests
 from baton.decode_service.session import GatewaySession
-from baton.kv_transfer.lending import Hold
+from baton.kv_transfer.pulling.lending import Hold
 
 
 class Lender:

@@ -14,12 +14,12 @@ from baton.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unav
 from baton.core.ids import ReplicaId, RequestId, TransferId
 from baton.core.messages import PrefillRequest, ReplicaAddress, Role, SamplingParams
 from baton.decode_service.prefill_client import GrpcPrefillClient
-from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
+from baton.engine.passes.echo import echo_output
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.kv_transfer.transport.grpc import GrpcTransport
-from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.platform.router.policy import LeastWork
 from baton.proto.channels import Channels
+from baton.router.policy import LeastWork
 
 PROMPT = list(range(3, 40))
 LONG = replace(GREEDY, max_tokens=60)

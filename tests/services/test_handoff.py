@@ -15,11 +15,11 @@ from baton.core.ids import ReplicaId, new_epoch, new_request_id
 from baton.core.messages import FinishReason, GenerateRequest, Role
 from baton.decode_service import worker as decode_worker
 from baton.decode_service.worker import DecodeWorker
-from baton.engine import scheduler
-from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
-from baton.kv_transfer.auditor import AuditReport, audit
-from baton.kv_transfer.messages import KvPiece, OpenTransfer
+from baton.engine.passes.echo import echo_output
+from baton.engine.schedule import scheduler
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.grpc import GrpcTransport
 
 DECODE = ReplicaId("decode-2")

@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import pytest
+from tests.gateway.fleet.scripted_replica import snapshot, until
 from tests.in_process_fleet import Fleet, running_fleet
-from tests.platform.scripted_replica import snapshot, until
 
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, ReplicaInfo
-from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.platform.gateway.fleet.kv_watch import KvWatch
-from baton.platform.router.kv_index import KvIndex
-from baton.platform.router.policy import LeastWork
-from baton.platform.router.prompt_names import PromptNames
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.kv_watch import KvWatch
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
+from baton.router.kv_index import KvIndex
+from baton.router.policy import LeastWork
+from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))
 P, D = ReplicaId("prefill-1"), ReplicaId("decode-2")

@@ -8,7 +8,7 @@ import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, running_fleet
 
 from baton.core.messages import PrefillDone, PrefillGranted
-from baton.engine.echo import echo_output
+from baton.engine.passes.echo import echo_output
 from baton.prefill_service import server
 from baton.proto import replica_pb2 as pb
 from baton.proto import wire

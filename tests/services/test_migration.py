@@ -36,8 +36,8 @@ from baton.core.messages import (
 from baton.decode_service.departures import Departures
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
-from baton.engine.echo import EchoRunner, echo_info
 from baton.engine.engine import Engine
+from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.kv_transfer.transport.grpc import GrpcTransport
 
 PROMPT = [(7 * i) % 250 + 1 for i in range(43)]  # ten full blocks of 4, and a part

@@ -10,7 +10,7 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 from baton.core.errors import InvalidRequest
 from baton.core.ids import ReplicaId, RequestId, TransferId
 from baton.core.messages import GenerateRequest, PrefillRequest, TokenUpdate
-from baton.engine.echo import echo_output
+from baton.engine.passes.echo import echo_output
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.replica_pb2_grpc import DecodeStub, PrefillStub

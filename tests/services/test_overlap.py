@@ -11,9 +11,9 @@ from torch import Tensor
 
 from baton.core.ids import ReplicaId
 from baton.decode_service.worker import DecodeWorker
-from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
-from baton.engine.scheduler import ScheduledChunk
+from baton.engine.passes.echo import echo_output
+from baton.engine.schedule.scheduler import ScheduledChunk
 
 PREFILL, DECODE = ReplicaId("prefill-1"), ReplicaId("decode-2")
 PROMPT = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 11]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
-from tests.platform.known_replicas import make_replica
+from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import RequestId, TransferId
 from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress

@@ -37,9 +37,9 @@ from baton.core.messages import (
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
-from baton.engine.request import Request
+from baton.engine.passes.echo import echo_output
+from baton.engine.request.request import Request
 
 PREFILL, DECODE = ReplicaId("prefill-1"), ReplicaId("decode-2")
 WITH_PROMPT = replace(GREEDY, num_prompt_logprobs=2)

@@ -16,9 +16,9 @@ from baton.core.messages import GenerateRequest, Receipt, Role
 from baton.decode_service.generating import Generating
 from baton.decode_service.session import GatewaySession
 from baton.engine.engine import Engine
-from baton.kv_transfer.messages import KvPiece, OpenTransfer
+from baton.gateway.requests.generation import Generation
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.grpc import GrpcTransport
-from baton.platform.gateway.generation import Generation
 
 PROMPT = tuple(range(3, 40))
 LONG = replace(GREEDY, max_tokens=60)

@@ -11,11 +11,11 @@ from tests.in_process_fleet import Fleet, running_fleet
 from tests.secured_clusters import AUTHORITY, write_files
 
 from baton.core.wire_security import WireSecurity
-from baton.platform.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.platform.router.policy import LeastWork
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import ReplicaStub
+from baton.router.policy import LeastWork
 
 PROMPT = tuple(range(40))
 FOREIGN = WireSecurity(tokens=("the-token-of-another-cluster",))

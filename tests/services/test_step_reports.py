@@ -7,8 +7,8 @@ from collections import deque
 from baton.core.clock import ManualClock
 from baton.core.messages import SamplingParams
 from baton.decode_service.step_reports import KEEP_S, StepReports
-from baton.engine.request import Request
-from baton.engine.step_report import RequestOutput, StepReport
+from baton.engine.request.request import Request
+from baton.engine.request.step_report import RequestOutput, StepReport
 
 SHORT_S = KEEP_S / 8
 

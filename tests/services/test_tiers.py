@@ -26,7 +26,7 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.kv_transfer.tiers.tiers import Tiers
-from baton.platform.replica import Replica
+from baton.platform.replica.replica import Replica
 from baton.prefill_service.worker import PrefillWorker
 
 BLOCK_SIZE = 4

@@ -18,8 +18,8 @@ from tests.tiny_checkpoints import VOCAB_SIZE as TINY_VOCAB_SIZE
 from baton.core.messages import Role, SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.echo import echo_output
 from baton.engine.engine import Engine
+from baton.engine.passes.echo import echo_output
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 50, 95, 130)
 each_pair = pytest.mark.parametrize(("sent", "kept"), [(16, 32), (32, 16), (4, 32), (32, 4)])

@@ -8,8 +8,8 @@ import pytest
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.messages import Role
-from baton.engine.echo import echo_output
-from baton.kv_transfer.transport.auto import AutoTransport
+from baton.engine.passes.echo import echo_output
+from baton.kv_transfer.transport.auto.auto import AutoTransport
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import ReplicaStub

@@ -23,8 +23,8 @@ from tests.secured_clusters import (
 )
 
 from baton.core.wire_security import PLAIN, WireSecurity
-from baton.platform.certificate_authority import issue
-from baton.platform.security import load_security
+from baton.platform.security.certificate_authority import issue
+from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain, listen, new_server
 from baton.proto.replica_pb2_grpc import (

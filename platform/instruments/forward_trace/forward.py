@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import InvalidConfig, InvalidRequest
-from baton.engine.batch import Chunk, ignore_layer, make_batch
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
 from baton.engine.checkpoint.load import LoadedModel
-from baton.engine.kv_cache import KvCache
-from baton.engine.models.mtp import MtpHead
-from baton.engine.models.stream_decoder import StreamDecoder
-from baton.kernels.routing import Routed
-from baton.platform.gateway.text.tokenizer import TextTokenizer
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.skeleton.mtp import MtpHead
+from baton.engine.models.skeleton.stream_decoder import StreamDecoder
+from baton.gateway.text.tokenizer import TextTokenizer
+from baton.kernels.experts.routing import Routed
 from baton.platform.instruments.forward_trace.stage_watch import StageWatch
 from baton.platform.instruments.forward_trace.trace import (
     ForwardTrace,

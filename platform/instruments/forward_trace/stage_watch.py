@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
-from baton.engine.models.decoder import Decoder
-from baton.kernels.routing import Routed
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.kernels.experts.routing import Routed
 from baton.platform.instruments.forward_trace.trace import Stage
 from baton.platform.instruments.model_shape import (
     ModelShape,

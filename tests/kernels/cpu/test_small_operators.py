@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kernels.add import add
 from baton.kernels.cpu.library import library
-from baton.kernels.gelu import gelu, gelu_tanh, gelu_tanh_mul
-from baton.kernels.layer_norm import add_layer_norm
-from baton.kernels.layer_norm import reference as layer_norm_reference
-from baton.kernels.relu import reference as relu_reference
-from baton.kernels.relu import relu
-from baton.kernels.rms_norm import add_rms_norm
-from baton.kernels.rms_norm import reference as rms_norm_reference
-from baton.kernels.rotary_angles import rotary_angles
-from baton.kernels.silu_mul import silu_mul
-from baton.kernels.soft_cap import reference as soft_cap_reference
-from baton.kernels.soft_cap import soft_cap_
-from baton.kernels.take_rows import take_rows
+from baton.kernels.elementwise.add import add
+from baton.kernels.elementwise.gelu import gelu, gelu_tanh, gelu_tanh_mul
+from baton.kernels.elementwise.relu import reference as relu_reference
+from baton.kernels.elementwise.relu import relu
+from baton.kernels.elementwise.silu_mul import silu_mul
+from baton.kernels.elementwise.soft_cap import reference as soft_cap_reference
+from baton.kernels.elementwise.soft_cap import soft_cap_
+from baton.kernels.elementwise.take_rows import take_rows
+from baton.kernels.positions.rotary_angles import rotary_angles
+from baton.kernels.residual.layer_norm import add_layer_norm
+from baton.kernels.residual.layer_norm import reference as layer_norm_reference
+from baton.kernels.residual.rms_norm import add_rms_norm
+from baton.kernels.residual.rms_norm import reference as rms_norm_reference
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled operators here")
 

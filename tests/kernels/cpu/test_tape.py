@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kernels.add import add
 from baton.kernels.cpu.library import library
 from baton.kernels.cpu.operators import Call, Pass, call
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, NotRecordable, Recorder, Tape
-from baton.kernels.gelu import gelu
-from baton.kernels.rms_norm import add_rms_norm
-from baton.kernels.take_rows import take_rows
+from baton.kernels.elementwise.add import add
+from baton.kernels.elementwise.gelu import gelu
+from baton.kernels.elementwise.take_rows import take_rows
+from baton.kernels.residual.rms_norm import add_rms_norm
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled operators here")
 

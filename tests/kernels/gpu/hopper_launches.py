@@ -13,22 +13,24 @@ import torch
 from tests.kernels.gpu.hopper_compiler import compiled_for_hopper
 from tests.kernels.passes import sequences_of
 
-from baton.kernels.gpu import gate, norm, rotary_angles
-from baton.kernels.gpu.gather_kv import gather_kv
-from baton.kernels.gpu.grouped_narrow import grouped_narrow
-from baton.kernels.gpu.latent_write import latent_write
-from baton.kernels.gpu.linear_tiles import linear_tiles
-from baton.kernels.gpu.merge_attention import merge_attention
-from baton.kernels.gpu.mla_attention import mla_attention
-from baton.kernels.gpu.paged_attention import paged_attention
-from baton.kernels.gpu.paged_cache import PagedCache
-from baton.kernels.gpu.rope_kv_write import rope_kv_write
-from baton.kernels.latent_write import LatentNorm
-from baton.kernels.quantized_kv import Arena, QuantizedArena
-from baton.kernels.rope_kv_write import HeadNorm
-from baton.kernels.scoring import Scoring
-from baton.kernels.sequences import Sequences
-from baton.kernels.window import Chunks, Streaming
+from baton.kernels.attention.gather_kv_gpu import gather_kv
+from baton.kernels.attention.merge_attention_gpu import merge_attention
+from baton.kernels.attention.mla_attention_gpu import mla_attention
+from baton.kernels.attention.paged_attention_gpu import paged_attention
+from baton.kernels.attention.scoring import Scoring
+from baton.kernels.cache_write.latent_write import LatentNorm
+from baton.kernels.cache_write.latent_write_gpu import latent_write
+from baton.kernels.cache_write.rope_kv_write import HeadNorm
+from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
+from baton.kernels.elementwise import gates_gpu as gate
+from baton.kernels.experts.grouped_narrow_gpu import grouped_narrow
+from baton.kernels.paging.arena_gpu import PagedCache
+from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.paging.window import Chunks, Streaming
+from baton.kernels.positions import rotary_angles_gpu as rotary_angles
+from baton.kernels.products.linear_gpu import linear_tiles
+from baton.kernels.residual import norms_gpu as norm
 
 BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
 BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn

@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.kernels.gpu.paged_passes import PagedPass
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
+from tests.kernels.paged_passes import PagedPass
 
-from baton.kernels import (
-    gelu,
-    latent_write,
-    layer_norm,
-    mla_attention,
-    paged_attention,
-    rms_norm,
-    rope_kv_write,
-    rotary_angles,
-    silu_mul,
-)
-from baton.kernels.gpu.scoring_rules import ScoringRules
-from baton.kernels.latent_write import LatentNorm
-from baton.kernels.rope_kv_write import HeadNorm
+from baton.kernels.attention import mla_attention, paged_attention
+from baton.kernels.attention.scoring_gpu import ScoringRules
+from baton.kernels.cache_write import latent_write, rope_kv_write
+from baton.kernels.cache_write.latent_write import LatentNorm
+from baton.kernels.cache_write.rope_kv_write import HeadNorm
+from baton.kernels.elementwise import gelu, silu_mul
+from baton.kernels.positions import rotary_angles
+from baton.kernels.residual import layer_norm, rms_norm
 
 
 def test_attention() -> None:

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kernels import gelu, layer_norm, rms_norm, rotary_angles, silu_mul
-from baton.kernels.gpu import best_token, gate, norm
-from baton.kernels.gpu import rotary_angles as angles_on_gpu
-from baton.kernels.gpu.best_token import CHUNK
+from baton.kernels.elementwise import gates_gpu as gate
+from baton.kernels.elementwise import gelu, silu_mul
+from baton.kernels.positions import rotary_angles
+from baton.kernels.positions import rotary_angles_gpu as angles_on_gpu
+from baton.kernels.residual import layer_norm, rms_norm
+from baton.kernels.residual import norms_gpu as norm
+from baton.kernels.sampling import best_token_gpu as best_token
+from baton.kernels.sampling.best_token_gpu import CHUNK
 
 SHAPES = [(3, 100), (1, 64), (2, 3, 8)]
 BFLOAT16 = torch.bfloat16

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import shake_128
 
 from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.tiers.record import BlockRecord, RecordFormat
+from baton.kv_transfer.tiers.media.record import BlockRecord, RecordFormat
 from baton.kv_transfer.tiers.stack import TierStack
 
 LAYOUT = KvLayout(

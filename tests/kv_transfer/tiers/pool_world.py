@@ -17,14 +17,14 @@ from baton.core.ids import new_epoch
 from baton.core.kv_layout import KvGroup
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OneThread
-from baton.engine.block_pool import BlockPool
-from baton.engine.kv_cache import KvCache
-from baton.kv_transfer.auditor import AuditReport, audit
-from baton.kv_transfer.receiver import Receiver, ReceiverConfig
-from baton.kv_transfer.tiers.base import Tier
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.memory.kv_cache import KvCache
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
 from baton.kv_transfer.tiers.config import TiersConfig
-from baton.kv_transfer.tiers.host import HostTier
-from baton.kv_transfer.tiers.record import RecordFormat
+from baton.kv_transfer.tiers.media.base import Tier
+from baton.kv_transfer.tiers.media.host import HostTier
+from baton.kv_transfer.tiers.media.record import RecordFormat
 from baton.kv_transfer.tiers.stack import TierStack
 from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
 

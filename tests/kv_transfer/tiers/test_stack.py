@@ -22,13 +22,13 @@ from tests.kv_transfer.tiers.blocks import (
 )
 
 from baton.kv_transfer.tiers import stack as stack_module
-from baton.kv_transfer.tiers.base import Tier
-from baton.kv_transfer.tiers.disk import DiskTier
-from baton.kv_transfer.tiers.host import HostTier
 from baton.kv_transfer.tiers.level import NUM_READERS
-from baton.kv_transfer.tiers.record import BlockRecord
+from baton.kv_transfer.tiers.media.base import Tier
+from baton.kv_transfer.tiers.media.disk import DiskTier
+from baton.kv_transfer.tiers.media.host import HostTier
+from baton.kv_transfer.tiers.media.record import BlockRecord
+from baton.kv_transfer.tiers.media.store import StoreTier
 from baton.kv_transfer.tiers.stack import Stretch, TierStack
-from baton.kv_transfer.tiers.store import StoreTier
 
 
 def host(num_blocks: int) -> HostTier:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.kv_transfer.tiers.pool_world import FORMAT, SIZE, PoolWorld, host, running_world
 
 from baton.kv_transfer.tiers.config import TiersConfig
-from baton.kv_transfer.tiers.disk import DiskTier
-from baton.kv_transfer.tiers.host import HostTier
-from baton.kv_transfer.tiers.record import BlockRecord
+from baton.kv_transfer.tiers.media.disk import DiskTier
+from baton.kv_transfer.tiers.media.host import HostTier
+from baton.kv_transfer.tiers.media.record import BlockRecord
 
 PROMPT = tuple(range(6 * SIZE + 1))
 CONFIG = TiersConfig(min_tokens=SIZE, deadline_s=30.0)

@@ -14,7 +14,7 @@ from baton.kv_transfer.tiers.config import (
     StoreTierConfig,
     TiersConfig,
 )
-from baton.platform.config import DeploymentConfig, override, parse_config
+from baton.platform.config.deployment import DeploymentConfig, override, parse_config
 
 
 @pytest.mark.parametrize(

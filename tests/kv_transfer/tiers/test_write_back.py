@@ -9,7 +9,7 @@ from tests.kv_transfer.tiers.pool_world import FORMAT, SIZE, PoolWorld, host, ru
 
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.kv_pool import Holder, HolderKind
-from baton.kv_transfer.tiers.record import BlockRecord
+from baton.kv_transfer.tiers.media.record import BlockRecord
 
 PROMPT = tuple(range(4 * SIZE + 2))
 

@@ -1,0 +1,1 @@
+"""One forward pass as values and tensors."""

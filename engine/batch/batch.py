@@ -1,0 +1,85 @@
+"""What one forward pass computes, as tensors."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from baton.kernels.paging.sequences import Sequences
+
+OnLayer = Callable[[int], None]
+"""Called in the middle of a pass, with a layer whose KV of all chunks is written, in order."""
+
+
+def ignore_layer(layer: int) -> None:
+    """Of a pass that nobody follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next tokens of one request."""
+
+    tokens: Sequence[int]
+    start: int
+    """Tokens of the request that are in the cache already."""
+    blocks: Sequence[int]
+    """Its block table, covering at least `start + len(tokens)` tokens."""
+    num_outputs: int
+    """Of the last so many of `tokens` the hidden states are wanted: 1 to sample, 0 for nothing."""
+    lane: int = 0
+    """Its request's alone while it runs: where its open block is, if the cache has such."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One forward pass: T new tokens end to end, S rows whose outputs are wanted."""
+
+    tokens: Tensor  # [T] int64
+    output_rows: Tensor  # [S] int64 rows of T whose hidden states are wanted
+    sequences: Sequences
+
+
+def make_batch(chunks: Sequence[Chunk], block_size: int, device: torch.device | str) -> Batch:
+    """Lay chunks end to end. Raises ValueError if one is empty or longer than its blocks."""
+    tokens, positions, tables, output_rows = array("q"), array("q"), array("q"), array("q")
+    context_lens = tuple(chunk.start + len(chunk.tokens) for chunk in chunks)
+    width = -(-max(context_lens) // block_size)
+    for chunk, context_len in zip(chunks, context_lens, strict=True):
+        num_blocks = -(-context_len // block_size)
+        if not chunk.tokens or len(chunk.blocks) < num_blocks:
+            raise ValueError(
+                f"a chunk of {len(chunk.tokens)} tokens after {chunk.start} does not fit into "
+                f"{len(chunk.blocks)} blocks of {block_size}"
+            )
+        tokens.extend(chunk.tokens)
+        positions.extend(range(chunk.start, context_len))
+        tables.extend(chunk.blocks[:num_blocks])
+        tables.extend(bytes(width - num_blocks))
+        output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
+    query_lens = [len(chunk.tokens) for chunk in chunks]
+    return Batch(
+        tokens=_tensor(tokens, device),
+        output_rows=_tensor(output_rows, device),
+        sequences=Sequences(
+            num_requests=len(chunks),
+            positions=_tensor(positions, device),
+            query_starts=_tensor(array("q", accumulate(query_lens, initial=0)), device),
+            context_lens=_tensor(array("q", context_lens), device),
+            block_tables=_tensor(tables, device).view(len(chunks), width),
+            block_size=block_size,
+            max_query_len=max(query_lens),
+            max_context_len=max(context_lens),
+            lanes=_tensor(array("q", [chunk.lane for chunk in chunks]), device),
+        ),
+    )
+
+
+def _tensor(values: array[int], device: torch.device | str) -> Tensor:
+    if not values:
+        return torch.empty(0, dtype=torch.int64, device=device)
+    return torch.frombuffer(values, dtype=torch.int64).to(device)

@@ -1,0 +1,208 @@
+"""The tensors that describe a pass, where they always are: a pass is written over the one before.
+
+    tokens [T'], positions [T'], output_rows [T']      query_starts [R' + 1], context_lens [R']
+    block_tables [R', M'], lanes [R']
+
+What was recorded once (a tape on a CPU, a graph on a GPU) then runs any pass that fits: T' tokens
+of R' requests, each of at most M' blocks. The `Batch` of a pass is views of their beginnings.
+
+Of a `Decoding` only what changes from turn to turn is written: every row keeps its place, positions
+and lengths move on by one, and a table is touched when it grew. Tokens that were drawn on the
+device never leave it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import Batch, Chunk
+from baton.engine.batch.decoding import Decoding
+from baton.kernels.paging.sequences import Sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassLimits:
+    """The largest pass that is prepared for. A larger one is computed, too, but not as fast."""
+
+    max_tokens: int = 2048
+    max_requests: int = 64
+    max_blocks: int = 2048
+    """Of one request."""
+    micro_batch_tokens: int = 64
+    """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
+    graph_sizes: tuple[int, ...] | None = None
+    """Numbers of requests whose decode passes are captured on a GPU. None: all there may be."""
+
+    @property
+    def max_decodes(self) -> int:
+        """Requests of a pass in which each has a token."""
+        return min(self.max_requests, self.max_tokens)
+
+
+class _Words:
+    """int64 values on a device, written through memory of the host."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.tensor = torch.zeros(count, dtype=torch.int64, device=device)
+        self._host = self.tensor
+        if device.type != "cpu":
+            self._host = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
+        memory = (ctypes.c_int64 * count).from_address(self._host.data_ptr())
+        self.words = memoryview(memory).cast("B").cast("q")
+
+    def write(self, start: int, values: array[int]) -> None:
+        self.words[start : start + len(values)] = memoryview(values)
+
+    def add_one(self, count: int) -> None:
+        """To each of the first of them."""
+        self._host[:count].add_(1)
+
+    def upload(self, count: int) -> None:
+        """Let the device have the first of them."""
+        if self._host is not self.tensor:
+            self.tensor[:count].copy_(self._host[:count], non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    decoding: Decoding
+    number: int
+    batch: Batch
+
+    def is_before(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether `chunks` are the turn after it."""
+        return chunks is self.decoding and self.decoding.turn == self.number + 1
+
+
+class StaticBatch:
+    """Not thread-safe: there is one pass at a time, valid until the next."""
+
+    def __init__(
+        self, limits: PassLimits, block_size: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.limits = limits
+        self._block_size = block_size
+        place = torch.device(device)
+        self._tokens = _Words(limits.max_tokens, place)
+        self._positions = _Words(limits.max_tokens, place)
+        self._output_rows = _Words(limits.max_tokens, place)
+        self._query_starts = _Words(limits.max_requests + 1, place)
+        self._context_lens = _Words(limits.max_requests, place)
+        self._lanes = _Words(limits.max_requests, place)
+        self._tables = _Words(limits.max_requests * limits.max_blocks, place)
+        self._filled: _Turn | None = None
+        """What lies here, if it is a turn of a decoding."""
+
+    def fits(self, chunks: Sequence[Chunk]) -> bool:
+        limits = self.limits
+        if self._filled is not None and self._filled.is_before(chunks):
+            decoding = self._filled.decoding
+            return all(self._place(decoding, row) < limits.max_blocks for row in decoding.grown)
+        return (
+            len(chunks) <= limits.max_requests
+            and sum(len(chunk.tokens) for chunk in chunks) <= limits.max_tokens
+            and all(self._num_blocks(chunk) <= limits.max_blocks for chunk in chunks)
+        )
+
+    def fill(self, chunks: Sequence[Chunk]) -> Batch:
+        """Lay chunks end to end. Raises ValueError if one is longer than its blocks, or all of
+        them are more than fits."""
+        filled, self._filled = self._filled, None
+        if filled is not None and filled.is_before(chunks):
+            batch = self._fill_next(filled)
+        else:
+            batch = self._fill_anew(chunks)
+        if isinstance(chunks, Decoding):
+            self._filled = _Turn(chunks, chunks.turn, batch)
+        return batch
+
+    def _fill_next(self, filled: _Turn) -> Batch:
+        decoding, batch = filled.decoding, filled.batch
+        count, sequences = len(decoding), filled.batch.sequences
+        if decoding.drawn is not None:
+            self._tokens.tensor[:count].copy_(decoding.drawn)
+        else:
+            self._tokens.write(0, array("q", decoding.tokens))
+            self._tokens.upload(count)
+        for words in (self._positions, self._context_lens):
+            words.add_one(count)
+            words.upload(count)
+        tables, width = sequences.block_tables, sequences.block_tables.shape[1]
+        for row in decoding.grown:
+            place = self._place(decoding, row)
+            self._tables.words[row * self.limits.max_blocks + place] = decoding.tables[row][place]
+            width = max(width, place + 1)
+        if decoding.grown:
+            tables = self._uploaded_tables(count, width)
+        return replace(
+            batch,
+            sequences=replace(
+                sequences,
+                block_tables=tables,
+                max_context_len=sequences.max_context_len + 1,
+            ),
+        )
+
+    def _fill_anew(self, chunks: Sequence[Chunk]) -> Batch:
+        if not self.fits(chunks):
+            raise ValueError(f"a pass of {len(chunks)} requests is larger than {self.limits}")
+        tokens, positions, output_rows = array("q"), array("q"), array("q")
+        context_lens, width = array("q"), 1
+        for request, chunk in enumerate(chunks):
+            num_blocks = self._num_blocks(chunk)
+            if not chunk.tokens or len(chunk.blocks) < num_blocks:
+                raise ValueError(
+                    f"a chunk of {len(chunk.tokens)} tokens after {chunk.start} does not fit into "
+                    f"{len(chunk.blocks)} blocks of {self._block_size}"
+                )
+            tokens.extend(chunk.tokens)
+            context_lens.append(chunk.start + len(chunk.tokens))
+            positions.extend(range(chunk.start, context_lens[-1]))
+            output_rows.extend(range(len(tokens) - chunk.num_outputs, len(tokens)))
+            table = array("q", chunk.blocks[:num_blocks])
+            self._tables.write(request * self.limits.max_blocks, table)
+            width = max(width, num_blocks)
+        query_lens = [len(chunk.tokens) for chunk in chunks]
+        starts = array("q", accumulate(query_lens, initial=0))
+        return Batch(
+            tokens=_written(self._tokens, tokens),
+            output_rows=_written(self._output_rows, output_rows),
+            sequences=Sequences(
+                num_requests=len(chunks),
+                positions=_written(self._positions, positions),
+                query_starts=_written(self._query_starts, starts),
+                context_lens=_written(self._context_lens, context_lens),
+                block_tables=self._uploaded_tables(len(chunks), width),
+                block_size=self._block_size,
+                max_query_len=max(query_lens),
+                max_context_len=max(context_lens),
+                lanes=_written(self._lanes, array("q", [chunk.lane for chunk in chunks])),
+            ),
+        )
+
+    def _place(self, decoding: Decoding, row: int) -> int:
+        """In the row's table, of the block that its next token belongs to."""
+        return decoding.position(row) // self._block_size
+
+    def _num_blocks(self, chunk: Chunk) -> int:
+        return -(-(chunk.start + len(chunk.tokens)) // self._block_size)
+
+    def _uploaded_tables(self, num_requests: int, width: int) -> Tensor:
+        """[R, M], the rows `max_blocks` apart; behind a request's own are those of an earlier."""
+        max_blocks = self.limits.max_blocks
+        self._tables.upload(num_requests * max_blocks)
+        tables = self._tables.tensor.view(self.limits.max_requests, max_blocks)
+        return tables[:num_requests, :width]
+
+
+def _written(words: _Words, values: array[int]) -> Tensor:
+    words.write(0, values)
+    words.upload(len(values))
+    return words.tensor[: len(values)]

@@ -1,0 +1,83 @@
+"""The memory behind the blocks, as the pool sees it, and what of it a handoff may read or write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from baton.core.kv_arena import KvArena
+from baton.core.kv_layout import KvLayout
+
+
+class BlockBytes(Protocol):
+    """The memory behind the blocks; `baton.engine.memory.kv_cache.KvCache` is the real one."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def view(self, block: int, plane: int) -> memoryview: ...
+
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]: ...
+
+    def write(self, block: int, plane: int, data: memoryview) -> None: ...
+
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None: ...
+
+    @property
+    def is_in_memory(self) -> bool: ...
+
+    def writable(self, block: int, plane: int) -> memoryview: ...
+
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None: ...
+
+
+class EngineCache(BlockBytes, Protocol):
+    """What an engine, and whoever serves it, needs to know of its runner's cache."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def arena(self) -> KvArena: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Implements `baton.core.kv_pool.BlockSource`."""
+
+    memory: BlockBytes
+    blocks: tuple[int, ...]
+    plane: int
+
+    def views(self, start: int, stop: int) -> tuple[memoryview, ...]:
+        return self.memory.views(self.blocks[start:stop], self.plane)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Implements `baton.core.kv_pool.BlockTargets`."""
+
+    memory: BlockBytes
+    blocks: tuple[int, ...]
+    start: int
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.memory.is_in_memory
+
+    def view(self, index: int, plane: int) -> memoryview:
+        return self.memory.writable(self._block(index), plane)
+
+    def write(self, index: int, plane: int, offset: int, data: memoryview) -> None:
+        self.memory.write_part(self._block(index), plane, offset, data)
+
+    def _block(self, index: int) -> int:
+        if not self.start <= index < len(self.blocks):
+            raise ValueError(f"block {index} is not one of [{self.start}, {len(self.blocks)})")
+        return self.blocks[index]

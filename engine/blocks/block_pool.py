@@ -1,0 +1,372 @@
+"""The blocks of KV of one engine: who references which, and which may be used next.
+
+    free --reserve, grow--> referenced --release--> free          if it has no name
+      ^                      |   ^  ^-----release--> cached       if it has one (see `commit`)
+      |                      |   |                     |
+      |                      |   +------ reserve ------+          its prefix is asked for again
+      +----------------------+----- evicted, least recently used first
+
+A block is written only while it has one reference and no name. From the moment it is taken until
+it is free again it is on one tenant's account (`baton.engine.blocks.kv_accounts`). Single-threaded:
+it belongs to the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.core.block_hash import block_hashes, extend_hash, root_hash
+from baton.core.clock import Clock, monotonic
+from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import Census, Holder, NameFollower
+from baton.engine.blocks.block_bytes import BlockBytes, Source, Targets
+from baton.engine.blocks.block_supply import BlockSupply, Pinned
+from baton.engine.blocks.cache_pins import CachePins
+from baton.engine.blocks.kv_accounts import KvAccounts
+from baton.engine.blocks.kv_event_log import KvEventLog
+from baton.engine.blocks.prefix_cache import PrefixCache
+
+
+@dataclass(slots=True)
+class _Table:
+    """What one holder references, in token order."""
+
+    tenant: str = ""
+    """On whose account its further blocks will be."""
+    blocks: list[int] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    """Of the first blocks: those matched or committed so far."""
+    is_nameable: bool = True
+    """False once the cache was reset: what was computed before must not be found after."""
+
+
+class BlockPool:
+    """Implements `baton.core.kv_pool.KvPool`; the scheduler uses `grow` and `commit` as well."""
+
+    def __init__(
+        self,
+        cache: BlockBytes,
+        *,
+        prefix_caching: bool = True,
+        pinned_fraction: float = 0.25,
+        kv_shares: Mapping[str, float] | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`kv_shares`: of the pool, what each of these tenants may hold at most."""
+        self._bytes = cache
+        self._is_matching = prefix_caching
+        self._ref_counts = [0] * cache.num_blocks
+        self._num_idled = 0
+        """How many references-to-nothing there were."""
+        self._tables: dict[Holder, _Table] = {}
+        self._follower: NameFollower | None = None
+        self._prefixes = PrefixCache()
+        self.accounts = KvAccounts(cache.num_blocks, kv_shares or {})
+        """Who holds how much. To look at."""
+        self.supply = BlockSupply(
+            self._prefixes,
+            self.accounts,
+            cache.num_blocks,
+            pinned_fraction=pinned_fraction,
+            clock=clock,
+        )
+
+    @property
+    def layout(self) -> KvLayout:
+        return self._bytes.layout
+
+    @property
+    def num_blocks(self) -> int:
+        return self._bytes.num_blocks
+
+    @property
+    def num_available(self) -> int:
+        """Blocks without a reference: free ones and cached ones, pinned or not."""
+        return self.supply.num_available
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks with at least one reference."""
+        return self.num_blocks - self.num_available
+
+    @property
+    def pins(self) -> CachePins:
+        """The prefixes that cache points keep. To look at."""
+        return self._prefixes.pins
+
+    @property
+    def num_releases(self) -> int:
+        """How many references-to-nothing and ends of pins there were: while it stands still, no
+        block came to be had."""
+        return self._num_idled + self.supply.num_unpinned
+
+    def record_in(self, log: KvEventLog) -> None:
+        """From now on `log` hears which names come and go."""
+        self._prefixes.log = log
+
+    def follow(self, follower: NameFollower) -> None:
+        """See `KvPool.follow`."""
+        self._follower = follower
+
+    def names(self) -> Iterable[bytes]:
+        """Of the blocks that a prompt could find here now. Live: read it before the next change."""
+        return self._prefixes.names()
+
+    def table(self, holder: Holder) -> Sequence[int]:
+        """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
+        table = self._tables.get(holder)
+        return table.blocks if table is not None else ()
+
+    def reserve(
+        self,
+        holder: Holder,
+        tokens: Sequence[int],
+        salt: bytes,
+        *,
+        tenant: str = "",
+        is_matching: bool = True,
+    ) -> int | None:
+        """See `KvPool.reserve`. Raises ValueError if `holder` has blocks, or for no tokens.
+
+        Without `is_matching` all blocks are fresh, whatever is cached.
+        """
+        if holder in self._tables:
+            raise ValueError(f"{holder} holds blocks already")
+        if not tokens:
+            raise ValueError(f"{holder} reserves blocks for no tokens")
+        if not self.num_available:
+            return None
+        self.supply.expire()
+        names: list[bytes] = []
+        to_match = self._names_to_match(tokens, salt, names) if is_matching else ()
+        shared = self._prefixes.match(to_match)
+        num_fresh = self.layout.num_blocks_for(len(tokens)) - len(shared)
+        reviving = Counter(self._prefixes.evictable_owners(shared))
+        if not self.supply.can_take(num_fresh, tenant, reviving):
+            return None
+        for block in shared:
+            self._add_reference(block)
+        blocks = shared + [self._take(tenant) for _ in range(num_fresh)]
+        self._tables[holder] = _Table(tenant, blocks, names[: len(shared)])
+        self.supply.use(names[: len(shared)])
+        return len(shared) * self.layout.block_size
+
+    @property
+    def is_prefix_caching(self) -> bool:
+        return self._is_matching
+
+    def num_cached(self, tokens: Sequence[int], salt: bytes) -> int:
+        """See `KvPool.num_cached`."""
+        return len(self._prefixes.match(self._names(tokens, salt))) * self.layout.block_size
+
+    def hold_cached(self, holder: Holder, tokens: Sequence[int], salt: bytes) -> int:
+        """See `KvPool.hold_cached`. Raises ValueError if `holder` has blocks."""
+        if holder in self._tables:
+            raise ValueError(f"{holder} holds blocks already")
+        names = list(self._names(tokens, salt))
+        blocks = self._prefixes.match(names)
+        for block in blocks:
+            self._add_reference(block)
+        if blocks:
+            tenant = self.accounts.tenant_of(blocks[0])
+            self._tables[holder] = _Table(tenant, blocks, names[: len(blocks)])
+            self.supply.use(names[: len(blocks)])
+        return len(blocks) * self.layout.block_size
+
+    def hold_named(self, holder: Holder, name: bytes) -> bool:
+        """See `KvPool.hold_named`. Raises ValueError if `holder` has blocks."""
+        if holder in self._tables:
+            raise ValueError(f"{holder} holds blocks already")
+        blocks = self._prefixes.match((name,))
+        for block in blocks:
+            self._add_reference(block)
+            # Its name is none of the table's: those are a prefix's, from the first block on.
+            self._tables[holder] = _Table(self.accounts.tenant_of(block), blocks, is_nameable=False)
+        return bool(blocks)
+
+    def grow(self, holder: Holder, num_tokens: int) -> bool:
+        """Let the table of `holder` cover `num_tokens` in all; if it cannot, change nothing."""
+        table = self._tables.get(holder) or _Table()
+        num_fresh = self.layout.num_blocks_for(num_tokens) - len(table.blocks)
+        if num_fresh <= 0:
+            return True
+        self.supply.expire()
+        if not self.supply.can_take(num_fresh, table.tenant):
+            return False
+        self._tables[holder] = table
+        table.blocks.extend(self._take(table.tenant) for _ in range(num_fresh))
+        return True
+
+    def pin(self, holder: Holder, num_tokens: int, ttl_s: float) -> Pinned:
+        """Keep the named blocks among the first `num_tokens` of `holder` in the cache.
+
+        They stay for `ttl_s` after each time a prompt comes that begins with all of them.
+        """
+        table = self._tables.get(holder)
+        if table is None or not table.is_nameable:
+            return Pinned(0, 0)
+        names = table.names[: num_tokens // self.layout.block_size]
+        num_known = len(self._prefixes.match(names))
+        return self.supply.pin(names[:num_known], table.tenant, ttl_s)
+
+    def commit(self, holder: Holder, tokens: Sequence[int], num_computed: int, salt: bytes) -> None:
+        """Name the blocks of `holder` filled by the first `num_computed` of its `tokens`.
+
+        From now on they can be shared. Costs what the newly full blocks cost. Raises ValueError if
+        the holder's blocks do not cover so many tokens.
+        """
+        table = self._tables.get(holder)
+        num_full = num_computed // self.layout.block_size
+        if num_full > (len(table.blocks) if table is not None else 0):
+            raise ValueError(f"{holder} has too few blocks for {num_computed} computed tokens")
+        if table is None or not (self._is_matching and table.is_nameable):
+            return
+        for index in range(len(table.names), num_full):
+            parent = table.names[-1] if index else self._root(salt)
+            start = index * self.layout.block_size
+            name = extend_hash(parent, tokens[start : start + self.layout.block_size])
+            self._prefixes.add(table.blocks[index], name)
+            table.names.append(name)
+            if self._follower is not None:
+                self._follower.named(name)
+
+    def share(self, source: Holder, target: Holder, num_blocks: int) -> None:
+        """See `KvPool.share`. Raises ValueError if `source` has fewer blocks."""
+        blocks = self.table(source)
+        if num_blocks > len(blocks):
+            raise ValueError(f"{source} has {len(blocks)} blocks, not {num_blocks}, to share")
+        if not num_blocks:
+            return
+        shared = blocks[len(self.table(target)) : num_blocks]
+        for block in shared:
+            self._add_reference(block)
+        table = self._tables.setdefault(target, _Table(self._tables[source].tenant))
+        table.blocks.extend(shared)
+        table.is_nameable &= self._tables[source].is_nameable
+
+    def hand_over(self, source: Holder, target: Holder) -> None:
+        """See `KvPool.hand_over`. Raises ValueError if `target` has blocks."""
+        if target in self._tables:
+            raise ValueError(f"{target} holds blocks already; {source} cannot hand over its own")
+        table = self._tables.pop(source, None)
+        if table is not None:
+            self._tables[target] = table
+
+    def release(self, holder: Holder) -> None:
+        """See `KvPool.release`. The deepest block of a chain is the first to be evicted later."""
+        table = self._tables.pop(holder, None)
+        if table is None:
+            return
+        for block in reversed(table.blocks):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
+                continue
+            self._num_idled += 1
+            if self._prefixes.is_named(block):
+                self._prefixes.retire(block, self.accounts.tenant_of(block))
+            else:
+                self.supply.give_back(block)
+
+    def forget(self, holder: Holder) -> None:
+        """What `holder` computed is wrong: nobody may find it, now or later."""
+        table = self._tables.get(holder)
+        if table is not None:
+            table.is_nameable = False
+            for name in table.names:
+                if self._follower is not None:
+                    self._follower.struck(name)
+            for block in table.blocks:
+                self._prefixes.forget(block)
+
+    def wipe(self, holder: Holder) -> None:
+        """Zero those blocks of `holder` that are its alone, before it gives them up.
+
+        No kernel lets a slot count that is not the request's; nor should what is known to be wrong
+        lie where it could be found.
+        """
+        for block in self.table(holder):
+            if self._ref_counts[block] == 1 and not self._prefixes.is_named(block):
+                for plane in range(self.layout.num_planes):
+                    self._bytes.clear_tail(block, plane, 0)
+
+    def view(self, holder: Holder, index: int, plane: int) -> memoryview:
+        """See `KvPool.view`. Raises ValueError if the holder has no such block."""
+        return self._bytes.view(self._block_at(holder, index), plane)
+
+    def source(self, holder: Holder, start: int, stop: int, plane: int) -> Source:
+        """See `KvPool.source`."""
+        return Source(self._bytes, tuple(self.table(holder)[start:stop]), plane)
+
+    def write(self, holder: Holder, index: int, plane: int, data: memoryview) -> None:
+        """See `KvPool.write`. Raises ValueError if the block has a name or another holder."""
+        block = self._block_at(holder, index)
+        self._check_alone(holder, index, block)
+        self._bytes.write(block, plane, data)
+
+    def clear_tail(self, holder: Holder, num_tokens: int, plane: int) -> None:
+        """See `KvPool.clear_tail`. A block without a name has no reader but who shares it here."""
+        index, num_used = divmod(num_tokens, self.layout.block_size)
+        if num_used and not self._prefixes.is_named(block := self._block_at(holder, index)):
+            self._bytes.clear_tail(block, plane, num_used)
+
+    def targets(self, holder: Holder, start: int) -> Targets:
+        """See `KvPool.targets`. Raises ValueError if one of them has a name or another holder."""
+        blocks = tuple(self.table(holder))
+        for index in range(start, len(blocks)):
+            self._check_alone(holder, index, blocks[index])
+        return Targets(self._bytes, blocks, start)
+
+    def reset_cache(self) -> None:
+        """Forget every prefix. Running requests keep their blocks, but nothing will match them."""
+        self.supply.clear()
+        for table in self._tables.values():
+            table.is_nameable = False
+
+    def census(self) -> Census:
+        return Census(
+            num_blocks=self.num_blocks,
+            ref_counts=tuple(self._ref_counts),
+            tables={holder: tuple(table.blocks) for holder, table in self._tables.items()},
+            cached=self._prefixes.idle,
+            free=self.supply.free,
+        )
+
+    def _root(self, salt: bytes) -> bytes:
+        return root_hash(self.layout.model_fingerprint, salt)
+
+    def _names(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
+        if not self._is_matching:
+            return iter(())
+        return block_hashes(self._root(salt), tokens, self.layout.block_size)
+
+    def _names_to_match(
+        self, tokens: Sequence[int], salt: bytes, names: list[bytes]
+    ) -> Iterator[bytes]:
+        """Names of the full blocks before the last token, also collected in `names`."""
+        if not self._is_matching:
+            return
+        for name in block_hashes(self._root(salt), tokens[:-1], self.layout.block_size):
+            names.append(name)
+            yield name
+
+    def _check_alone(self, holder: Holder, index: int, block: int) -> None:
+        if self._ref_counts[block] > 1 or self._prefixes.is_named(block):
+            raise ValueError(f"block {index} of {holder} is shared and must not be written")
+
+    def _block_at(self, holder: Holder, index: int) -> int:
+        blocks = self.table(holder)
+        if not 0 <= index < len(blocks):
+            raise ValueError(f"{holder} has {len(blocks)} blocks; there is none at {index}")
+        return blocks[index]
+
+    def _add_reference(self, block: int) -> None:
+        if not self._ref_counts[block]:
+            self._prefixes.revive(block)
+        self._ref_counts[block] += 1
+
+    def _take(self, tenant: str) -> int:
+        block = self.supply.take(tenant)
+        self._ref_counts[block] = 1
+        return block

@@ -1,0 +1,189 @@
+"""Where fresh blocks come from, and who may have them.
+
+    free, or evicted: least recently used first, from those whose cached blocks the tenant may have
+       |
+      take --> the tenant's, until it is free again
+
+A tenant at its limit evicts its own; below it, it may have free blocks, evict its own, and evict
+what others cached beyond what is kept for them. Pinned blocks are not evicted, but pins give way
+one by one when what runs, or nothing at all, could go on otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.core.clock import Clock
+from baton.engine.blocks.cache_pins import Pin
+from baton.engine.blocks.kv_accounts import KvAccounts
+from baton.engine.blocks.prefix_cache import PrefixCache
+
+NOTHING: Mapping[str, int] = {}
+
+
+@dataclass(slots=True)
+class PinCounters:
+    num_pinned: int = 0
+    """Pins made or prolonged by requests."""
+    num_expired: int = 0
+    num_displaced: int = 0
+    """Given up for other pins, because the share for pins was used up."""
+    num_given_way: int = 0
+    """Given up for requests that needed the blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What came of one cache point."""
+
+    num_blocks: int
+    """Of the prefix, pinned now; fewer than asked for if pins may not have so many."""
+    num_displaced: int
+    """Older pins given up for it."""
+
+
+class BlockSupply:
+    """Pure bookkeeping, with a clock for the pins. The reference counts are the pool's."""
+
+    def __init__(
+        self,
+        prefixes: PrefixCache,
+        accounts: KvAccounts,
+        num_blocks: int,
+        *,
+        pinned_fraction: float,
+        clock: Clock,
+    ) -> None:
+        self.counters = PinCounters()
+        self.num_unpinned = 0
+        """Pins that ended so far: each may have made blocks available."""
+        self._prefixes = prefixes
+        self._accounts = accounts
+        self._num_blocks = num_blocks
+        self._pinned_fraction = pinned_fraction
+        self._clock = clock
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: reuse what is warm
+
+    @property
+    def num_available(self) -> int:
+        """Unreferenced blocks, pinned ones included."""
+        return len(self._free) + self._prefixes.num_idle
+
+    @property
+    def free(self) -> frozenset[int]:
+        return frozenset(self._free)
+
+    def can_take(self, num_blocks: int, tenant: str, reviving: Mapping[str, int] = NOTHING) -> bool:
+        """Whether `tenant` may take so many, when idle blocks, by their tenant, are revived."""
+        room = min(self._num_within_limit(tenant, reviving), self._num_in_pool(tenant, reviving))
+        return num_blocks <= room
+
+    def is_at_limit(self, tenant: str) -> bool:
+        """Whether what keeps `tenant` from more blocks is its own limit, not the pool."""
+        return self._num_within_limit(tenant, NOTHING) < self._num_in_pool(tenant, NOTHING)
+
+    def is_kept_for(self, tenant: str, num_blocks: int) -> bool:
+        """Whether so many more in use are within what no other tenant has a claim to."""
+        num_in_use = self._accounts.num_held(tenant) - self._prefixes.num_evictable(tenant)
+        return num_in_use + num_blocks <= self._accounts.num_kept(tenant)
+
+    def take(self, tenant: str) -> int:
+        """A block for new contents; the caller made sure there is one."""
+        if not self._accounts.num_left(tenant):
+            block = self._evict([tenant])
+        elif self._free:
+            block = self._free.pop()
+        else:
+            block = self._evict(self._owners_open_to(tenant))
+        self._accounts.add(block, tenant)
+        return block
+
+    def give_back(self, block: int) -> None:
+        """Nobody references it, and it has no name."""
+        self._accounts.remove(block)
+        self._free.append(block)
+
+    def donors(self, tenant: str) -> list[str]:
+        """Whose blocks would get `tenant` on, were they not referenced or pinned; itself first."""
+        return [tenant] if self.is_at_limit(tenant) else self._owners_open_to(tenant)
+
+    def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float) -> Pinned:
+        """Keep the blocks of a chain of known names for `ttl_s` after their last use.
+
+        Over the share of the pool for pins, and of the tenant's own, the oldest lose theirs.
+        """
+        self.expire()
+        limit = self._accounts.max_held(tenant)
+        max_own = min(int(self._pinned_fraction * limit), self._num_blocks)
+        max_all = int(self._pinned_fraction * self._num_blocks)
+        names = names[:max_own]
+        if not names:
+            return Pinned(0, 0)
+        num_displaced = self._displace(names, max_own, tenant) + self._displace(names, max_all)
+        self._prefixes.pin(names, tenant, ttl_s, self._clock())
+        self.counters.num_pinned += 1
+        return Pinned(len(names), num_displaced)
+
+    def use(self, names: Sequence[bytes]) -> None:
+        """A prompt that begins with these names has come."""
+        self._prefixes.use(names, self._clock())
+
+    def expire(self) -> None:
+        num_expired = self._prefixes.expire(self._clock())
+        self.counters.num_expired += num_expired
+        self.num_unpinned += num_expired
+
+    def give_way(self, tenant: str) -> bool:
+        """Unpin idle blocks that `tenant` could then have. False: no pin stands in its way."""
+        pin = next(self._prefixes.idle_pins(self.donors(tenant)), None)
+        if pin is None:
+            return False
+        self._unpin(pin)
+        self.counters.num_given_way += 1
+        return True
+
+    def clear(self) -> None:
+        """Every idle block is free, and no pin is left."""
+        for block in self._prefixes.clear():
+            self.give_back(block)
+
+    def _owners_open_to(self, tenant: str) -> list[str]:
+        """Whose idle blocks may be evicted for it."""
+        others = self._accounts.num_held_by_tenant.keys() - {tenant}
+        return [tenant, *filter(self._accounts.num_beyond_kept, others)]
+
+    def _evict(self, tenants: Sequence[str]) -> int:
+        block = self._prefixes.evict(tenants)
+        self._accounts.remove(block)
+        return block
+
+    def _num_within_limit(self, tenant: str, reviving: Mapping[str, int]) -> int:
+        num_own = self._prefixes.num_evictable(tenant) - reviving.get(tenant, 0)
+        return self._accounts.num_left(tenant) + num_own
+
+    def _num_in_pool(self, tenant: str, reviving: Mapping[str, int]) -> int:
+        num_evictable = 0
+        for owner in self._prefixes.idle_tenants:
+            num_idle = self._prefixes.num_evictable(owner) - reviving.get(owner, 0)
+            if owner != tenant:
+                num_idle = min(num_idle, self._accounts.num_beyond_kept(owner))
+            num_evictable += num_idle
+        return len(self._free) + num_evictable
+
+    def _displace(self, names: Sequence[bytes], limit: int, tenant: str | None = None) -> int:
+        """Unpin the oldest until `names` fit below `limit`: of all pins, or of one tenant's."""
+        pins, num_displaced = self._prefixes.pins, 0
+        candidates = [pin for pin in pins if pin.key != names[-1] and tenant in (None, pin.tenant)]
+        for pin in candidates:
+            num_others = pins.num_names if tenant is None else pins.num_names_of(tenant)
+            if num_others + pins.num_unpinned(names) <= limit:
+                break
+            self._unpin(pin)
+            num_displaced += 1
+        self.counters.num_displaced += num_displaced
+        return num_displaced
+
+    def _unpin(self, pin: Pin) -> None:
+        self._prefixes.unpin(pin)
+        self.num_unpinned += 1

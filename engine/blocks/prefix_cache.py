@@ -1,0 +1,163 @@
+"""Which block holds which contents, and which unreferenced block to give up first.
+
+A named block is full, computed and never written again; its name (`baton.core.block_hash`) stands
+for all tokens up to its end. While somebody references it, it is only listed here; once nobody
+does it is *idle* and waits, least recently used first, to be matched again or evicted. A pinned
+name's block is not evicted while its pin lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from baton.engine.blocks.cache_pins import CachePins, Pin
+from baton.engine.blocks.idle_blocks import IdleBlocks
+from baton.engine.blocks.kv_event_log import KvEventLog
+
+
+class PrefixCache:
+    """Pure bookkeeping; the reference counts are the pool's."""
+
+    def __init__(self) -> None:
+        self.log: KvEventLog | None = None
+        """Hears which names come and go, if anybody follows."""
+        self._block_by_name: dict[bytes, int] = {}
+        self._name_by_block: dict[int, bytes] = {}
+        self._idle = IdleBlocks()
+        self._pins = CachePins()
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Unreferenced blocks that keep their contents."""
+        return frozenset(self._idle)
+
+    def names(self) -> Iterable[bytes]:
+        return self._block_by_name.keys()
+
+    def is_named(self, block: int) -> bool:
+        return block in self._name_by_block
+
+    @property
+    def idle_tenants(self) -> Iterable[str]:
+        """Those who have idle blocks that may be evicted. Live."""
+        return self._idle.tenants
+
+    def num_evictable(self, tenant: str) -> int:
+        return self._idle.num_evictable(tenant)
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
+
+    def evictable_owners(self, blocks: Iterable[int]) -> Iterator[str]:
+        """Of those of the blocks that are idle and not pinned."""
+        return (self._idle.tenant_of(block) for block in blocks if self._idle.is_evictable(block))
+
+    def match(self, names: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest known prefix of `names`, which may be lazy."""
+        blocks: list[int] = []
+        for name in names:
+            block = self._block_by_name.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def add(self, block: int, name: bytes) -> None:
+        """Let `block` be found as `name`, unless another block already is.
+
+        Raises ValueError if `block` has a different name: contents do not change.
+        """
+        known = self._name_by_block.get(block)
+        if known is not None and known != name:
+            raise ValueError(f"block {block} is named already, by other contents")
+        if known == name or name in self._block_by_name:
+            return
+        self._block_by_name[name] = block
+        self._name_by_block[block] = name
+        if self.log is not None:
+            self.log.stored(name)
+
+    def retire(self, block: int, tenant: str) -> None:
+        """The last reference to a named block is gone: it is the most recently used idle one."""
+        is_pinned = self._pins.has(self._name_by_block[block])
+        self._idle.add(block, tenant, is_pinned=is_pinned)
+
+    def revive(self, block: int) -> None:
+        """An idle block is referenced again."""
+        self._idle.remove(block)
+
+    def evict(self, tenants: Iterable[str]) -> int:
+        """Forget the least recently used idle block of `tenants`, pinned ones aside; return it.
+
+        Raises KeyError if there is none.
+        """
+        block = self._idle.pop_oldest(tenants)
+        self.forget(block)
+        return block
+
+    def forget(self, block: int) -> None:
+        """Nobody may find `block` any more. Nothing happens if it has no name."""
+        name = self._name_by_block.pop(block, None)
+        if name is None:
+            return
+        del self._block_by_name[name]
+        if self._pins.has(name):
+            for pin in [pin for pin in self._pins if name in pin.names]:
+                self.unpin(pin)
+        if self.log is not None:
+            self.log.evicted(name)
+
+    def clear(self) -> list[int]:
+        """Forget every name; return the blocks that were idle, which now hold nothing."""
+        idle = self._idle.clear()
+        self._pins.clear()
+        self._block_by_name.clear()
+        self._name_by_block.clear()
+        if self.log is not None:
+            self.log.cleared()
+        return idle
+
+    @property
+    def pins(self) -> CachePins:
+        """To look at: blocks follow only what is done here."""
+        return self._pins
+
+    def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float, now: float) -> None:
+        """Keep the blocks of these names, which are all known, for a time."""
+        for name in self._pins.add(tuple(names), tenant, ttl_s, now):
+            self._idle.pin(self._block_by_name[name])
+
+    def unpin(self, pin: Pin) -> None:
+        """Its deepest block is the first to be evicted."""
+        for name in self._pins.drop(pin):
+            block = self._block_by_name.get(name)
+            if block is not None:
+                self._idle.unpin(block)
+
+    def use(self, names: Iterable[bytes], now: float) -> None:
+        """A prompt begins with these names: pins that it came to the end of last all anew."""
+        if len(self._pins):
+            for name in names:
+                self._pins.use(name, now)
+
+    def expire(self, now: float) -> int:
+        """Unpin what has not been used for its time; how many pins that were."""
+        if not self._pins.is_due(now):
+            return 0
+        expired = self._pins.expired(now)
+        for pin in expired:
+            self.unpin(pin)
+        return len(expired)
+
+    def idle_pins(self, tenants: Iterable[str]) -> Iterator[Pin]:
+        """Pins of `tenants` that keep idle blocks from eviction, least recently used first."""
+        owners = set(tenants)
+        for pin in self._pins:
+            if pin.tenant in owners and any(
+                self._block_by_name[name] in self._idle for name in reversed(pin.names)
+            ):
+                yield pin

@@ -1,0 +1,1 @@
+"""Tensors found in files: safetensors, `.bin`, memory-mapped pages."""

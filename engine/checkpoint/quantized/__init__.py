@@ -1,0 +1,1 @@
+"""Quantised checkpoints, one file a layout."""

@@ -1,0 +1,159 @@
+"""Weights in e4m3 with scales beside them: DeepSeek's and Qwen's blocks, AutoFP8's tensors, and
+FBGEMM's outputs; and those of four bits that DeepSeek V4 has among them.
+
+    X        F8_E4M3 [.., N, K]
+    X_scale_inv, or X_scale       one number       for all of it
+                                  [N, 1]           an output
+                                  [N / b, K / c]   a block of b x c, of 128 x 128 as a rule
+
+    W = X * scale           (the name says `inv` because writing divides by it)
+
+DeepSeek V4 writes Y.weight with Y.scale, and its experts as MXFP4: I8 [N, K / 2], two items a byte,
+with one scale for 32 (engine/checkpoint/quantized/mxfp4.py).
+
+Blocks at the edges are cut off. Scales of activations, which other engines fix ahead, are not used:
+here activations are rounded by what they are, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.files.tensor_files import StoredEntry
+from baton.engine.checkpoint.quantized.entry import QuantizedEntry
+from baton.engine.checkpoint.quantized.mxfp4 import Mxfp4Stack, mxfp4_matrix
+from baton.engine.models.config.keys import ConfigKeys
+from baton.kernels.products.narrow_weight import FP8_BLOCK, NarrowWeight
+
+E4M3 = "F8_E4M3"
+OTHER_FP8 = ("F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+PACKED = "I8"
+ENDS = ("_scale_inv", "_scale")
+WEIGHT, SCALE = ".weight", ".scale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Matrix:
+    """`FewBits`."""
+
+    items: StoredEntry
+    scale: StoredEntry
+    block: tuple[int, int]
+    """Outputs and inputs that share a scale."""
+
+    @property
+    def parts(self) -> tuple[StoredEntry, ...]:
+        return self.scale, self.items
+
+    @property
+    def meaning(self) -> str:
+        return f"e4m3 {self.block}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.items.shape
+
+    def rows(self, matrix: int, rows: slice) -> Tensor:
+        num_columns, width = self.shape[-2:]
+        items = self.items.stored().view(-1, num_columns, width)[matrix, rows].float()
+        row_blocks = torch.arange(rows.start, rows.stop) // self.block[0]
+        scales = self._scales()[matrix][row_blocks]  # [rows, K / c]
+        return items * scales.repeat_interleave(self.block[1], 1)[:, :width]
+
+    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+        width = self.shape[-1]
+        group = (self.block[0], 0 if self.block[1] >= width else self.block[1])
+        if group[1] and (group != (FP8_BLOCK, FP8_BLOCK) or width % FP8_BLOCK):
+            return None
+        items = self.items.stored().view(-1, *self.shape[-2:])[matrix]
+        return NarrowWeight(items, self._scales()[matrix].contiguous(), group, dtype)
+
+    def _scales(self) -> Tensor:
+        """[E, N / b, K / c]"""
+        num_columns, width = self.shape[-2:]
+        grid = (-(-num_columns // self.block[0]), -(-width // self.block[1]))
+        wide = self.scale.stored().float()
+        if wide.numel() == 1:
+            return wide.view(1, 1, 1).expand(math.prod(self.items.shape[:-2]), 1, 1)
+        return wide.view(-1, *grid)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Layout:
+    """A `Layout`."""
+
+    block: tuple[int, int] | None
+    """None: one scale, or one an output, as it turns out."""
+
+    def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
+        for name, entry in entries.items():
+            if entry.dtype in OTHER_FP8:
+                raise CheckpointError(f"{name} is {entry.dtype}; of these only {E4M3} is supported")
+            if entry.dtype == E4M3:
+                yield name, QuantizedEntry(fp8_matrix(entries, name, self.block))
+            if entry.dtype == PACKED and _scale_of(entries, name) is not None:
+                yield name, QuantizedEntry(_fp4_matrix(entries, name))
+
+
+def fp8_matrix(
+    entries: Mapping[str, StoredEntry], name: str, block: tuple[int, int] | None
+) -> Fp8Matrix:
+    """Raises CheckpointError without a scale that fits."""
+    items = entries[name]
+    found = _scale_of(entries, name)
+    if found is None:
+        raise CheckpointError(
+            f"{name} is {items.dtype} but there is neither {' nor '.join(name + e for e in ENDS)}"
+        )
+    scale = entries[found]
+    *lead, num_columns, width = items.shape if len(items.shape) > 1 else (0, 0)
+    options = [(num_columns, width), (1, width), *([block] if block else [])]
+    for rows, inputs in options if num_columns and width else []:
+        grid = (*lead, -(-num_columns // rows), -(-width // inputs))
+        is_one = (rows, inputs) == options[0] and scale.shape in ((), (1,), (1, 1))
+        is_row = rows == 1 and scale.shape == (*lead, num_columns)
+        if scale.dtype in SCALES and (is_one or is_row or scale.shape == grid):
+            return Fp8Matrix(items=items, scale=scale, block=(rows, inputs))
+    blocks = f" or for each {block[0]} x {block[1]}" if block else ""
+    raise CheckpointError(
+        f"{found} is {scale.dtype} {list(scale.shape)} for a weight {list(items.shape)}; "
+        f"scales are {', '.join(SCALES)}, one, one an output{blocks}, see "
+        "`quantization_config` of config.json"
+    )
+
+
+def _fp4_matrix(entries: Mapping[str, StoredEntry], name: str) -> Mxfp4Stack:
+    """Raises CheckpointError without scales that fit."""
+    scale = _scale_of(entries, name)
+    assert scale is not None
+    return mxfp4_matrix(entries, name, scale)
+
+
+def _scale_of(entries: Mapping[str, StoredEntry], name: str) -> str | None:
+    """What the scale of a weight is called, if there is one."""
+    names = [name + end for end in ENDS]
+    if name.endswith(WEIGHT):
+        names.append(name.removesuffix(WEIGHT) + SCALE)
+    return next((each for each in names if each in entries), None)
+
+
+def parse_fp8(keys: ConfigKeys) -> Fp8Layout:
+    keys.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    return Fp8Layout(parse_block(keys, "weight_block_size"))
+
+
+def parse_block(keys: ConfigKeys, key: str) -> tuple[int, int] | None:
+    match keys.value(key):
+        case None:
+            return None
+        case [int(rows), int(inputs)] if rows > 0 and inputs > 0:
+            return rows, inputs
+        case _:
+            raise keys.complaint(key, "must be two positive numbers, or null")

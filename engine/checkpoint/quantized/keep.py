@@ -1,0 +1,200 @@
+"""What of a quantised checkpoint stays in few bits, because the device multiplies it so.
+
+    GPU    int8, groups of int4 (with zeros, in any order of inputs), e4m3, MXFP4    as stored
+    CPU    int8 with one scale an output                                             as stored
+           int4 in groups of some times 32, symmetric                    scales in bfloat16
+    else   as wide as the model computes
+
+Matrices that are multiplied as one stay only if all of them can, and so do the experts of a layer.
+A CPU rounds activations to eight bits where weights are whole numbers, a GPU to e4m3 where they
+are, so what stays is another model to whoever shares KV: it says so by its `rounding`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.files.tensor_files import TensorEntry
+from baton.engine.checkpoint.quantized.entry import QuantizedEntry
+from baton.engine.checkpoint.quantized.on_cpu import experts_on_cpu, is_for_cpu, on_cpu, put_on_cpu
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.moe import DOWN, GATE_UP, Experts
+from baton.engine.models.config.arrangement import (
+    ALTERNATING,
+    AS_IS,
+    TRANSPOSED,
+    TRANSPOSED_ALTERNATING,
+)
+from baton.engine.sharding.placement import Placement
+from baton.kernels.cpu import operators
+from baton.kernels.experts import narrow_experts
+from baton.kernels.experts.narrow_experts import NarrowExperts
+from baton.kernels.experts.quantized_experts import QuantizedExperts
+from baton.kernels.products.narrow_groups import rows_of, stack
+from baton.kernels.products.narrow_weight import NarrowWeight
+
+logger = logging.getLogger(__name__)
+
+
+class NarrowKeeper:
+    """Of the entries of one checkpoint, for one device."""
+
+    def __init__(
+        self,
+        placements: Sequence[Placement],
+        entries: Mapping[str, TensorEntry],
+        dtype: torch.dtype,
+        device: str,
+        quantize: str,
+    ) -> None:
+        self._entries = entries
+        self._dtype = dtype
+        self._device = device
+        self._keeps = quantize == "none"
+        self._sources_of: dict[str, list[str]] = defaultdict(list)
+        self._meanings: dict[str, set[str | None]] = defaultdict(set)
+        """By target, of the bits that it is made of; None of what is not quantised."""
+        for placement in placements:
+            entry = entries[placement.source]
+            meaning = entry.bits.meaning if isinstance(entry, QuantizedEntry) else None
+            self._sources_of[placement.target].append(placement.source)
+            self._meanings[placement.target].add(meaning)
+        self._experts_stay: dict[str, bool] = {}
+        """By target, decided by the first."""
+        self._kept: dict[str, int] = {}
+        """Bytes, by target."""
+
+    def install(self, model: nn.Module, target: str, sources: Sequence[Placement]) -> bool:
+        """Make the weight called `target`, or what one expert has of it, of few bits.
+
+        Nothing happens if that cannot be.
+        """
+        prefix, _, name = target.rpartition(".")
+        module = model.get_submodule(prefix)
+        meanings = self._meanings[target]
+        if not self._keeps or None in meanings:
+            return False
+        if isinstance(module, Linear) and name == "weight" and not module.is_exact:
+            return self._install_matrix(module, target, sources)
+        if isinstance(module, Experts) and name in (GATE_UP, DOWN) and len(meanings) == 1:
+            return self._install_expert(module, target, sources)
+        return False
+
+    @property
+    def has_kept(self) -> bool:
+        """Something narrow."""
+        return bool(self._kept)
+
+    def rounding(self, *, is_of_experts: bool = False) -> str:
+        """A word for what products round, where something stayed narrow: experts alone, or all."""
+        kind = torch.device(self._device).type
+        return f"as stored {kind}, experts" if is_of_experts else f"as stored {kind}"
+
+    def report(self) -> None:
+        """Say what became of the checkpoint."""
+        kept = {source for target in self._kept for source in self._sources_of[target]}
+        found = {n: e for n, e in self._entries.items() if isinstance(e, QuantizedEntry)}
+        wide = [entry for name, entry in found.items() if name not in kept]
+        if kept:
+            num_bytes = sum(self._kept.values())
+            logger.info("%d tensors stay in few bits: %.1f MB", len(kept), num_bytes / 1e6)
+        if wide:
+            num_items = sum(torch.Size(entry.shape).numel() for entry in wide)
+            logger.info(
+                "%d quantised tensors are widened to %s: %.1f MB become %.1f MB",
+                len(wide),
+                str(self._dtype).removeprefix("torch."),
+                sum(entry.num_bytes for entry in wide) / 1e6,
+                num_items * self._dtype.itemsize / 1e6,
+            )
+        if wide and self._device == "cpu" and self._dtype not in operators.SUFFIXES:
+            logger.warning("nothing is compiled for this dtype; with dtype bfloat16 it is faster")
+
+    def _install_matrix(self, module: Linear, target: str, sources: Sequence[Placement]) -> bool:
+        narrow = self._narrow(sources)
+        if narrow is None:
+            return False
+        kept = (
+            on_cpu(narrow, is_gated=module.is_gated)
+            if self._device == "cpu"
+            else narrow.to(self._device)
+        )
+        if kept is None:
+            return False
+        del module.weight
+        module.weight = kept
+        self._kept[target] = kept.nbytes
+        return True
+
+    def _install_expert(self, module: Experts, target: str, sources: Sequence[Placement]) -> bool:
+        """Raises CheckpointError if it is of another kind than the first, which stays."""
+        if self._experts_stay.get(target) is False:
+            return False
+        name, slot = target.rpartition(".")[2], sources[0].slot
+        assert slot is not None
+        narrow = self._narrow(sources)
+        if target not in self._experts_stay:
+            room = None if narrow is None else self._room(module, name, narrow)
+            self._experts_stay[target] = room is not None
+            if room is None:
+                return False
+            delattr(module, name)
+            setattr(module, name, room)
+            self._kept[target] = room.nbytes
+        try:
+            _put(getattr(module, name), slot, narrow)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{sources[0].source}: {error}; serve this checkpoint with quantize: wide"
+            ) from error
+        return True
+
+    def _room(
+        self, module: Experts, name: str, first: NarrowWeight
+    ) -> QuantizedExperts | NarrowExperts | None:
+        if self._device == "cpu":
+            return experts_on_cpu(module.num_slots, first, is_gated=name == GATE_UP)
+        if first.order is not None:
+            return None
+        return narrow_experts.empty_like(module.num_slots, first, self._device)
+
+    def _narrow(self, sources: Sequence[Placement]) -> NarrowWeight | None:
+        found = []
+        for source in sources:
+            narrow = self._one(source)
+            if narrow is None:
+                return None
+            found.append(narrow)
+        return stack(found)
+
+    def _one(self, source: Placement) -> NarrowWeight | None:
+        entry = self._entries[source.source]
+        assert isinstance(entry, QuantizedEntry)
+        matrix = source.expert if source.is_of_stack and source.expert is not None else 0
+        as_rows = TRANSPOSED if entry.is_transposed else AS_IS
+        by_turns = TRANSPOSED_ALTERNATING if entry.is_transposed else ALTERNATING
+        if source.arrangement not in (as_rows, by_turns):
+            return None
+        narrow = entry.narrow(self._dtype, matrix)
+        if narrow is None or source.arrangement == as_rows:
+            return narrow
+        rows = torch.arange(narrow.shape[0])
+        return rows_of(narrow, torch.cat([rows[::2], rows[1::2]]))
+
+
+def _put(room: QuantizedExperts | NarrowExperts, expert: int, narrow: NarrowWeight | None) -> None:
+    """Raises ValueError."""
+    if isinstance(room, NarrowExperts):
+        if narrow is None:
+            raise ValueError("no kernel multiplies it as it is stored")
+        room.put(expert, narrow)
+        return
+    if narrow is None or not is_for_cpu(narrow):
+        raise ValueError("no operator multiplies it as it is stored")
+    put_on_cpu(room, expert, narrow)

@@ -1,0 +1,118 @@
+"""Checkpoints that come quantised: their tensors in few bits under the names of whole ones.
+
+    config.json   "quantization_config": {"quant_method": "gptq", "bits": 4, ...}
+    files         X.qweight, X.qzeros, X.scales, X.g_idx, Y.weight
+    as here       X.weight,                               Y.weight
+
+Which modules are quantised is seen from their tensors, so what `modules_to_not_convert` and its
+like name needs no rule. Each layout has a file of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Protocol
+
+from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.files.tensor_files import StoredEntry, TensorEntry
+from baton.engine.checkpoint.quantized.awq import parse_awq
+from baton.engine.checkpoint.quantized.compressed_tensors import parse_compressed
+from baton.engine.checkpoint.quantized.entry import QuantizedEntry
+from baton.engine.checkpoint.quantized.fp8 import parse_fp8
+from baton.engine.checkpoint.quantized.gptq import parse_gptq
+from baton.engine.checkpoint.quantized.mxfp4 import parse_mxfp4
+from baton.engine.models.config.keys import ConfigKeys
+
+logger = logging.getLogger(__name__)
+
+
+class Layout(Protocol):
+    """How one method writes weights down."""
+
+    def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
+        """What is quantised, by the name it would have whole.
+
+        Raises CheckpointError on parts that are missing or do not fit each other.
+        """
+
+
+LAYOUTS: Mapping[str, Callable[[ConfigKeys], Layout]] = {
+    "gptq": parse_gptq,
+    "awq": parse_awq,
+    "fp8": parse_fp8,
+    "fbgemm_fp8": parse_fp8,
+    "compressed-tensors": parse_compressed,
+    "mxfp4": parse_mxfp4,
+}
+SECTIONS = ("quantization_config", "compression_config")
+"""Two names of one section; the second is that of older compressed-tensors."""
+FOR_ACTIVATIONS = (
+    ".input_scale",
+    ".input_zero_point",
+    ".input_g_idx",
+    ".output_scale",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+)
+"""Ends of names of what is fixed there ahead, and decided here by what is multiplied or cached."""
+
+
+def parse_layout(raw: Mapping[str, object]) -> Layout | None:
+    """Of a whole config.json; None if weights are stored as they are.
+
+    Raises CheckpointError, naming key and remedy, on what is not supported.
+    """
+    for outer in (raw, raw.get("text_config")):
+        for section in SECTIONS:
+            found = outer.get(section) if isinstance(outer, Mapping) else None
+            if found is not None:
+                return _parse(section, found)
+    return None
+
+
+def _parse(section: str, found: object) -> Layout:
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"config.json: `{section}` must be an object, not {found!r}")
+    method = found.get("quant_method")
+    parse = LAYOUTS.get(str(method))
+    if parse is None:
+        raise CheckpointError(
+            f"config.json: `{section}.quant_method` is {method!r}; supported are "
+            f"{', '.join(LAYOUTS)}; serve the checkpoint that it was made from, with --quantize "
+            "int8 or int4 if memory is short"
+        )
+    return parse(ConfigKeys(found, path=f"{section}."))
+
+
+def as_whole(
+    entries: Mapping[str, StoredEntry], layout: Layout | None, wanted: Collection[str]
+) -> Mapping[str, TensorEntry]:
+    """The entries of a checkpoint by the names of a whole one, of which `wanted` are asked for."""
+    if layout is None:
+        return entries
+    found = dict(layout.find(entries))
+    parts = {id(part) for quantized in found.values() for part in quantized.bits.parts}
+    whole: dict[str, TensorEntry] = {}
+    for name, entry in entries.items():
+        is_unused = name.endswith(FOR_ACTIVATIONS) or (
+            name not in wanted and _is_zero_bias(name, entry, found)
+        )
+        if id(entry) not in parts and not is_unused:
+            whole[name] = entry
+    num_scales = sum(name.endswith(FOR_ACTIVATIONS) for name in entries)
+    if num_scales:
+        logger.info(
+            "%d scales of activations and KV are not used: both are rounded, if at all, by what "
+            "they are",
+            num_scales,
+        )
+    return {**whole, **found}
+
+
+def _is_zero_bias(name: str, entry: StoredEntry, found: Mapping[str, QuantizedEntry]) -> bool:
+    """AutoGPTQ has given biases of zeros to modules that have none."""
+    module = name.removesuffix(".bias")
+    return module != name and f"{module}.weight" in found and not bool(entry.stored().any())

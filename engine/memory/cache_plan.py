@@ -1,0 +1,114 @@
+"""How the KV of a model lies on a device, how much there is of it, and how large a pass may be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch.static_batch import PassLimits
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.memory.kv_cache import num_blocks_in
+from baton.engine.memory.open_blocks import open_bytes
+from baton.engine.passes.pass_memory import CudaDevice, Device, measure
+
+CPU_CACHE_BYTES = 1 << 30
+KV_DTYPES = {"auto": "auto", "int8": "int8", "fp8": "float8_e4m3fn", "int4": "int4"}
+"""By the name in the configuration."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePlan:
+    layout: KvLayout
+    """Of the whole model, whoever keeps a share of it."""
+    num_blocks: int
+    device: str
+    scheduler: SchedulerConfig
+    max_model_len: int
+    """That the model serves."""
+    graph_sizes: tuple[int, ...] | None = None
+    """See `PassLimits`."""
+
+    @property
+    def limits(self) -> PassLimits:
+        """The largest pass that the scheduler may ask for, or a small one that is recorded."""
+        longest = min(self.max_model_len, self.scheduler.max_model_len or self.max_model_len)
+        return PassLimits(
+            max_tokens=max(self.scheduler.max_batch_tokens, 8),
+            max_requests=max(self.scheduler.max_running, 8),
+            max_blocks=max(
+                min(self.num_blocks, self.layout.num_blocks_for(longest)),
+                self.layout.num_blocks_for(8),
+            ),
+            micro_batch_tokens=self.scheduler.micro_batch_tokens,
+            graph_sizes=self.graph_sizes,
+        )
+
+    @property
+    def widest_limits(self) -> PassLimits:
+        """The same of a cache that has room for whatever the model serves."""
+        return self.with_blocks(self.layout.num_blocks_for(self.max_model_len)).limits
+
+    def with_blocks(self, num_blocks: int) -> CachePlan:
+        return replace(self, num_blocks=num_blocks)
+
+
+def plan_cache(
+    loaded: LoadedModel, config: EngineConfig, name: str, gpu: Device | None = None
+) -> CachePlan:
+    """As many blocks as this rank has room for on the device of that name.
+
+    On a GPU what passes take is tried first. Raises InvalidConfig if there is no room for a block,
+    or for a pass.
+    """
+    layout = loaded.info.layout(config.cache.block_size, KV_DTYPES[config.cache.kv_dtype])
+    if layout.is_sealed and name != "cpu":
+        raise InvalidConfig("cache.kv_dtype int4 is for CPUs so far; on a GPU take fp8 or int8")
+    if layout.is_sealed and loaded.groups.mesh.context > 1:
+        raise InvalidConfig(
+            "cache.kv_dtype int4: ranks that share prompts (parallel.context) do not exchange "
+            "blocks that are open; take int8"
+        )
+    plan = CachePlan(
+        layout=layout,
+        num_blocks=1,
+        device=name,
+        scheduler=config.scheduler,
+        max_model_len=loaded.info.max_model_len,
+    )
+    own = loaded.own(layout)
+    if name == "cpu":
+        beside = open_bytes(own, loaded.info.dtype, plan.limits) if layout.is_sealed else 0
+        return plan.with_blocks(_num_blocks(config.cache, own, CPU_CACHE_BYTES, beside))
+    gpu = CudaDevice(name) if gpu is None else gpu
+    passes = measure(loaded, own, plan.widest_limits, gpu)
+    left_bytes = gpu.free_bytes() - passes.num_bytes
+    logger.info(
+        "passes take %d bytes and their graphs %d; %d of the device are left",
+        passes.activation_bytes,
+        passes.graph_bytes,
+        left_bytes,
+    )
+    memory_bytes = int(left_bytes * config.cache.memory_fraction)
+    plan = replace(plan, graph_sizes=passes.graph_sizes)
+    return plan.with_blocks(_num_blocks(config.cache, own, memory_bytes))
+
+
+def _num_blocks(config: CacheConfig, layout: KvLayout, memory_bytes: int, beside: int = 0) -> int:
+    """`memory_bytes`: where none are configured. `beside`: those that the blocks leave free, for
+    blocks that are open."""
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.memory_gib is not None:
+        memory_bytes = int(config.memory_gib * (1 << 30))
+    num_blocks = num_blocks_in(memory_bytes - beside, layout)
+    if num_blocks < 1:
+        open_blocks = f" beside the open ones, {beside} bytes" if beside else ""
+        raise InvalidConfig(
+            f"{memory_bytes} bytes of cache do not hold one block of {layout.block_bytes} bytes"
+            f"{open_blocks}; raise cache.memory_gib or, on a GPU, lower scheduler.max_batch_tokens"
+        )
+    return num_blocks

@@ -1,0 +1,218 @@
+"""The memory that KV blocks live in, and the bytes of each block."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_arena import KvArena
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch.static_batch import PassLimits
+from baton.engine.memory.kv_staging import KvStaging
+from baton.engine.memory.open_blocks import sealed_arenas
+from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
+from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
+
+F_SEAL_FUTURE_WRITE = 0x10
+"""Of linux/fcntl.h: whoever is given the file may map it, but only to read."""
+
+
+def num_blocks_in(memory_bytes: int, layout: KvLayout) -> int:
+    """How many blocks, with all their planes and heads, fit."""
+    return memory_bytes // layout.block_bytes
+
+
+class KvCache:
+    """One arena a plane: [blocks][KV heads][unit], as `KvLayout` says, zero at first.
+
+    On CPU the arenas are one anonymous file, mapped here for writing and sealed for anybody else:
+    torch and memoryviews look into it, so a view copies nothing; a peer on this machine may be
+    given the file to read; and memory is used only once a block is written.
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        device: torch.device | str = "cpu",
+        memory: int | None = None,
+    ) -> None:
+        """On a CPU the `memory` may be that of another process: a descriptor of its file."""
+        if num_blocks < 1:
+            raise ValueError(f"a KV cache of {num_blocks} blocks; at least 1 is needed")
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = torch.device(device)
+        self._memory: list[memoryview] = []
+        self._fd: int | None = None
+        self.spare_block: int | None = None
+        """Of the arenas, for rows of a pass that stand for nobody; no pool counts it. On a GPU."""
+        if self.device.type == "cpu":
+            self.planes = whole = self._on_cpu(memory)
+        else:
+            self.spare_block, whole = num_blocks, self._on_device()
+            self.planes = [plane[:num_blocks] for plane in whole]
+        self._by_plane = list(map(_arena_of, whole, layout.planes))
+        self.arenas = [self._layer(layer) for layer in range(layout.num_layers)]
+        """The layers, as attention writes and reads them."""
+        self._whole = whole
+        is_on_gpu = self.device.type == "cuda"
+        self.staging = KvStaging(self.planes, layout) if is_on_gpu else None
+        """The way of many blocks out of a GPU."""
+
+    def open_blocks(self, dtype: str, limits: PassLimits) -> None:
+        """Before the first pass: where blocks are sealed, they are of `dtype` until then."""
+        if self.layout.is_sealed:
+            self.arenas = list(sealed_arenas(self._whole, self.layout, dtype, limits))
+
+    @property
+    def arena(self) -> KvArena:
+        return KvArena(
+            num_blocks=self.num_blocks,
+            block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
+            planes=self.planes,
+            device=str(self.device),
+            fd=self._fd,
+        )
+
+    def view(self, block: int, plane: int) -> memoryview:
+        """The bytes of one block in one plane, all heads; read-only.
+
+        On CPU it shows the arena itself and changes with it; from another device it is a copy.
+        """
+        if self._memory:
+            return self._memory[plane][self._span(block, plane)].toreadonly()
+        data = bytearray(self._block_bytes(plane))
+        target = torch.frombuffer(data, dtype=torch.uint8)
+        target.copy_(self.planes[plane][block].view(torch.uint8).flatten())
+        return memoryview(data).toreadonly()
+
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+        """As `view`, of several blocks; for any thread. From a GPU, waits for what computes them.
+
+        Nothing may write to the blocks in this plane meanwhile.
+        """
+        if self.staging is not None:
+            return self.staging.views(blocks, plane)
+        return tuple([self.view(block, plane) for block in blocks])
+
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None:
+        """Zero the slots of one block in one plane behind its first `num_used` tokens."""
+        arena = self._by_plane[plane]
+        if isinstance(arena, QuantizedArena):
+            arena.clear_tail(block, num_used)
+        elif self.layout.is_sealed:  # as a whole, or not at all
+            arena[block] = 0
+        else:
+            arena[block, ..., num_used:, :] = 0
+        if self.staging is not None:
+            self.staging.mark(plane)  # whoever copies it waits for this, too
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the blocks are in memory of this host."""
+        return bool(self._memory)
+
+    def writable(self, block: int, plane: int) -> memoryview:
+        """The bytes of one block in one plane, to be written; only where `is_in_memory`."""
+        return self._memory[plane][self._span(block, plane)]
+
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
+        """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
+        stop, num_bytes = offset + data.nbytes, self._block_bytes(plane)
+        if not 0 <= offset <= stop <= num_bytes:
+            raise ValueError(f"bytes {offset} to {stop} of {num_bytes}")
+        if self._memory:
+            self._memory[plane][self._span(block, plane)][offset:stop] = data.cast("B")
+        else:
+            arena = self.planes[plane][block].view(torch.uint8).flatten()  # contiguous: no copy
+            arena[offset:stop].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def write(self, block: int, plane: int, data: memoryview[Any]) -> None:
+        """Replace the bytes of one block in one plane. Raises ValueError on any other length."""
+        if data.nbytes != self._block_bytes(plane):
+            num_bytes = self._block_bytes(plane)
+            raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
+        self.write_part(block, plane, 0, data)
+
+    def _layer(self, layer: int) -> LayerArena:
+        """Its KV, and with it what groups keep of it."""
+        kv, *others = (self._by_plane[plane] for plane in self.layout.planes_of(layer))
+        by_name = {}
+        for group, arena in zip(self.layout.groups_of(layer), others, strict=True):
+            assert isinstance(arena, Tensor), "groups are kept as wide as they are"
+            by_name[group.name] = arena
+        return GroupedArena(kv, by_name) if by_name else kv
+
+    def _block_bytes(self, plane: int) -> int:
+        return self.layout.planes[plane].layer_block_bytes
+
+    def _on_device(self) -> list[Tensor]:
+        """With the spare block behind the others."""
+        return [
+            torch.zeros(
+                (self.num_blocks + 1, *_block_shape(plane)),
+                dtype=_dtype_of(plane),
+                device=self.device,
+            )
+            for plane in self.layout.planes
+        ]
+
+    def _on_cpu(self, fd: int | None) -> list[Tensor]:
+        num_bytes = self.num_blocks * self.layout.block_bytes
+        memory = self._map(num_bytes) if fd is None else memoryview(mmap.mmap(fd, num_bytes))
+        sizes = [self.num_blocks * plane.layer_block_bytes for plane in self.layout.planes]
+        stops = list(accumulate(sizes))
+        self._memory = [memory[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+        return [
+            torch.frombuffer(part, dtype=_dtype_of(plane)).view(-1, *_block_shape(plane))
+            for part, plane in zip(self._memory, self.layout.planes, strict=True)
+        ]
+
+    def _map(self, num_bytes: int) -> memoryview:
+        if not hasattr(os, "memfd_create"):
+            return memoryview(mmap.mmap(-1, num_bytes))
+        self._fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        weakref.finalize(self, os.close, self._fd)
+        os.ftruncate(self._fd, num_bytes)
+        memory = memoryview(mmap.mmap(self._fd, num_bytes))
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, seals)
+        return memory
+
+    def _span(self, block: int, plane: int) -> slice:
+        if not 0 <= block < self.num_blocks:
+            raise IndexError(f"block {block} of {self.num_blocks}")
+        size = self._block_bytes(plane)
+        return slice(block * size, (block + 1) * size)
+
+
+def _arena_of(memory: Tensor, plane: KvLayout) -> Arena:
+    if not plane.has_scales:
+        return memory
+    dtype: torch.dtype = getattr(torch, plane.dtype)
+    return QuantizedArena(memory, dtype, plane.block_size, plane.head_dim)
+
+
+def _block_shape(plane: KvLayout) -> tuple[int, ...]:
+    if plane.has_scales or plane.is_sealed:
+        return plane.num_kv_heads, plane.unit_bytes
+    if plane.is_latent:
+        return plane.num_kv_heads, plane.block_size, plane.head_dim
+    return plane.num_kv_heads, 2, plane.block_size, plane.head_dim
+
+
+def _dtype_of(plane: KvLayout) -> torch.dtype:
+    """Of the memory: bytes where items and scales lie side by side."""
+    if plane.has_scales or plane.is_sealed:
+        return torch.uint8
+    dtype: torch.dtype = getattr(torch, plane.dtype)
+    return dtype

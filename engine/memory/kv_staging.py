@@ -1,0 +1,72 @@
+"""KV of a GPU on its way to this host's memory, while the GPU goes on computing.
+
+    compute stream   layer 0 |e0| layer 1 |e1| layer 2 ...        an event behind each layer
+    copy stream               wait e0, gather, copy |  wait e1, ...
+    any thread                     `- waits for its copy, then reads pinned memory
+
+The engine's thread only records events: it never waits, and layers follow each other on the compute
+stream as if nobody were reading. The caller sees to it that the blocks are not reused meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch.batch import OnLayer
+from baton.kernels.paging.block_copy import gather_blocks
+
+
+class KvStaging:
+    """For the planes of one device, [blocks][...] each."""
+
+    def __init__(self, planes: Sequence[Tensor], layout: KvLayout) -> None:
+        self._planes = [plane.view(torch.uint8).flatten(1) for plane in planes]  # [blocks, bytes]
+        self._layout = layout
+        self._device = planes[0].device
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._computed: list[torch.cuda.Event | None] = [None] * len(planes)
+
+    def marking(self, on_layer: OnLayer) -> OnLayer:
+        """`on_layer`, with a mark before it."""
+
+        def mark(layer: int) -> None:
+            for plane in self._layout.planes_of(layer):
+                self.mark(plane)
+            on_layer(layer)
+
+        return mark
+
+    def mark(self, plane: int) -> None:
+        """What reads `plane` from now on waits for all that is on the compute stream by now."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        self._computed[plane] = event
+
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+        """Copies of the blocks' bytes, once what was to be computed of `plane` is done."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            computed = self._computed[plane]
+            if computed is not None:
+                self._stream.wait_event(computed)
+            numbers = torch.tensor(blocks, device=self._device)
+            (rows,) = gather_blocks((self._planes[plane],), numbers)
+            pinned = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
+            pinned.copy_(rows, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        copied.synchronize()
+        whole, size = bytes_of(pinned), pinned.shape[1]
+        return tuple(whole[at : at + size] for at in range(0, len(whole), size))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A read-only look into a contiguous tensor of this host, which lives as long as the look."""
+    buffer: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    buffer.owner = tensor
+    return memoryview(buffer).cast("B").toreadonly()

@@ -1,0 +1,43 @@
+"""Memory for the blocks of KV that are not sealed yet, beside the cache that keeps those that are.
+
+of each layer, and of each lane     one block, as wide as the model computes
+of all layers, for one pass    its tokens, and what was open before (kernels/paging/sealed_arena.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_layout import ITEM_BYTES, KvLayout
+from baton.engine.batch.static_batch import PassLimits
+from baton.kernels.paging.sealed_arena import SealedArena
+
+
+def sealed_arenas(
+    units: Sequence[Tensor], layout: KvLayout, dtype: str, limits: PassLimits
+) -> list[SealedArena]:
+    """Of all layers, around what is sealed of them."""
+    items: torch.dtype = getattr(torch, dtype)
+    device = units[0].device
+    open_shape, pass_shape = _shapes(layout, limits)
+    pass_rows = torch.zeros(pass_shape, dtype=items, device=device)
+    return [
+        SealedArena(each, torch.zeros(open_shape, dtype=items, device=device), pass_rows)
+        for each in units
+    ]
+
+
+def open_bytes(layout: KvLayout, dtype: str, limits: PassLimits) -> int:
+    """What `sealed_arenas` take beside the units."""
+    open_shape, pass_shape = _shapes(layout, limits)
+    num_items = torch.Size(open_shape).numel() * layout.num_layers + torch.Size(pass_shape).numel()
+    return num_items * ITEM_BYTES[dtype]
+
+
+def _shapes(layout: KvLayout, limits: PassLimits) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    heads, size, width = layout.num_kv_heads, layout.block_size, layout.head_dim
+    num_rows = limits.max_tokens + limits.max_requests * (size - 1)
+    return (limits.max_requests, heads, 2, size, width), (num_rows, 2, heads, width)

@@ -1,0 +1,121 @@
+"""Tokens to the ranks that hold their experts, and what those made of them back.
+
+    home     pairs (token, choice) by slot      | of rank 0 | rank 1 | rank 2 |
+             how many of each slot   --all to all-->   how many each rank sends, for each slot here
+             rows [P, D]             --all to all-->   rows of all ranks
+    holder                                             each through the expert of its slot
+             outs [P, D]             <--all to all--   in the order they came
+    home     out[t] = sum over c of  share[t, c] * out of (t, c)         c = 0, 1, ..
+
+Where all engines have few tokens, as in decoding, every rank sends every other as many rows as it
+could have for it, each with its slot: one message there and one back, of sizes that are known
+beforehand, so no device is waited for.
+
+A slot is the place of one expert on one rank; slots are numbered from rank to rank. Nothing is ever
+left out: however many tokens want one expert, it gets them all. What a token gives has the same
+bits whoever holds its experts, since it is added at home, in the order of its choices.
+
+Ranks that share tensors have the same tokens, so each sends a run of them; what they lack of each
+other's is added by the all-reduce that follows. A rank without tokens takes part all the same:
+without it the others would wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.mesh.ranks import RankGroup
+from baton.engine.mesh.split import Share
+
+MAX_FIXED_TOKENS = {"cpu": 8, "cuda": 64}
+"""Of an engine. Beyond, room that stays empty costs more than a message of counts, for which a GPU
+has to be waited for as well."""
+SLOT_BYTES = 4
+"""Told with a row."""
+Compute = Callable[[Tensor, Tensor], Tensor]
+"""rows [P, D], slots of this rank [P] -> [P, D]; a row that is nobody's has the slot behind."""
+
+
+@dataclass(slots=True)
+class ExpertExchange:
+    ranks: RankGroup
+    """That experts are spread over."""
+    share: Share
+    """Among those that have the same tokens."""
+    max_tokens: int
+    """The most that any engine has in the pass that begins; told before it."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        slots: Tensor,
+        num_slots: int,
+        compute: Compute,
+        scales: Tensor | None = None,
+    ) -> Tensor:
+        """x [T, D] of this rank alone, slots [T, C] among `num_slots` a rank -> outs [T, C, D]
+
+        What is sent of a token for a choice is multiplied by one of the scales [T, C] before.
+        """
+        ranked, pairs = slots.flatten().long().sort(stable=True)
+        rows = x[pairs // slots.shape[1]]
+        if scales is not None:
+            rows = (rows * scales.flatten()[pairs, None]).to(x.dtype)
+        if self.max_tokens > MAX_FIXED_TOKENS[x.device.type]:
+            outs = self._counted(rows, ranked, num_slots, compute)
+        else:
+            room = fixed_room(self.max_tokens, self.share.size, slots.shape[1], num_slots)
+            outs = self._fixed(rows, ranked, num_slots, room, compute)
+        by_pair = torch.empty_like(outs)
+        by_pair[pairs] = outs
+        return by_pair.view(*slots.shape, x.shape[1])
+
+    def _counted(self, rows: Tensor, ranked: Tensor, num_slots: int, compute: Compute) -> Tensor:
+        """rows [P, D] by slot -> [P, D]"""
+        num_ranks = self.ranks.size
+        asked = torch.bincount(ranked, minlength=num_ranks * num_slots)
+        every = [num_slots] * num_ranks
+        wanted = self.ranks.all_to_all(asked, every, every)
+        sent, received = torch.stack((asked, wanted)).view(2, num_ranks, -1).sum(2).tolist()
+        found = self.ranks.all_to_all(rows, sent, received)
+        own = torch.arange(num_slots, device=rows.device).repeat(num_ranks)
+        outs = compute(found, own.repeat_interleave(wanted)) if len(found) else found
+        return self.ranks.all_to_all(outs, received, sent)
+
+    def _fixed(
+        self, rows: Tensor, ranked: Tensor, num_slots: int, room: int, compute: Compute
+    ) -> Tensor:
+        """The same with as much room for each rank, where nobody waits for counts."""
+        num_ranks, num_bytes = self.ranks.size, rows.shape[1] * rows.itemsize
+        to = ranked // num_slots
+        every = torch.arange(num_ranks, device=rows.device)
+        place = torch.arange(len(to), device=rows.device) - torch.searchsorted(to, every)[to]
+        place += to * room
+        laid = rows.new_zeros(num_ranks * room, rows.shape[1])
+        laid[place] = rows
+        own = torch.full((len(laid), 1), num_slots, dtype=torch.int32, device=rows.device)
+        own[place, 0] = (ranked % num_slots).to(torch.int32)
+        equal = [room] * num_ranks
+        message = torch.cat((laid.view(torch.uint8), own.view(torch.uint8)), dim=1)
+        heard = self.ranks.all_to_all(message, equal, equal)
+        found = heard[:, :num_bytes].contiguous().view(rows.dtype)
+        slots = heard[:, num_bytes:].contiguous().view(torch.int32).flatten()
+        return self.ranks.all_to_all(compute(found, slots), equal, equal)[place]
+
+
+def fixed_room(max_tokens: int, num_homes: int, num_choices: int, num_slots: int) -> int:
+    """Rows that one rank has for one other at most, where `num_homes` ranks share the tokens of an
+    engine: no expert is chosen twice."""
+    return -(-max_tokens // num_homes) * min(num_choices, num_slots)
+
+
+def weighted(outs: Tensor, shares: Tensor) -> Tensor:
+    """outs [T, C, D], shares [T, C] float32 -> float32 [T, D], added choice by choice."""
+    y = torch.zeros(len(outs), outs.shape[2], device=outs.device)
+    for out, share in zip(outs.unbind(1), shares.unbind(1), strict=True):
+        y += out.float() * share[:, None]
+    return y

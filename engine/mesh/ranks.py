@@ -1,0 +1,274 @@
+"""The ranks that compute one model together, and what they say to each other.
+
+    rank      one process, one device, one share of the model
+    lead      the first of an engine's ranks: it schedules, samples and serves; the others follow
+
+    all_reduce_   x becomes the sum of all ranks' x      after attention, after the feed-forward
+    all_gather    the x of each, in the order of ranks   of logits
+    broadcast_    x becomes that of the first rank       of what the lead tells
+    send          x to one rank, which `receive_`s it    of activations, from stage to stage
+    all_to_all    rows to each rank, rows of each        of tokens, to those that hold their experts
+
+A group of ranks is a value that is handed down; nothing of it is global, so two of them live in one
+process. Sums are added in the same order on every rank: all have the same bits afterwards. A rank
+is in one group for each axis of the mesh, and in that of all.
+"""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from baton.engine.mesh.mesh import Axis, Mesh, Place
+
+c10d: Any = torch.distributed  # whose stubs know little of what is used here
+
+JOIN_S = 120.0
+"""For all ranks to come: each starts a process, and finds its device."""
+TELL_WITHIN = timedelta(seconds=30)
+"""How long an order may take to leave the lead. Gloo's send ends when it is received: a rank that
+does not `hear` for so long, because it is busy or has just ended, makes the lead raise. For one
+that has just ended Gloo would sometimes wait for ever."""
+UNLIMITED = timedelta(days=365)
+"""Who waits for the next pass may wait long; a rank that died is noticed by its connection."""
+FOR_EVER = timedelta(0)
+"""c10d's word for a wait without an end of its own; on a device it is the stream that waits."""
+
+
+class Ranks(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        """In place; `x` is contiguous, and returned."""
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        """`x` has the same shape on all ranks."""
+
+    def broadcast_(self, x: Tensor) -> Tensor: ...
+
+
+class Alone:
+    """One rank that has nobody to talk to."""
+
+    rank: ClassVar[int] = 0
+    size: ClassVar[int] = 1
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+    def broadcast_(self, x: Tensor) -> Tensor:
+        return x
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one replica meet."""
+
+    host: str
+    """The lead's, as the others reach it."""
+    port: int
+    mesh: Mesh
+    backend: str
+    """gloo, of CPUs, or nccl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message on its way."""
+
+    work: Any
+    x: Tensor
+    """Which must stay until then."""
+
+    def wait(self) -> None:
+        """Until it was taken. Raises RuntimeError if it never will be."""
+        self.work.wait()
+
+
+class RankGroup:
+    """Ranks of torch.distributed. Every call raises RuntimeError once a rank of it is gone."""
+
+    def __init__(self, group: Any, control: Any, store: Any, members: tuple[int, ...]) -> None:
+        """`group` moves what is on the device, `control` what is on the host."""
+        self.members = members
+        """By their ranks of the mesh; here they are counted from 0."""
+        self._group = group
+        self._control = control
+        self._store = store  # it ends with the lead's, which all groups need
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        self._group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(x) for _ in range(self.size)]
+        self._group.allgather([found], [x.contiguous()]).wait()
+        return found
+
+    def broadcast_(self, x: Tensor, within: timedelta = FOR_EVER) -> Tensor:
+        """Raises RuntimeError if the first rank's `x` has not left it `within` that time."""
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        self._mover(x).broadcast([x], options).wait(within)
+        return x
+
+    def send(self, x: Tensor, to: int) -> Sent:
+        """To one rank, which receives in the order in which it is sent; returns at once.
+
+        `x` is contiguous, and to be left alone until `wait` of what is returned is over.
+        """
+        return Sent(self._mover(x).send([x], to, 0), x)
+
+    def receive_(self, x: Tensor, source: int) -> Tensor:
+        """What that rank has sent, which has the shape and dtype of `x`."""
+        self._mover(x).recv([x], source, 0).wait()
+        return x
+
+    def _mover(self, x: Tensor) -> Any:
+        return self._group if x.is_cuda else self._control
+
+    def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """x [R, ...]: `sent[r]` rows of it go to rank r, in order, and `received[r]` come of it."""
+        found = x.new_empty(sum(received), *x.shape[1:])
+        self._group.alltoall_base(found, x.contiguous(), list(received), list(sent)).wait()
+        return found
+
+    def leave_word(self, name: str, word: bytes) -> None:
+        """For any rank that asks for it."""
+        self._store.set(f"{name} {self.rank}", word)
+
+    def word_of(self, name: str, rank: int) -> bytes:
+        """Blocks until that rank has left it. Raises RuntimeError if it does not."""
+        word: bytes = self._store.get(f"{name} {rank}")
+        return word
+
+    def gather(self, words: array[int]) -> list[list[int]]:
+        """Those of all ranks, which tell as many each."""
+        own = torch.frombuffer(words, dtype=torch.int64)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._control.allgather([found], [own]).wait()
+        return [each.tolist() for each in found]
+
+    def tell(self, words: array[int]) -> None:
+        """What all others `hear`, in order. Only of the lead."""
+        self.broadcast_(torch.tensor([len(words)]), TELL_WITHIN)
+        self.broadcast_(torch.frombuffer(words, dtype=torch.int64), TELL_WITHIN)
+
+    def hear(self) -> Sequence[int]:
+        """Blocks until the lead tells something."""
+        (count,) = self.broadcast_(torch.zeros(1, dtype=torch.int64)).tolist()
+        words: list[int] = self.broadcast_(torch.empty(count, dtype=torch.int64)).tolist()
+        return words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshGroups:
+    """The groups that one rank of a mesh is in."""
+
+    mesh: Mesh
+    everyone: Ranks
+    tensor: Ranks
+    context: Ranks
+    data: Ranks
+    pipeline: Ranks
+    expert: Ranks
+    engine: Ranks
+    """All that run this rank's engine, its lead first."""
+
+    @property
+    def place(self) -> Place:
+        return self.mesh.place(self.everyone.rank)
+
+
+ONE_RANK = MeshGroups(
+    mesh=Mesh(),
+    everyone=ALONE,
+    tensor=ALONE,
+    context=ALONE,
+    data=ALONE,
+    pipeline=ALONE,
+    expert=ALONE,
+    engine=ALONE,
+)
+
+
+def listen(host: str) -> socket.socket:
+    """For the lead. Raises OSError if `host` is not an address of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)
+
+
+def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) -> MeshGroups:
+    """Blocks until all have come. Raises RuntimeError if they do not.
+
+    The lead brings the socket that it listens on, at the meeting's port.
+    """
+    patience = timedelta(seconds=JOIN_S)
+    handle = {} if listener is None else {"master_listen_fd": listener.detach()}
+    store = c10d.TCPStore(
+        meeting.host, meeting.port, None, listener is not None, patience, False, **handle
+    )
+    mesh = meeting.mesh
+    everyone = _group(store, meeting, tuple(range(mesh.size)), rank)
+    own: dict[tuple[int, ...], Ranks] = {(rank,): ALONE, everyone.members: everyone}
+    of_axes = {axis.value: mesh.members(axis, rank) for axis in Axis}
+    wanted = {**of_axes, "engine": mesh.engine_members(rank)}
+    for members in wanted.values():  # all ranks make their groups in the same order
+        if members not in own:
+            own[members] = _group(store, meeting, members, rank)
+    groups = {name: own[members] for name, members in wanted.items()}
+    return MeshGroups(mesh=mesh, everyone=everyone, **groups)
+
+
+def _group(store: Any, meeting: Rendezvous, members: tuple[int, ...], rank: int) -> RankGroup:
+    """That of some ranks, of which this is one."""
+    name = " ".join(map(str, members))
+    own, size = members.index(rank), len(members)
+    meet = c10d.PrefixStore(name, store.clone())
+    control = _gloo(c10d.PrefixStore("control", meet), meeting, own, size, is_lead=rank == 0)
+    group = control
+    if meeting.backend == "nccl":
+        options = c10d.ProcessGroupNCCL.Options()
+        group = c10d.ProcessGroupNCCL(c10d.PrefixStore("nccl", meet), own, size, options)
+        group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
+    return RankGroup(group, control, c10d.PrefixStore(name, store), members)
+
+
+def _gloo(store: Any, meeting: Rendezvous, rank: int, size: int, *, is_lead: bool) -> Any:
+    options = c10d.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=JOIN_S)
+    options._threads = 1
+    own_host = meeting.host if is_lead else _own_host(meeting)
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_host)]
+    group = c10d.ProcessGroupGloo(store, rank, size, options)
+    group.set_timeout(UNLIMITED)
+    return group
+
+
+def _own_host(meeting: Rendezvous) -> str:
+    """This machine's address on the way to the lead's."""
+    with socket.socket(
+        socket.AF_INET6 if ":" in meeting.host else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
+        probe.connect((meeting.host, meeting.port))  # of datagrams: nothing is sent
+        return str(probe.getsockname()[0])

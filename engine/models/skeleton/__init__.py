@@ -1,0 +1,1 @@
+"""What the families are built on: the decoder, its feed-forwards, the MTP head."""

@@ -1,0 +1,109 @@
+"""The skeleton of a decoder: embedding, blocks, norm, head.
+
+T = tokens of this pass, all requests end to end; S = those whose outputs are wanted; D = model
+width; V = vocabulary. The residual stream is carried beside x, so that adding it and normalising
+are one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from baton.engine.batch.batch import Batch, OnLayer
+from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.rope import RotaryAngles
+from baton.engine.models.config.model_config import LayerConfig, ModelConfig
+from baton.kernels.elementwise.add import add
+from baton.kernels.elementwise.soft_cap import soft_cap_
+from baton.kernels.elementwise.take_rows import take_rows
+from baton.kernels.paging.grouped_arena import LayerArena
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.products.linear import logits
+
+
+class Decoder(nn.Module):
+    """`norm` is the last one, of the kind that adds."""
+
+    is_capturable: ClassVar[bool] = True
+    """Whether a decode pass on a GPU does the same whatever the lengths of its requests."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        new_block: Callable[[LayerConfig], nn.Module],
+        norm: nn.Module,
+        *,
+        embed_scale: float | None = None,
+        has_learned_positions: bool = False,
+    ) -> None:
+        super().__init__()
+        self.width = width = config.hidden_size
+        self.embed = Embedding(
+            config.vocab_size, width, scale=embed_scale, is_tied=config.tie_word_embeddings
+        )
+        self.positions = (
+            Embedding(config.max_position_embeddings, width) if has_learned_positions else None
+        )
+        self.blocks = nn.ModuleList(new_block(layer) for layer in config.layers)
+        self.layers = range(config.num_layers)
+        """That are computed here; others may be elsewhere: see `baton.engine.sharding.stages`."""
+        self.norm = norm
+        self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
+        self.logit_softcap = config.logit_softcap
+        self.latent = None if config.latent is None else config.latent.shape
+        self.angles = nn.ModuleList(
+            RotaryAngles(rope, config.max_model_len) for rope in config.ropes
+        )
+        self.angles_of_block = [
+            None if layer.rope is None else config.ropes.index(layer.rope)
+            for layer in config.layers
+        ]
+
+    def forward(self, batch: Batch, arenas: Sequence[LayerArena], on_layer: OnLayer) -> Tensor:
+        """Write the tokens' KV into the arenas, one a layer; return the outputs [S, D]."""
+        x = self.embedded(batch)
+        x, residual = self.through(x, None, batch.sequences, arenas, on_layer)
+        return self.outputs(x, residual, batch.output_rows)
+
+    def embedded(self, batch: Batch) -> Tensor:
+        """[T, D]"""
+        x: Tensor = self.embed(batch.tokens)
+        if self.positions is not None:
+            x = add(x, self.positions(batch.sequences.positions))
+        return x
+
+    def through(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        sequences: Sequences,
+        arenas: Sequence[LayerArena],
+        on_layer: OnLayer,
+    ) -> tuple[Tensor, Tensor]:
+        """The layers that are here, of which each has an arena; both [T, D]."""
+        rotations = [angles(sequences.positions) for angles in self.angles]
+        for layer, arena in zip(self.layers, arenas, strict=True):
+            index = self.angles_of_block[layer]
+            rotation = None if index is None else rotations[index]
+            x, residual = self.blocks[layer](x, residual, rotation, arena, sequences)
+            on_layer(layer)
+        assert residual is not None
+        return x, residual
+
+    def outputs(self, x: Tensor, residual: Tensor, rows: Tensor) -> Tensor:
+        """[S, D] of the tokens at `rows`."""
+        x, _ = self.norm(take_rows(x, rows), take_rows(residual, rows))
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[S, D] -> float32 [S, V]"""
+        last = self.embed if self.head is None else self.head
+        wide: Tensor = logits(x, last.weight)
+        if last.ranks.size > 1:
+            wide = torch.cat(last.ranks.all_gather(wide), dim=1)
+        return wide if self.logit_softcap is None else soft_cap_(wide, self.logit_softcap)

@@ -1,0 +1,92 @@
+"""The head that predicts one token further (DeepSeek V3, 2024): a layer behind the last.
+
+    y[t]  = W (norm(embedding of token t + 1), norm(h[t]))          h: what the model gives
+    g     = the layer, over y                                       with KV of its own
+    logits of token t + 2 = head(norm(g[t]))
+
+Embedding and head are the model's own; checkpoints repeat them. Plain decoding has no use for it.
+
+T tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch.batch import ignore_layer
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.norm import RmsNorm
+from baton.engine.mesh.split import Split
+from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.family import Family
+from baton.kernels.paging.grouped_arena import LayerArena
+from baton.kernels.paging.sequences import Sequences
+
+LAYER = "blocks.{i}."
+"""How our names of what is in a layer begin."""
+OWN = {
+    "embed_norm.weight": ("enorm.weight",),
+    "hidden_norm.weight": ("hnorm.weight",),
+    "join.weight": ("eh_proj.weight",),
+    "layer.norm.weight": ("shared_head.norm.weight",),
+}
+"""Ours <- theirs, behind what the names of the layer begin with."""
+
+
+class MtpHead(nn.Module):
+    def __init__(self, config: ModelConfig, family: Family) -> None:
+        """Without weights. Its layer is made as the model's last, with an index of its own."""
+        super().__init__()
+        width, eps = config.hidden_size, config.norm_eps
+        self.embed_norm = RmsNorm(width, eps)
+        self.hidden_norm = RmsNorm(width, eps)
+        self.join = Linear(2 * width, width, split=Split.NONE)
+        layer = replace(config.layers[-1], has_index=config.index is not None)
+        self.config = replace(config, layers=(layer,))
+        self.layer: Decoder = family.build(self.config)
+        del self.layer.embed
+        self.layer.head = None
+
+    def layout(self, of_model: KvLayout) -> KvLayout:
+        """Of its own KV."""
+        groups = self.config.kv_groups(of_model.dtype)
+        return replace(of_model, num_layers=1, groups=groups)
+
+    def share(self, model: Decoder) -> None:
+        """Once there are weights: embedding and head are those of `model`."""
+        self.layer.embed, self.layer.head = model.embed, model.head
+
+    def forward(
+        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, arena: LayerArena
+    ) -> Tensor:
+        """What the model gave [T, D], and the tokens behind [T] -> logits [T, V] float32."""
+        embedded = self.embed_norm(self.layer.embed(next_tokens))
+        x = self.join(torch.cat((embedded, self.hidden_norm(hidden)), dim=-1))
+        x, residual = self.layer.through(x, None, sequences, (arena,), ignore_layer)
+        out, _ = self.layer.norm(x, residual)
+        return self.layer.logits(out)
+
+
+def names_of(family: Family, layer: int) -> Family:
+    """The same family, whose checkpoints are known by the names of one layer behind the last."""
+    prefix = family.further_layers.format(i=layer)
+    own = {ours: tuple(prefix + name for name in theirs) for ours, theirs in OWN.items()}
+    return replace(
+        family,
+        checkpoint={**own, **_names_in_layer(family.checkpoint, layer)},
+        other_names=tuple(_names_in_layer(table, layer) for table in family.other_names),
+    )
+
+
+def _names_in_layer(table: Mapping[str, tuple[str, ...]], layer: int) -> dict[str, tuple[str, ...]]:
+    return {
+        "layer." + ours.replace("{i}", "0"): tuple(t.replace("{i}", str(layer)) for t in theirs)
+        for ours, theirs in table.items()
+        if ours.startswith(LAYER)
+    }

@@ -1,0 +1,190 @@
+"""What passes take of a GPU beside weights and KV: known before KV is given the rest.
+
+    free               once the weights are there
+      - activations    of the largest passes: all tokens, of as many as may run or of one, each
+                       behind as much as a request may have, and a draw for all
+      - graphs         of the sizes that fit their budget (`baton.engine.passes.cuda_graphs`)
+      = left           of which `cache.memory_fraction` becomes KV
+
+Both are tried over a scratch cache, which is gone before the real one is made. `Device` is what
+CUDA does, so that the rest is tested without it. Where ranks compute a pass together none of them
+can try it alone: activations are then estimated, and there are no graphs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
+from baton.core.messages import SamplingParams
+from baton.engine.batch.batch import Chunk, ignore_layer, make_batch
+from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.passes.cuda_graphs import (
+    MAX_GRAPH_BYTES,
+    Capture,
+    CudaCapture,
+    free_bytes,
+    sizes_within,
+    try_graphs,
+)
+from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.sampling.sampling_row import SamplingRow
+
+DRAWN = SamplingParams(temperature=1.0, top_p=0.9)
+"""Needs as much as any: its scores are filtered."""
+COPIES_OF_LOGITS = 4
+"""That a draw has at once, in float32, where it is estimated."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassMemory:
+    activation_bytes: int = 0
+    graph_bytes: int = 0
+    graph_sizes: tuple[int, ...] = ()
+    """Numbers of requests that decode passes are to be captured for."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.activation_bytes + self.graph_bytes
+
+
+class Device(Protocol):
+    def free_bytes(self) -> int:
+        """Of the device, with nothing kept for later use."""
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """How much more than before is taken while it runs."""
+
+    def scratch(self, layout: KvLayout, num_blocks: int) -> KvCache:
+        """A cache with a spare block."""
+
+    def capture(self) -> Capture: ...
+
+
+class CudaDevice:
+    def __init__(self, name: str) -> None:
+        self._device = torch.device(name)
+
+    def free_bytes(self) -> int:
+        return free_bytes(self._device)
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        self.free_bytes()
+        before = torch.cuda.memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        run()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_reserved(self._device) - before
+
+    def scratch(self, layout: KvLayout, num_blocks: int) -> KvCache:
+        return KvCache(layout, num_blocks, self._device)
+
+    def capture(self) -> Capture:
+        return CudaCapture(self._device)
+
+
+@torch.inference_mode()
+def measure(
+    loaded: LoadedModel, layout: KvLayout, limits: PassLimits, device: Device
+) -> PassMemory:
+    """Of this rank, whose KV has this layout. Raises InvalidConfig if no pass fits."""
+    if not loaded.groups.mesh.has_whole_models:
+        return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
+    passes = largest_passes(limits, layout.block_size, loaded.info.max_model_len)
+    blocks = {block for chunks in passes for chunk in chunks for block in chunk.blocks}
+    cache = device.scratch(layout, max(blocks) + 1)
+
+    def run(chunks: Sequence[Chunk]) -> None:
+        batch = make_batch(chunks, layout.block_size, cache.device)
+        logits = loaded.model.logits(loaded.model(batch, cache.arenas, ignore_layer))
+        rows = [SamplingRow(DRAWN, (0,), ()) for _ in chunks]
+        draw(logits, SamplingPlan(rows, cache.device), loaded.info.eos_token_ids)
+
+    try:
+        activation_bytes = max(device.peak_bytes(partial(run, chunks)) for chunks in passes)
+    except torch.OutOfMemoryError as error:
+        raise InvalidConfig(
+            f"a pass of {limits.max_tokens} tokens of {limits.max_requests} requests does not fit "
+            "beside the weights; lower scheduler.max_batch_tokens or scheduler.max_running"
+        ) from error
+    if not loaded.model.is_capturable or cache.spare_block is None:
+        return PassMemory(activation_bytes=activation_bytes)
+    batch = StaticBatch(limits, layout.block_size, cache.device)
+    costs = try_graphs(
+        loaded.model, cache, batch, cache.spare_block, device.capture(), device.free_bytes
+    )
+    sizes = () if costs is None else sizes_within(limits.max_decodes, costs)
+    if costs is not None and not sizes:
+        logger.warning(
+            "decode passes run without graphs, which is slower: one would take %d bytes, and all "
+            "may take %d",
+            costs.of((1,), limits.max_decodes),
+            MAX_GRAPH_BYTES,
+        )
+    return PassMemory(
+        activation_bytes=activation_bytes,
+        graph_bytes=0 if costs is None else costs.of(sizes, limits.max_decodes),
+        graph_sizes=sizes,
+    )
+
+
+def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:
+    """As many requests and tokens as may be, some with one token and the rest prompts; and as many
+    tokens of one prompt, for which attention may be another.
+
+    Each ends where a request may end: behind so much past that attention is cut into as many pieces
+    as it ever is. What the past holds does not matter, so all of it is block 0, over and over.
+    """
+    longest = min(limits.max_blocks * block_size, max_model_len)
+    lengths = [1] * limits.max_decodes
+    left = limits.max_tokens - len(lengths)
+    for row in reversed(range(len(lengths))):
+        more = min(left, longest - 1)
+        lengths[row] += more
+        left -= more
+    crowd, first_own = [], 1
+    for length in lengths:
+        crowd.append(_last_tokens(length, longest, block_size, first_own))
+        first_own = crowd[-1].blocks[-1] + 1
+    return [crowd, [_last_tokens(min(limits.max_tokens, longest), longest, block_size, 1)]]
+
+
+def _last_tokens(num_tokens: int, context_len: int, block_size: int, first_own: int) -> Chunk:
+    """Those of a request, in blocks of its own from `first_own` on."""
+    start = context_len - num_tokens
+    num_shared, num_blocks = start // block_size, -(-context_len // block_size)
+    own = range(first_own, first_own + num_blocks - num_shared)
+    return Chunk([0] * num_tokens, start, [0] * num_shared + [*own], 1)
+
+
+def estimated_bytes(loaded: LoadedModel, limits: PassLimits) -> int:
+    """The residual stream and x twice each, the widest layer with what it makes of it, what all
+    chosen experts make of a token, a draw."""
+    linears = [part for part in loaded.model.modules() if isinstance(part, Linear)]
+    head = loaded.model.head
+    widest = max(sum(linear.rows) for linear in linears if linear is not head)
+    width = loaded.model.width
+    pairs = max(
+        (
+            part.router.routing.num_choices * (2 * part.experts.hidden_width + width)
+            for part in loaded.model.modules()
+            if isinstance(part, MoeFeedForward)
+        ),
+        default=0,
+    )
+    item_bytes = torch.empty(0, dtype=getattr(torch, loaded.info.dtype)).element_size()
+    of_tokens = limits.max_tokens * item_bytes * (4 * width + 2 * widest + pairs)
+    return of_tokens + limits.max_decodes * 4 * COPIES_OF_LOGITS * loaded.info.vocab_size

@@ -1,0 +1,118 @@
+"""Runs forward passes of a model over the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer, make_batch
+from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.blocks.block_bytes import EngineCache
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.config.info import ModelInfo
+from baton.engine.passes.cuda_graphs import DecodeGraphs, capture_decoding
+from baton.engine.passes.taped_model import record
+from baton.engine.sharding.expert_balancer import ExpertBalancer
+
+DEFAULT_LIMITS = PassLimits()
+
+
+class Runner(Protocol):
+    """Runs forward passes; `engine/passes/echo.py` has one without a model."""
+
+    info: ModelInfo
+
+    @property
+    def cache(self) -> EngineCache: ...
+
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        """Compute all chunks, writing their KV into the cache.
+
+        On a GPU a layer is written when what it had to do so far is done on its current stream.
+
+        Returns the hidden states [S, D] of the tokens whose outputs the chunks want, in order:
+        after the last norm, before the head. They stay until the next pass is computed.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [S, D] -> float32 logits [S, V], which stay until others are computed."""
+
+
+class ModelRunner:
+    """A loaded model and the cache it writes to, on one device.
+
+    On a CPU its passes are played from a tape, where that gives the same as the model itself; on a
+    GPU those that decode are graphs.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, cache: KvCache, limits: PassLimits = DEFAULT_LIMITS
+    ) -> None:
+        """Nothing lies in the cache yet. Passes within the limits are prepared for."""
+        layout = cache.layout
+        if layout != loaded.own(loaded.info.layout(layout.block_size, layout.dtype)):
+            raise ValueError(f"the cache is laid out for another model: {layout}")
+        self.info = loaded.info
+        self.groups = loaded.groups
+        """Of the ranks that compute with it."""
+        self.held = loaded.held
+        self.balancer: ExpertBalancer | None = None
+        """Of a lead that has nobody to lead."""
+        self.cache = cache
+        cache.open_blocks(self.info.dtype, limits)
+        batch = StaticBatch(limits, layout.block_size, cache.device)
+        is_whole = self.groups.mesh.has_whole_models  # what ranks say to each other is on neither
+        self.taped = record(loaded, cache, batch) if is_whole else None
+        self.graphs = capture_decoding(loaded.model, cache, batch) if is_whole else None
+        self._model = loaded.model
+        parts = loaded.model.modules()  # layer by layer, as passes go
+        self._mixtures = [part for part in parts if isinstance(part, MoeFeedForward)]
+
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        if self.balancer is not None:
+            self.balancer.turn()
+        cache = self.cache
+        if cache.staging is not None:
+            on_layer = cache.staging.marking(on_layer)
+        with torch.inference_mode():
+            if self.taped is not None and self.taped.fits(chunks):
+                return self.taped.forward(self.taped.batch.fill(chunks), on_layer)
+            if self.graphs is not None and (size := self.graphs.size_for(chunks)):
+                return self._replay(self.graphs, chunks, size, on_layer)
+            batch = make_batch(chunks, cache.layout.block_size, cache.device)
+            hidden: Tensor = self._model(batch, cache.arenas, on_layer)
+        return hidden
+
+    def join(self) -> None:
+        """Compute what the pass of other engines asks of the experts here."""
+        if self.balancer is not None:
+            self.balancer.turn()
+        with torch.inference_mode():
+            for mixture in self._mixtures:
+                mixture.join()
+
+    def expect(self, max_tokens: int) -> None:
+        """Before a pass that is computed together with other engines, of which none has more."""
+        for mixture in self._mixtures:
+            mixture.experts.expect(max_tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with torch.inference_mode():
+            if self.taped is not None and self.taped.takes(hidden):
+                return self.taped.logits(hidden)
+            made = None if self.graphs is None else self.graphs.logits_of(hidden)
+            return self._model.logits(hidden) if made is None else made
+
+    def _replay(
+        self, graphs: DecodeGraphs, chunks: Sequence[Chunk], size: int, on_layer: OnLayer
+    ) -> Tensor:
+        """Too short to be stopped after each layer: they are told of afterwards."""
+        hidden = graphs.forward(chunks, size)
+        for layer in range(self.cache.layout.num_layers):
+            on_layer(layer)
+        return hidden

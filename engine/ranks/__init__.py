@@ -1,0 +1,1 @@
+"""Passes that several ranks compute together."""

@@ -1,0 +1,119 @@
+"""The ranks of one replica, each with its share of the model, settling on one cache.
+
+all      load their share            compare fingerprints: they must be of the same model
+lead     decides how many blocks     makes the memory that the others' KV lies in, on CPUs
+others   open that memory; or, on GPUs, let the lead map theirs (CUDA IPC: one host)
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.memory.cache_plan import CachePlan
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.ranks import RankGroup
+from baton.engine.passes.runner import ModelRunner
+from baton.engine.ranks.context import ContextRunner
+from baton.engine.ranks.lead import LeadRunner
+from baton.engine.ranks.pipeline import StageRunner
+from baton.engine.ranks.sharded_cache import ShardedCache, Share, SharedMemory, open_place
+
+KV = "kv"
+"""Under which a rank leaves where its KV lies."""
+
+
+def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
+    """For an engine whose cache is that of its ranks, with the blocks that all have room for."""
+    ranks = _ranks_of_engine(loaded)
+    plan = plan.with_blocks(_least(plan.num_blocks, ranks))
+    layout = plan.layout
+    own = KvCache(loaded.own(layout), plan.num_blocks, plan.device)
+    if plan.device == "cpu":
+        shares = _make_memory(loaded, layout, plan.num_blocks, ranks)
+    else:
+        shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
+    return LeadRunner(_own_runner(loaded, own, plan), ShardedCache(layout, own, shares))
+
+
+def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
+    """What `follow` runs."""
+    ranks = _ranks_of_engine(loaded)
+    plan = plan.with_blocks(_least(plan.num_blocks, ranks))
+    own_layout = loaded.own(plan.layout)
+    if plan.device == "cpu":
+        places: Sequence[tuple[int, int]] = pickle.loads(ranks.word_of(KV, 0))
+        fd = open_place(places[ranks.rank - 1])
+        cache = KvCache(own_layout, plan.num_blocks, memory=fd)
+        os.close(fd)
+    else:
+        cache = KvCache(own_layout, plan.num_blocks, plan.device)
+        handles = [reduce_tensor(plane) for plane in cache.planes]  # type: ignore[no-untyped-call]
+        ranks.leave_word(KV, pickle.dumps(handles))
+    _least(plan.num_blocks, ranks)  # the lead may let go of what it opened for us
+    return _own_runner(loaded, cache, plan)
+
+
+def _own_runner(loaded: LoadedModel, cache: KvCache, plan: CachePlan) -> ModelRunner:
+    if loaded.stages:
+        return StageRunner(loaded, cache, plan.limits)
+    runs = ContextRunner if loaded.groups.context.size > 1 else ModelRunner
+    return runs(loaded, cache, plan.limits)
+
+
+def _make_memory(
+    loaded: LoadedModel, layout: KvLayout, num_blocks: int, ranks: RankGroup
+) -> list[Share]:
+    memories = [
+        SharedMemory(loaded.share(layout, rank), num_blocks, loaded.first_plane(layout, rank))
+        for rank in range(1, ranks.size)
+    ]
+    ranks.leave_word(KV, pickle.dumps([memory.place for memory in memories]))
+    _least(num_blocks, ranks)
+    for memory in memories:
+        memory.close()
+    return [memory.share for memory in memories]
+
+
+def _map_memory(loaded: LoadedModel, layout: KvLayout, rank: int, ranks: RankGroup) -> Share:
+    """Of another rank's device. What it left is trusted: it is of our own replica."""
+    handles: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = pickle.loads(
+        ranks.word_of(KV, rank)
+    )
+    planes = [rebuild(*details).view(torch.uint8).flatten(1) for rebuild, details in handles]
+    return Share(loaded.share(layout, rank), planes, loaded.first_plane(layout, rank))
+
+
+def check_alike(loaded: LoadedModel) -> None:
+    """Called on all ranks. Raises InvalidConfig if they have loaded unlike models."""
+    ranks = loaded.groups.everyone
+    assert isinstance(ranks, RankGroup), "one rank is like itself"
+    words = array("q")
+    words.frombytes(loaded.info.fingerprint[:16])
+    found = ranks.gather(words)
+    odd = [rank for rank, each in enumerate(found) if each != found[0]]
+    if odd:
+        raise InvalidConfig(
+            f"ranks {odd} have loaded another model than the lead: is the folder the same there?"
+        )
+
+
+def _ranks_of_engine(loaded: LoadedModel) -> RankGroup:
+    ranks = loaded.groups.engine
+    assert isinstance(ranks, RankGroup), "one rank needs nobody to settle with"
+    return ranks
+
+
+def _least(number: int, ranks: RankGroup) -> int:
+    """Of all ranks; none goes on before all have come here."""
+    return min(found for (found,) in ranks.gather(array("q", (number,))))

@@ -1,0 +1,120 @@
+"""Passes that several ranks compute together: the lead tells, the others follow.
+
+    lead        tell(pass) | its share of the pass | tell(head), hidden | its share of the logits
+    others      hear       | theirs                | hear               | theirs
+
+Layers meet in all-reduces, so no rank runs ahead of another by more than a layer. A rank that is
+gone makes the lead's next call fail, and the lead's end makes the others' `follow` return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.mesh.orders import (
+    Expect,
+    Head,
+    Join,
+    MoveExperts,
+    Pass,
+    Stop,
+    Tally,
+    expect_words,
+    head_words,
+    join_words,
+    pass_words,
+    read_order,
+    stop_words,
+)
+from baton.engine.mesh.ranks import RankGroup
+from baton.engine.passes.runner import ModelRunner
+from baton.engine.ranks.pipeline import StageRunner
+from baton.engine.ranks.sharded_cache import ShardedCache
+from baton.engine.sharding.expert_balancer import ExpertBalancer, added_up
+
+
+class LeadRunner:
+    """A `Runner` whose cache is that of all ranks."""
+
+    def __init__(self, own: ModelRunner, cache: ShardedCache) -> None:
+        ranks = own.groups.engine
+        assert isinstance(ranks, RankGroup), "there is nobody to lead"
+        self.info = own.info
+        self.cache = cache
+        self.balancer: ExpertBalancer | None = None
+        self._own = own
+        self._ranks = ranks
+
+    @property
+    def own(self) -> ModelRunner:
+        """What computes the lead's share."""
+        return self._own
+
+    @property
+    def num_ranks(self) -> int:
+        return self._ranks.size
+
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        if self.balancer is not None:
+            self.balancer.turn()
+        self._ranks.tell(pass_words(chunks))
+        return self._own.forward(chunks, on_layer)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self._own.groups.mesh.has_whole_models:
+            return self._own.logits(hidden)
+        if isinstance(self._own, StageRunner) and (made := self._own.made_of(hidden)) is not None:
+            return made
+        self._ranks.tell(head_words(hidden.shape))
+        return self._own.logits(self._ranks.broadcast_(hidden.contiguous()))
+
+    def expect(self, max_tokens: int) -> None:
+        """Before a pass that is computed together with other engines, of which none has more."""
+        self._ranks.tell(expect_words(max_tokens))
+        self._own.expect(max_tokens)
+
+    def join(self) -> None:
+        """Compute what a pass of other engines asks of the experts here."""
+        if self.balancer is not None:
+            self.balancer.turn()
+        self._ranks.tell(join_words())
+        self._own.join()
+
+    def close(self) -> None:
+        """Let the other ranks go."""
+        self._ranks.tell(stop_words())
+
+
+def follow(own: ModelRunner) -> None:
+    """Do what the lead tells, until it says that this is all.
+
+    Raises RuntimeError once a rank of the group is gone.
+    """
+    ranks = own.groups.engine
+    assert isinstance(ranks, RankGroup), "there is no lead to follow"
+    dtype: torch.dtype = getattr(torch, own.info.dtype)
+    while True:
+        match read_order(ranks.hear()):
+            case Pass(chunks):
+                own.forward(chunks)
+            case Head(shape):
+                hidden = torch.empty(shape, dtype=dtype, device=own.cache.device)
+                ranks.broadcast_(hidden)
+                if own.groups.place.context == 0:  # beside the lead's share of the head
+                    own.logits(hidden)
+            case Expect(max_tokens):
+                own.expect(max_tokens)
+            case Join():
+                own.join()
+            case Tally():
+                assert own.held is not None, "the lead has found experts to look at"
+                added_up(own.held.tally(), ranks)
+            case MoveExperts(layer, experts):
+                assert own.held is not None
+                own.held.move(layer, experts)
+            case Stop():
+                return

@@ -1,0 +1,149 @@
+"""The passes of one stage: from the stage before it come activations, to the next they go.
+
+    lead, stage 0    embed a, layers, send | b ... |               wait for words, outputs
+    stage 1                     receive a, layers, send | b ... | word
+    the last                              receive a, layers, norm | b ... | outputs
+
+Every rank sends to the one in the same place of the next stage. Once its layers are written for all
+micro-batches, a stage sends the lead a word; the last one, the outputs if there are any. Logits are
+computed where the head is: of a pass that only decodes at once, as that is what is asked for next;
+of others, of what the lead sends back.
+
+What is sent is [2, T, D]: x, and the residual stream beside it. Nobody waits for it to be taken but
+for `MAX_POSTED` passes on, so a stage goes on at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import Batch, Chunk, OnLayer, ignore_layer, make_batch
+from baton.engine.batch.micro_batches import micro_batches
+from baton.engine.batch.static_batch import PassLimits
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.mesh.ranks import RankGroup, Sent
+from baton.engine.passes.runner import ModelRunner
+
+MAX_POSTED = 32
+"""Messages that may be on their way, each of a micro-batch."""
+PIECES_PER_STAGE = 4
+"""Micro-batches of a large pass: with as many as there are stages, of two of them a third of the
+time is lost to filling and emptying; with four times as many, a ninth."""
+LEAD = 0
+"""The first stage."""
+
+
+class StageRunner(ModelRunner):
+    """That of a rank that has some of the layers."""
+
+    def __init__(self, loaded: LoadedModel, cache: KvCache, limits: PassLimits) -> None:
+        super().__init__(loaded, cache, limits)
+        ranks, place = loaded.groups.pipeline, loaded.groups.place
+        assert isinstance(ranks, RankGroup), "one stage is no pipeline"
+        self._ranks = ranks
+        self._stages = loaded.stages
+        self._least_tokens = limits.micro_batch_tokens
+        self._dtype: torch.dtype = getattr(torch, loaded.info.dtype)
+        self._is_first = ranks.rank == LEAD
+        self._is_last = ranks.rank == ranks.size - 1
+        self._has_lead = (place.tensor, place.context) == (0, 0)
+        """Whether the lead is among those in the same place as this rank."""
+        self._posted: deque[Sent] = deque()
+        self._made: tuple[Tensor, Tensor] | None = None
+        """The outputs of the last pass, and their logits if it only decoded."""
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        """The outputs [S, D], at the lead and on the last stage; else nothing that means anything.
+
+        At the lead `on_layer` is called for all layers, those of other stages a stage at a time.
+        """
+        outputs: list[Tensor] = []
+        pieces = micro_batches(
+            chunks, most=PIECES_PER_STAGE * self._ranks.size, least_tokens=self._least_tokens
+        )
+        for number, piece in enumerate(pieces, start=1):
+            batch = make_batch(piece, self.cache.layout.block_size, self.cache.device)
+            given = on_layer if number == len(pieces) else ignore_layer
+            outputs.append(self._through(batch, given))
+        hidden = torch.cat(outputs)
+        if self._has_lead and self._is_first:
+            hidden = self._room(sum(chunk.num_outputs for chunk in chunks), self._model.width)
+            self._hear_others(hidden, on_layer)
+        elif self._has_lead:
+            self._tell_lead(hidden)
+        self._made = (hidden, self.logits(hidden)) if only_decodes(chunks) else None
+        return hidden
+
+    def made_of(self, hidden: Tensor) -> Tensor | None:
+        """The logits of what the last pass gave, if they have been computed."""
+        return self._made[1] if self._made is not None and self._made[0] is hidden else None
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of hidden states that the lead sent, at the lead and on the last stage."""
+        if self._is_last:
+            logits = self._model.logits(hidden)
+            if self._has_lead:
+                self._post(logits, LEAD)
+            return logits
+        if not (self._is_first and self._has_lead):
+            return hidden
+        logits = hidden.new_empty(len(hidden), self.info.vocab_size, dtype=torch.float32)
+        return self._ranks.receive_(logits, self._ranks.size - 1)
+
+    def _through(self, batch: Batch, on_layer: OnLayer) -> Tensor:
+        """What the last stage gives of it."""
+        model, num_tokens = self._model, len(batch.tokens)
+        x, residual = None, None
+        if self._is_first:
+            x = model.embedded(batch)
+        else:
+            x, residual = self._ranks.receive_(
+                self._room(2, num_tokens, model.width), self._ranks.rank - 1
+            )
+        x, residual = model.through(x, residual, batch.sequences, self.cache.arenas, on_layer)
+        if self._is_last:
+            return model.outputs(x, residual, batch.output_rows)
+        self._post(torch.stack((x, residual)), self._ranks.rank + 1)
+        return x[:0]
+
+    def _tell_lead(self, hidden: Tensor) -> None:
+        """That all is written, once it is."""
+        self._settle()
+        self._post(hidden if self._is_last and len(hidden) else _word(), LEAD)
+
+    def _hear_others(self, hidden: Tensor, on_layer: OnLayer) -> None:
+        """What they tell, stage by stage; `hidden` is filled by the last."""
+        for stage, layers in enumerate(self._stages[1:], start=1):
+            is_last = stage == self._ranks.size - 1
+            self._ranks.receive_(hidden if is_last and len(hidden) else _word(), stage)
+            self._settle()
+            for layer in layers:
+                on_layer(layer)
+
+    def _settle(self) -> None:
+        """Let a GPU have done what it was told."""
+        if self.cache.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def _room(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self.cache.device)
+
+    def _post(self, x: Tensor, to: int) -> None:
+        self._posted.append(self._ranks.send(x, to))
+        while len(self._posted) > MAX_POSTED:
+            self._posted.popleft().wait()
+
+
+def only_decodes(chunks: Sequence[Chunk]) -> bool:
+    return all(len(chunk.tokens) == chunk.num_outputs == 1 for chunk in chunks)
+
+
+def _word() -> Tensor:
+    return torch.zeros(1, dtype=torch.int64)

@@ -1,0 +1,213 @@
+"""The KV of a model on several ranks as one cache, in the lead's process.
+
+    block b of plane p     | heads 0 1 | heads 2 3 |      as peers, tiers and checksums see it
+                             rank 0      rank 1           as the ranks keep it
+
+The memory of every rank is mapped into the lead's process, so whoever reads or writes a block need
+not know of ranks. Heads that several ranks keep (more ranks than heads, latents, what groups keep)
+are written to all of them, and read from the first; a stage of a pipeline keeps the planes of its
+layers. The ranks themselves only read and write KV within a pass, which the lead begins: what it
+wrote before is there by then.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_arena import KvArena
+from baton.core.kv_layout import SCALE_BYTES, KvLayout
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.memory.kv_staging import bytes_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """The memory of one rank, as the lead has it."""
+
+    layout: KvLayout
+    planes: Sequence[Tensor]
+    """Bytes [blocks, bytes of its heads], one a plane."""
+    first_plane: int = 0
+    """As the model numbers them."""
+
+    def of_plane(self, plane: int) -> PlaneShare | None:
+        """None of one that another stage keeps."""
+        own = plane - self.first_plane
+        if not 0 <= own < len(self.planes):
+            return None
+        return PlaneShare(self.layout.planes[own], self.planes[own])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaneShare:
+    """What one rank keeps of one plane."""
+
+    layout: KvLayout
+    blocks: Tensor
+    """Bytes [blocks, bytes of its heads]."""
+
+    @property
+    def heads(self) -> range:
+        """As the model numbers them."""
+        return range(self.layout.first_kv_head, self.layout.stop_kv_head)
+
+
+class SharedMemory:
+    """An anonymous file for a rank's KV, which it opens by a path of this process."""
+
+    def __init__(self, layout: KvLayout, num_blocks: int, first_plane: int = 0) -> None:
+        sizes = [num_blocks * plane.layer_block_bytes for plane in layout.planes]
+        self._fd = os.memfd_create("baton-kv-rank", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, sum(sizes))
+        memory = memoryview(mmap.mmap(self._fd, sum(sizes)))
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        planes = whole.split(sizes)  # type: ignore[no-untyped-call]
+        by_plane = [plane.view(num_blocks, -1) for plane in planes]
+        self.share = Share(layout, by_plane, first_plane)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Process and descriptor, for `open_place`."""
+        return os.getpid(), self._fd
+
+    def close(self) -> None:
+        """Once the rank has opened it; what is mapped stays."""
+        os.close(self._fd)
+
+
+def open_place(place: tuple[int, int]) -> int:
+    """A descriptor of the memory that another process of this host shares. Raises OSError."""
+    pid, fd = place
+    return os.open(Path("/proc") / str(pid) / "fd" / str(fd), os.O_RDWR | os.O_CLOEXEC)
+
+
+class ShardedCache:
+    """What `KvCache` is to a pool and to transports; `own` is the lead's share."""
+
+    is_in_memory = False
+    """A block is in pieces: none can be looked at as it lies."""
+
+    def __init__(self, layout: KvLayout, own: KvCache, others: Sequence[Share]) -> None:
+        """`layout` is that of the whole. Raises ValueError if a head of it is kept nowhere."""
+        self.layout = layout
+        self.own = own
+        self.num_blocks = own.num_blocks
+        self.device = own.device
+        bytes_of_own = [plane.view(torch.uint8).flatten(1) for plane in own.planes]
+        shares = [Share(own.layout, bytes_of_own), *others]
+        self._shares = [
+            [found for share in shares if (found := share.of_plane(plane)) is not None]
+            for plane in range(layout.num_planes)
+        ]
+        self._read = [list(self._cover(plane)) for plane in range(layout.num_planes)]
+
+    @property
+    def _is_replicated(self) -> bool:
+        """Whether the lead has all that the others have."""
+        return self.own.layout == self.layout
+
+    @property
+    def arena(self) -> KvArena:
+        """Of KV in pieces: nobody but the lead can read it by itself."""
+        if self._is_replicated:
+            return self.own.arena
+        return KvArena(
+            num_blocks=self.num_blocks,
+            block_bytes=tuple(plane.layer_block_bytes for plane in self.layout.planes),
+            planes=(),
+            device=str(self.device),
+            fd=None,
+        )
+
+    def view(self, block: int, plane: int) -> memoryview:
+        """The bytes of one block in one plane, all heads; a copy, if they are in pieces."""
+        if self._is_replicated:
+            return self.own.view(block, plane)
+        data = torch.empty(self._block_bytes(plane), dtype=torch.uint8)
+        for share, heads in self._read[plane]:
+            whole, part = self._spans(plane, share, heads)
+            data[whole] = share.blocks[block, part].cpu()
+        return bytes_of(data)
+
+    def views(self, blocks: Sequence[int], plane: int) -> tuple[memoryview, ...]:
+        if self._is_replicated:
+            return self.own.views(blocks, plane)
+        return tuple([self.view(block, plane) for block in blocks])
+
+    def write(self, block: int, plane: int, data: memoryview) -> None:
+        """Raises ValueError unless `data` are all bytes of one block in one plane."""
+        num_bytes = self._block_bytes(plane)
+        if data.nbytes != num_bytes:
+            raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
+        self.write_part(block, plane, 0, data)
+
+    def write_part(self, block: int, plane: int, offset: int, data: memoryview) -> None:
+        """Replace some bytes of one block in one plane. Raises ValueError beyond its end."""
+        stop, num_bytes = offset + data.nbytes, self._block_bytes(plane)
+        if not 0 <= offset <= stop <= num_bytes:
+            raise ValueError(f"bytes {offset} to {stop} of {num_bytes}")
+        if not data.nbytes:
+            return
+        new = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        for share in self._shares[plane]:
+            whole, part = self._spans(plane, share, share.heads)
+            first, last = max(offset, whole.start), min(stop, whole.stop)
+            if first < last:
+                place = part.start + first - whole.start
+                target = share.blocks[block, place : place + last - first]
+                target.copy_(new[first - offset : last - offset])
+
+    def writable(self, block: int, plane: int) -> memoryview:
+        raise ValueError("blocks on several ranks are in pieces; they are written to")
+
+    def clear_tail(self, block: int, plane: int, num_used: int) -> None:
+        """Zero the slots of one block in one plane behind its first `num_used` tokens."""
+        for share in self._shares[plane]:
+            for start, stop in _tail_spans(share.layout, num_used):
+                share.blocks[block, start:stop] = 0
+
+    def _cover(self, plane: int) -> Iterator[tuple[PlaneShare, range]]:
+        """Each head of the whole once, by whom it is read from."""
+        head = 0
+        while head < self.layout.planes[plane].num_kv_heads:
+            share = next((each for each in self._shares[plane] if head in each.heads), None)
+            if share is None:
+                raise ValueError(f"no rank keeps KV head {head} of plane {plane}")
+            yield share, range(head, share.heads.stop)
+            head = share.heads.stop
+
+    def _block_bytes(self, plane: int) -> int:
+        return self.layout.planes[plane].layer_block_bytes
+
+    def _spans(self, plane: int, share: PlaneShare, heads: range) -> tuple[slice, slice]:
+        """Where the bytes of `heads` are in a block of the whole, and in one of the share."""
+        size, first = self.layout.planes[plane].unit_bytes, share.heads.start
+        return (
+            slice(heads.start * size, heads.stop * size),
+            slice((heads.start - first) * size, (heads.stop - first) * size),
+        )
+
+
+def _tail_spans(layout: KvLayout, num_used: int) -> Iterator[tuple[int, int]]:
+    """Bytes of the slots behind `num_used` in a block of one plane: of items, and of scales.
+
+    A block that would be sealed is written as a whole, or not at all.
+    """
+    if layout.is_sealed:
+        yield 0, layout.layer_block_bytes
+        return
+    parts = [(0, layout.token_bytes)]
+    if layout.has_scales:
+        parts.append((layout.items_bytes, SCALE_BYTES))
+    for head in range(layout.num_kv_heads):
+        for begin, size in parts:
+            for vector in range(layout.num_vectors):
+                start = head * layout.unit_bytes + begin + vector * layout.block_size * size
+                yield start + num_used * size, start + layout.block_size * size

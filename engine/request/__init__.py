@@ -1,0 +1,1 @@
+"""A request inside the engine, and what it is answered."""

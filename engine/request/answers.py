@@ -1,0 +1,92 @@
+"""What a request gets of a pass: its next token, its embedding, its end, or an error.
+
+token -> appended -> may it be the last? -> leave | the grammar takes it
+logits that are not finite, or a grammar that cannot go on -> leave, with an error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+from baton.core.clock import Clock
+from baton.core.errors import BatonError, InvalidRequest, Unavailable
+from baton.core.messages import FinishReason, TokenLogprob
+from baton.engine.request.request import Request
+from baton.engine.request.step_report import RequestOutput
+
+
+class Answers:
+    """`leave` takes a request out of the engine, `discard` strikes what it computed."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        dtype: str,
+        finish_reason: Callable[[Request], FinishReason | None],
+        leave: Callable[[Request], None],
+        discard: Callable[[Request], None],
+    ) -> None:
+        self._clock = clock
+        self._dtype = dtype
+        self._finish_reason = finish_reason
+        self._leave = leave
+        self._discard = discard
+
+    def extend(
+        self, request: Request, token: int, logprob: TokenLogprob | None, now: float
+    ) -> RequestOutput:
+        request.append(token)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        reason, is_finished = None, False
+        if token in request.ending.tokens or len(request.tokens) >= request.ending.num_tokens:
+            reason = self._finish_reason(request)
+            is_finished = reason is not None or request.has_reached_own_limit
+        if is_finished:
+            self._leave(request)
+        elif request.matcher is not None:
+            try:
+                request.matcher.accept((token,))
+            except InvalidRequest as error:
+                return self._fail(request, error)
+        return RequestOutput(
+            request,
+            is_finished,
+            request.num_run,
+            (token,),
+            () if logprob is None else (logprob,),
+            () if request.prompt_logprobs is None else request.take_prompt_logprobs(),
+            (),
+            reason,
+        )
+
+    def embed(self, request: Request, vector: tuple[float, ...]) -> RequestOutput:
+        """Finish a request that only wanted an embedding."""
+        if not all(map(isfinite, vector)):
+            return self.fail_not_finite(request)
+        request.first_token_at = self._clock()
+        self._leave(request)
+        return RequestOutput(
+            request=request,
+            is_finished=True,
+            num_run=request.num_run,
+            embedding=vector,
+            finish_reason=FinishReason.STOP,
+        )
+
+    def fail_not_finite(self, request: Request) -> RequestOutput:
+        """What comes of NaN or infinity would be silently wrong, as is the KV behind it."""
+        self._discard(request)
+        error = Unavailable(
+            f"the model's outputs are not finite after {len(request.tokens)} tokens; "
+            f"{self._dtype} may be too narrow for this model"
+        )
+        return self._fail(request, error)
+
+    def _fail(self, request: Request, error: BatonError) -> RequestOutput:
+        self._leave(request)
+        return RequestOutput(
+            request=request, is_finished=True, num_run=request.num_run, error=error
+        )

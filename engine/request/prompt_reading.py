@@ -1,0 +1,39 @@
+"""What a pass tells about prompts besides their next token: embeddings and prompt logprobs.
+
+hidden states [S, D], by chunk --> each request takes its own --> [S', D] to sample from
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk
+from baton.engine.passes.runner import Runner
+from baton.engine.request.request import Request
+
+
+def read_prompts(
+    requests: Sequence[Request], chunks: Sequence[Chunk], hidden: Tensor, runner: Runner
+) -> Tensor:
+    """Let each request read the rows its chunk asked for; return those of the tokens to sample."""
+    if all(request.embedding is None and request.prompt_logprobs is None for request in requests):
+        return hidden
+    to_sample: list[int] = []
+    end = 0
+    for request, chunk in zip(requests, chunks, strict=True):
+        first, end = end, end + chunk.num_outputs
+        if first < end:
+            start = chunk.start + len(chunk.tokens) - chunk.num_outputs
+            _read(request, start, hidden[first:end], runner)
+        if request.awaits_token:
+            to_sample.append(end - 1)
+    return hidden[to_sample]
+
+
+def _read(request: Request, start: int, hidden: Tensor, runner: Runner) -> None:
+    if request.embedding is not None:
+        request.embedding.read(start, hidden)
+    elif request.prompt_logprobs is not None:
+        request.prompt_logprobs.read(start, hidden, runner)

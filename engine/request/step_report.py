@@ -1,0 +1,101 @@
+"""What a step of the engine has to say: tokens for clients, numbers for operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.core.errors import BatonError
+from baton.core.messages import FinishReason, TokenLogprob
+from baton.engine.mesh.expert_load import ExpertLoad
+from baton.engine.request.request import Request
+
+
+class RequestOutput(NamedTuple):
+    """What a step did for one request."""
+
+    request: Request
+    is_finished: bool
+    """The engine is done with the request and has freed its blocks."""
+    num_run: int
+    """Tokens run for the request so far; the request itself may be a step ahead of who reads it."""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """As many as tokens when asked for, else none."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first token when asked for: one for each token of the prompt but the first."""
+    embedding: tuple[float, ...] = ()
+    """The only answer of a request with a pooling."""
+    finish_reason: FinishReason | None = None
+    """None if not finished, or if only `max_new_tokens` ended it here."""
+    error: BatonError | None = None
+    """Why it ended without a token."""
+
+
+class StepReport(NamedTuple):
+    """One step. Requests whose prompt is not yet computed have no output in it."""
+
+    outputs: tuple[RequestOutput, ...] = ()
+    first_scheduled: tuple[Request, ...] = ()
+    """Requests that ran for the first time, or were refused when they were about to."""
+    num_tokens: int = 0
+    """Tokens run through the model: one for each token sampled, all others were prefilled."""
+    num_requests: int = 0
+    num_preempted: int = 0
+    num_running: int = 0
+    """This and the next are counted when the step is over."""
+    num_waiting: int = 0
+    num_blocks_in_use: int = 0
+    schedule_ms: float = 0.0
+    forward_ms: float = 0.0
+    """On a GPU the launch alone; what the device still computes is waited for while sampling."""
+    sample_ms: float = 0.0
+    """Sampling, and entering the tokens into their requests."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Nothing ran, and nothing will until somebody outside adds work or releases blocks."""
+        return not (self.num_tokens or self.num_preempted or self.first_scheduled)
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """Sums over an engine's life."""
+
+    num_steps: int = 0
+    num_tokens_run: int = 0
+    num_tokens_cached: int = 0
+    """Found in the prefix cache when their request was first admitted."""
+    num_preempted: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    schedule_ms: float = 0.0
+    forward_ms: float = 0.0
+    sample_ms: float = 0.0
+    expert_load: ExpertLoad | None = None
+    """Where ranks have whole experts."""
+
+    def add(self, report: StepReport) -> None:
+        self.num_steps += 1
+        self.num_tokens_run += report.num_tokens
+        self.num_tokens_cached += sum(request.num_cached for request in report.first_scheduled)
+        self.num_preempted += report.num_preempted
+        self.num_finished += sum(output.is_finished for output in report.outputs)
+        self.schedule_ms += report.schedule_ms
+        self.forward_ms += report.forward_ms
+        self.sample_ms += report.sample_ms
+
+    def as_metrics(self) -> dict[str, float]:
+        """By Prometheus name: counts end in _total, times are seconds."""
+        return {
+            "steps_total": self.num_steps,
+            "tokens_run_total": self.num_tokens_run,
+            "tokens_cached_total": self.num_tokens_cached,
+            "preemptions_total": self.num_preempted,
+            "requests_finished_total": self.num_finished,
+            "requests_aborted_total": self.num_aborted,
+            "schedule_seconds_total": self.schedule_ms / 1e3,
+            "forward_seconds_total": self.forward_ms / 1e3,
+            "sample_seconds_total": self.sample_ms / 1e3,
+            **({} if self.expert_load is None else self.expert_load.as_metrics()),
+        }

@@ -1,0 +1,157 @@
+"""What a batch of rows wants to have done, worked out once for as long as the same rows stay.
+
+What changes from draw to draw (positions of noise, tokens seen) is on the device and moves on
+there: a draw does not wait for the host to know the one before, unless a row `needs_host`.
+
+S rows, n of them drawn with noise, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.core.messages import SamplingParams
+from baton.engine.sampling.sampling_row import SamplingRow
+from baton.engine.sampling.seen_tokens import SeenTokens, seen_tokens
+from baton.kernels.sampling.draw_token import LEAST_P, Draws
+from baton.kernels.sampling.token_filter import Filters
+from baton.kernels.sampling.token_penalties import Occurrences, Penalties
+
+WORD = 0xFFFFFFFF
+MIN_TEMPERATURE = 1e-30
+"""Below it float32 would divide by zero."""
+
+
+class Bias(NamedTuple):
+    """What is added to some scores, one entry each."""
+
+    rows: Tensor
+    tokens: Tensor
+    shifts: Tensor  # float32
+
+
+class SamplingPlan:
+    """The groups are of row numbers, in order; a row may be in several."""
+
+    def __init__(self, rows: Sequence[SamplingRow], device: torch.device | str) -> None:
+        self.rows = rows
+        self.device = torch.device(device)
+        self.penalised: list[int] = []
+        self.biased: list[int] = []
+        self.ruled: list[int] = []
+        self.drawn: list[int] = []
+        self.typical: list[int] = []
+        """Of those drawn."""
+        self.asked: list[int] = []
+        """Their logprobs are wanted."""
+        for number, row in enumerate(rows):
+            if not row.is_plain:
+                self._place(number, row)
+        self.penalties = self._penalties() if self.penalised else None
+        self._seen = self._count_seen() if self.penalised else None
+        self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
+        self._bias: Bias | None = None
+        self._last: Tensor | None = None
+        """[S] What was drawn last, if this is to go on from there."""
+
+    @property
+    def needs_host(self) -> bool:
+        """A row is drawn, or told of, by what only the host knows of its output."""
+        return bool(self.ruled or self.typical or self.asked)
+
+    def next_draw(self) -> None:
+        """Move on by the tokens that were drawn last, if any were."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        if self._draws is not None:
+            self._draws.streams[:, 2] += 1
+        if self._seen is not None:
+            self._seen.add(last[self._seen.rows])
+
+    def drew(self, tokens: Tensor) -> None:
+        """[S] The next draw is of the tokens behind them."""
+        self._last = tokens
+
+    def _place(self, number: int, row: SamplingRow) -> None:
+        params = row.params
+        for group, holds in (
+            (self.penalised, row.has_penalties),
+            (self.biased, params.logit_bias),
+            (self.ruled, row.has_rules),
+            (self.drawn, params.temperature > 0),
+            (self.typical, params.temperature > 0 and params.typical_p < 1),
+            (self.asked, params.num_logprobs is not None),
+        ):
+            if holds:
+                group.append(number)
+
+    def draws(self) -> Draws | None:
+        """How those drawn are drawn now; None if all rows take their best token."""
+        return self._draws
+
+    def occurrences(self) -> Occurrences | None:
+        """What is penalised now."""
+        return None if self._seen is None else self._seen.occurrences()
+
+    def bias(self, vocab_size: int) -> Bias | None:
+        """None if there is none on a token of the vocabulary."""
+        if self._bias is None and self.biased:
+            self._bias = self._make_bias(vocab_size)
+        return self._bias
+
+    def _make_bias(self, vocab_size: int) -> Bias | None:
+        entries = [
+            (i, token, bias)
+            for i in self.biased
+            for token, bias in self.rows[i].params.logit_bias
+            if 0 <= token < vocab_size
+        ]
+        if not entries:
+            return None
+        rows, tokens, shifts = zip(*entries, strict=True)
+        return Bias(
+            rows=torch.tensor(rows, device=self.device),
+            tokens=torch.tensor(tokens, device=self.device),
+            shifts=torch.tensor(shifts, dtype=torch.float32, device=self.device),
+        )
+
+    def _count_seen(self) -> SeenTokens:
+        counts = [self.rows[i].counts() for i in self.penalised]
+        return seen_tokens(self.penalised, counts, self.device)
+
+    def _penalties(self) -> Penalties:
+        """Of all rows, so that they can be found by the row."""
+        return Penalties(
+            repetition=self._column(self.rows, lambda p: float(p.repetition_penalty)),
+            presence=self._column(self.rows, lambda p: float(p.presence_penalty)),
+            frequency=self._column(self.rows, lambda p: float(p.frequency_penalty)),
+        )
+
+    def _make_draws(self, drawn: Sequence[SamplingRow]) -> Draws:
+        return Draws(
+            rows=torch.tensor(self.drawn, device=self.device),
+            temperature=self._column(drawn, lambda p: max(p.temperature, MIN_TEMPERATURE)),
+            filters=Filters(
+                top_k=self._column(drawn, lambda p: p.top_k),
+                top_p=self._column(drawn, lambda p: float(p.top_p)),
+                min_p=self._column(drawn, lambda p: max(float(p.min_p), LEAST_P)),
+            ),
+            streams=torch.tensor([_stream(row) for row in drawn], device=self.device),
+        )
+
+    def _column(
+        self, rows: Sequence[SamplingRow], value: Callable[[SamplingParams], float]
+    ) -> Tensor:
+        """One parameter of each row: float32 if the values are floats, int64 if integers."""
+        return torch.tensor([value(row.params) for row in rows], device=self.device)
+
+
+def _stream(row: SamplingRow) -> tuple[int, int, int, int]:
+    """See `baton.kernels.sampling.gumbel`; the position, the third, moves on."""
+    seed, position = row.params.seed, len(row.prompt) + len(row.output)
+    return seed & WORD, (seed >> 32) & WORD, position, row.params.choice & WORD

@@ -1,0 +1,110 @@
+"""The requests that decode side by side, for as long as nobody comes or goes.
+
+    turn:   make_room -> the pass -> computed -> each gets its next token -> make_room ...
+
+All of them move on by one token a turn, so who needs a block next, and whose last block is full, is
+known in advance: with S tokens a block, a request of c computed tokens is due in each turn t with
+(c + t) % S == 0. Whoever is not due costs nothing but its token.
+
+For the same reason room for the next turn can be made while this one is still computed: see
+`baton.engine.schedule.step_ahead`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.decoding import Decoding
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.request.request import Phase, Request
+from baton.engine.sampling.sampling_plan import SamplingPlan
+
+
+class Lineup:
+    """Its requests have blocks for one more token. To be dropped when anything else happens."""
+
+    def __init__(self, requests: Sequence[Request], pool: BlockPool) -> None:
+        self.requests = tuple(requests)
+        self.decoding = Decoding(
+            tokens=self._next_tokens(),
+            positions=[request.num_computed for request in self.requests],
+            tables=[pool.table(request.holder) for request in self.requests],
+            lanes=[request.lane for request in self.requests],
+        )
+        """What the runner sees of them."""
+        self._plan: SamplingPlan | None = None
+        self.num_computed = 0
+        """Turns that are over."""
+        left = [request.ending.num_tokens - len(request.tokens) for request in self.requests]
+        self._num_sure = min(left, default=0)
+        """Turns after which one of them has all the tokens it may have."""
+        self._pool = pool
+        self._block_size = pool.layout.block_size
+        self._due: list[list[int]] = [[] for _ in range(self._block_size)]
+        for row, request in enumerate(self.requests):
+            self._due[-request.num_computed % self._block_size].append(row)
+
+    @staticmethod
+    def fits(request: Request) -> bool:
+        """Whether it does nothing but decode, and has begun to."""
+        return (
+            request.num_pending == 1
+            and request.scheduled_at is not None
+            and request.embedding is None
+            and request.prompt_logprobs is None
+            and not request.cache_points
+        )
+
+    def plan(self, device: torch.device) -> SamplingPlan:
+        """Of all rows; it moves on with every draw."""
+        if self._plan is None:
+            self._plan = SamplingPlan([request.row for request in self.requests], device)
+        return self._plan
+
+    @property
+    def has_computed(self) -> bool:
+        """All turns that began: it may go on to the next."""
+        return self.num_computed == self.decoding.turn + 1
+
+    @property
+    def ends_with_this_turn(self) -> bool:
+        """For one of them it is the last, whatever is drawn."""
+        return self.decoding.turn + 1 >= self._num_sure
+
+    def make_room(self, drawn: Tensor | None = None) -> bool:
+        """Begin the next turn. False if there are not blocks for all; some may have grown.
+
+        Its tokens are `drawn` [R], on their device, where their requests do not have them yet.
+        """
+        turn = self.decoding.turn + 1
+        due = self._rows_due(turn)
+        for row in due:
+            num_tokens = self.decoding.position(row) + 2  # the token of this turn, and of the next
+            if not self._pool.grow(self.requests[row].holder, num_tokens):
+                return False
+        self.decoding.next_turn(self._next_tokens() if drawn is None else drawn, due)
+        return True
+
+    def computed(self) -> None:
+        """The pass of the first turn that was not is over. Who left has nothing of it."""
+        self.num_computed += 1
+        running = Phase.RUNNING
+        for request in self.requests:
+            if request.phase is running:
+                request.num_computed += 1
+                request.num_run += 1
+        for row in self._rows_due(self.num_computed):
+            request = self.requests[row]
+            if request.phase is Phase.RUNNING:
+                tokens, num_computed = request.tokens, request.num_computed
+                self._pool.commit(request.holder, tokens, num_computed, request.salt)
+
+    def _rows_due(self, turn: int) -> Sequence[int]:
+        """Rows whose computed tokens, when `turn` begins, fill their blocks to the last slot."""
+        return self._due[turn % self._block_size]
+
+    def _next_tokens(self) -> list[int]:
+        return [request.tokens[-1] for request in self.requests]

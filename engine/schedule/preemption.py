@@ -1,0 +1,39 @@
+"""Whose blocks another may have: by waiting for the end of who runs, or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.blocks.block_supply import BlockSupply
+from baton.engine.request.request import Request
+from baton.engine.schedule.waiting_line import WaitingLine
+
+
+def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockSupply) -> bool:
+    """Whether somebody runs who will, by finishing, leave blocks that `tenant` may have."""
+    donors = supply.donors(tenant)
+    return any(request.tenant in donors for request in running)
+
+
+def victim_for(
+    tenant: str, running: Sequence[Request], adopted: WaitingLine, supply: BlockSupply
+) -> Request:
+    """Who has to make room for `tenant`: others, while it stays within what is kept for it."""
+    donors = supply.donors(tenant)
+    victim: Request | None = None
+    if supply.is_kept_for(tenant, 1):
+        victim = _least_of([donor for donor in donors if donor != tenant], running, adopted)
+    victim = victim or _least_of(donors, running, adopted)
+    assert victim is not None, "whoever wants blocks is a candidate"
+    return victim
+
+
+def _least_of(
+    tenants: Sequence[str], running: Sequence[Request], adopted: WaitingLine
+) -> Request | None:
+    """Of the least priority; of those, one adopted before one that runs; then the youngest."""
+    runs = next((request for request in reversed(running) if request.tenant in tenants), None)
+    waits = adopted.last_of(tenants)
+    if runs is None or waits is None:
+        return runs or waits
+    return waits if waits.priority >= runs.priority else runs

@@ -1,0 +1,384 @@
+"""Which requests run in the next forward pass, and how many tokens of each.
+
+A request moves   WAITING -> RUNNING -> FINISHED
+                     ^_________|  preempted: blocks freed, recomputed later
+
+There is no prefill and no decode: a request runs as many of its pending tokens as the budget
+allows. Chunked prefill, prefix hits, resumption and adopted requests all follow from that.
+
+    running   hold blocks; the last one is the first to be preempted
+    adopted   waiting, but hold computed blocks of a handoff: admitted first, for they cost nothing
+    waiting   hold nothing; whoever does not fit holds up those behind
+
+Whoever does not fit because its tenant holds all it may holds up only that tenant's; and what is
+kept for a tenant is its own to use, however long the others wait.
+
+All three are in the order of priority, then of arrival; of those waiting, who was preempted comes
+first. Within a priority nobody starves. One of lesser priority (a larger number) may, as long as
+there are others; but what runs is preempted only for what runs, never for what waits.
+
+The tokens of a pass go to decodes first, of whatever rank: one each, those included that are about
+to be adopted. Where blocks are sealed when they are full, the rest of the block that a handoff left
+open is computed again: it counts as decoding, too, as far as everybody else keeps a token. Prompts
+share the rest in their order, so a long one, new or resumed, holds up no decode. No more requests
+run than a pass has tokens: whenever prompts run, the first gets some.
+
+While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
+did not fit is not tried again before something has changed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+from torch import Tensor
+
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.config import SchedulerConfig
+from baton.engine.request.request import Phase, Request
+from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.preemption import victim_for, will_free_blocks_for
+from baton.engine.schedule.waiting_line import WaitingLine
+
+MAX_OVERTAKEN = 64
+"""Adopted requests, of no better priority, that may pass the head of the queue before it counts as
+starving."""
+
+
+class ScheduledChunk(NamedTuple):
+    """The next `num_tokens` pending tokens of a request; its blocks cover them."""
+
+    request: Request
+    num_tokens: int
+
+
+class Scheduler:
+    """Decides from its queues and the pool alone; it knows neither time nor model.
+
+    `reclaim` is asked for blocks before a request is preempted: it releases some and returns True,
+    or returns False if it has none to give.
+    """
+
+    def __init__(
+        self, pool: BlockPool, config: SchedulerConfig, *, reclaim: Callable[[], bool]
+    ) -> None:
+        self.pool = pool
+        self.config = config
+        self.num_preempted = 0
+        """Preemptions so far."""
+        self._reclaim = reclaim
+        self._running: list[Request] = []
+        self._max_running = min(config.max_running, config.max_batch_tokens)
+        self._lanes = list(range(self._max_running))
+        """Those that nobody runs in."""
+        self._adopted = WaitingLine()
+        self._waiting = WaitingLine()
+        self._over_share: set[Request] = set()
+        """They wait because their tenant may hold no more blocks, not because the pool is full."""
+        self._lineup: Lineup | None = None
+        self._lineup_chunks: list[ScheduledChunk] = []
+        self._stuck_at: int | None = None
+        """`pool.num_releases` when nobody who waited could be admitted; None once they may."""
+        self._num_arrived = 0
+        self._refused: dict[str, tuple[Request, int]] = {}
+        """By tenant: its first in `waiting` that did not fit, and `pool.num_releases` then."""
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._adopted) + len(self._waiting)
+
+    @property
+    def is_starving(self) -> bool:
+        """Adopted requests take the blocks that the head of the queue needs: take in no more."""
+        head = self._head
+        return head is not None and head.num_overtaken >= MAX_OVERTAKEN
+
+    @property
+    def lineup(self) -> Lineup | None:
+        """What the last step's chunks are one turn of, if they are of nothing else."""
+        return self._lineup
+
+    @property
+    def lineup_chunks(self) -> list[ScheduledChunk]:
+        """Of each turn of the lineup."""
+        return self._lineup_chunks
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """The most urgent, and the oldest of those, first. Live."""
+        return self._running
+
+    def __iter__(self) -> Iterator[Request]:
+        """Every unfinished request."""
+        return chain(self._running, self._adopted, self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; one with computed tokens must hold the blocks of all of them."""
+        self._num_arrived += 1
+        request.arrival = self._num_arrived
+        self._stuck_at = None
+        queue = self._adopted if request.num_computed else self._waiting
+        queue.add(request)
+
+    def finish(self, request: Request) -> None:
+        """Remove a request, whatever its phase, and free its blocks."""
+        self._forget(request)
+        request.phase = Phase.FINISHED
+
+    def step(self) -> list[ScheduledChunk]:
+        """Plan one forward pass: running requests first, then as many waiting ones as fit."""
+        self.pool.supply.expire()  # so that who waits for blocks is tried again
+        chunks = self._repeat() or self._continue_running()
+        admitted = self._admit(chunks)
+        if self._lineup is None and not admitted:
+            self._line_up(chunks)
+        return chunks + admitted if admitted else chunks
+
+    def go_ahead(self, drawn: Tensor) -> bool:
+        """Begin the turn after the one that is computed now, whose tokens are `drawn`.
+
+        False if the next step may be of something else: another may come in, one of them has its
+        last token, or there are not blocks for all.
+        """
+        self.pool.supply.expire()
+        lineup = self._lineup
+        if lineup is None or lineup.ends_with_this_turn or self._may_admit:
+            return False
+        return lineup.make_room(drawn)
+
+    def _repeat(self) -> list[ScheduledChunk] | None:
+        """The next turn of the lineup, if there is one."""
+        lineup = self._lineup
+        if lineup is not None and lineup.has_computed and lineup.make_room():
+            return self._lineup_chunks
+        self._lineup = None
+        return None
+
+    def _line_up(self, chunks: list[ScheduledChunk]) -> None:
+        """Only if each that runs has its chunk, and with it blocks for the next token."""
+        requests = [chunk.request for chunk in chunks]
+        if requests == self._running and all(map(Lineup.fits, requests)):
+            self._lineup = Lineup(self._running, self.pool)
+            self._lineup_chunks = chunks
+
+    def _continue_running(self) -> list[ScheduledChunk]:
+        """Blocks are made room for in the order of rank, so that the last pays, decoding or not."""
+        chunks: list[ScheduledChunk] = []
+        num_decoded = self._tokens_to_decode()
+        budget = self.config.max_batch_tokens - sum(num_decoded.values())  # for prompts
+        for request in tuple(self._running):
+            num_tokens = num_decoded.get(request) or self._chunk_len(request, budget)
+            if request.phase is not Phase.RUNNING or num_tokens == 0:
+                continue
+            if self._make_room(request, request.num_computed + num_tokens):
+                chunks.append(ScheduledChunk(request, num_tokens))
+                budget -= 0 if request in num_decoded else num_tokens
+        # A tenant may take blocks that are kept for it from requests which rank above its own.
+        return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
+
+    def _tokens_to_decode(self) -> dict[Request, int]:
+        """By request that decodes, or is adopted and may come in now: as many as are pending, but
+        everybody else who runs is left one."""
+        decoding = [request for request in self._running if self._is_decoding(request)]
+        joining = list(islice(self._adopted, self._num_joining)) if self._may_admit else []
+        spare = self.config.max_batch_tokens - len(self._running) - len(joining)
+        num_decoded: dict[Request, int] = {}
+        for request in (*decoding, *joining):
+            num_decoded[request] = self._chunk_len(request, 1 + spare)
+            spare -= num_decoded[request] - 1
+        return num_decoded
+
+    def _is_decoding(self, request: Request) -> bool:
+        """Or does as soon as the rest of a block is computed again."""
+        layout = self.pool.layout
+        return request.num_pending <= (layout.block_size if layout.is_sealed else 1)
+
+    @property
+    def _num_joining(self) -> int:
+        """Adopted requests that there are lanes for."""
+        return min(len(self._adopted), self._max_running - len(self._running))
+
+    def _admit(self, running: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
+        chunks: list[ScheduledChunk] = []
+        if not self._may_admit:
+            return chunks
+        budget = self.config.max_batch_tokens - sum(chunk.num_tokens for chunk in running)
+        while budget and not self._is_full:
+            request = self._next_admissible()
+            if request is None:
+                self._stuck_at = self.pool.num_releases
+                break
+            request.phase, request.lane = Phase.RUNNING, self._lanes.pop()
+            self._lineup = None
+            insort(self._running, request, key=_rank)
+            kept = self._num_joining if self._is_decoding(request) else 0
+            num_tokens = self._chunk_len(request, max(1, budget - kept))
+            chunks.append(ScheduledChunk(request, num_tokens))
+            budget -= num_tokens
+        return chunks
+
+    @property
+    def _may_admit(self) -> bool:
+        """Somebody waits, and may come in."""
+        return bool(self.num_waiting) and not self._is_stuck and not self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._running) >= self._max_running
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Nobody who waits could be admitted, and nothing came free since.
+
+        With nobody running they are tried again and again: others than requests may give blocks.
+        """
+        return bool(self._running) and self._stuck_at == self.pool.num_releases
+
+    def _next_admissible(self) -> Request | None:
+        """Take the next request that has, or now gets, blocks for all its pending tokens."""
+        head, adopted = self._head, self._adopted.heads()
+        is_urgent = head and adopted and head.priority < adopted[0].priority
+        if head and is_urgent and self._reserve(head):
+            self._waiting.discard(head)
+            return head
+        return self._next_adopted() or self._next_waiting()
+
+    @property
+    def _head(self) -> Request | None:
+        """The first that waits for the pool, and not for its own tenant's blocks."""
+        return next((head for head in self._waiting.heads() if head not in self._over_share), None)
+
+    def _next_adopted(self) -> Request | None:
+        for adopted in self._in_turn(self._adopted):
+            if self._grow_adopted(adopted):
+                head = self._head
+                if head is not None and head.priority <= adopted.priority:
+                    head.num_overtaken += 1
+                self._adopted.discard(adopted)
+                return adopted
+            self._note_share(adopted, has_blocks=False)
+        return None
+
+    def _next_waiting(self) -> Request | None:
+        is_at_limit = self.pool.supply.is_at_limit
+        is_pool_full = not all(map(is_at_limit, self._adopted.tenants))
+        for request in self._in_turn(self._waiting, is_pool_full=is_pool_full):
+            if self._reserve(request):
+                self._waiting.discard(request)
+                return request
+        return None
+
+    def _in_turn(self, queue: WaitingLine, *, is_pool_full: bool = False) -> Iterator[Request]:
+        """Those to try, one after the other as long as they do not fit.
+
+        Of each tenant the first; once the pool is full, whoever stays within what is kept for it.
+        """
+        for head in queue.heads():
+            request = queue.first_of(head.tenant)  # another, if it was preempted for one before it
+            if request is None:
+                continue
+            num_blocks = self.pool.layout.num_blocks_for(len(request.tokens))
+            if is_pool_full and not self.pool.supply.is_kept_for(request.tenant, num_blocks):
+                continue
+            yield request
+            is_pool_full |= request not in self._over_share
+
+    def _grow_adopted(self, adopted: Request) -> bool:
+        num_tokens = len(adopted.tokens)
+        if self.pool.grow(adopted.holder, num_tokens):
+            return True
+        if self._will_free_blocks_for(adopted.tenant):
+            return False
+        return self._make_room(adopted, num_tokens)
+
+    def _will_free_blocks_for(self, tenant: str) -> bool:
+        return will_free_blocks_for(tenant, self._running, self.pool.supply)
+
+    def _reserve(self, request: Request) -> bool:
+        will_wait = self._will_free_blocks_for(request.tenant)
+        if will_wait and self._refused.get(request.tenant) == (request, self.pool.num_releases):
+            return False  # nothing came free since: do not hash a long prompt every step
+        num_cached = self._try_to_reserve(request)
+        while num_cached is None and not will_wait:
+            if not self._get_blocks_for(request.tenant, may_reclaim=not self._running):
+                break
+            num_cached = self._try_to_reserve(request)
+        self._note_share(request, has_blocks=num_cached is not None)
+        if num_cached is None:
+            self._refused[request.tenant] = request, self.pool.num_releases
+            return False
+        self._refused.pop(request.tenant, None)
+        request.num_overtaken = 0
+        request.num_computed = num_cached
+        if not request.num_preemptions:
+            request.num_cached = num_cached
+        return True
+
+    def _note_share(self, request: Request, *, has_blocks: bool) -> None:
+        if not has_blocks and self.pool.supply.is_at_limit(request.tenant):
+            self._over_share.add(request)
+        else:
+            self._over_share.discard(request)
+
+    def _get_blocks_for(self, tenant: str, *, may_reclaim: bool = True) -> bool:
+        """Pins first, for nothing waits for them; then a handoff that has not begun."""
+        if self.pool.supply.give_way(tenant):
+            return True
+        return may_reclaim and not self.pool.supply.is_at_limit(tenant) and self._reclaim()
+
+    def _try_to_reserve(self, request: Request) -> int | None:
+        return self.pool.reserve(
+            request.holder,
+            request.tokens,
+            request.salt,
+            tenant=request.tenant,
+            is_matching=not request.needs_every_token,
+        )
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Get blocks for `num_tokens` in all, at the cost of requests that rank below."""
+        while not self.pool.grow(request.holder, num_tokens):
+            if self._get_blocks_for(request.tenant):
+                continue
+            victim = victim_for(request.tenant, self._running, self._adopted, self.pool.supply)
+            self._preempt(victim)
+            if victim is request:  # there was nobody below it
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._forget(request)
+        request.phase = Phase.WAITING
+        request.num_computed = 0
+        request.num_preemptions += 1
+        self.num_preempted += 1
+        self._waiting.add(request)
+
+    def _forget(self, request: Request) -> None:
+        if request.phase is Phase.RUNNING:
+            self._running.remove(request)
+            self._lanes.append(request.lane)
+            self._lineup = None
+        self._adopted.discard(request)
+        self._waiting.discard(request)
+        self.pool.release(request.holder)
+        self._stuck_at = None
+        self._refused.pop(request.tenant, None)
+        if self._over_share:
+            of_others = {other for other in self._over_share if other.tenant != request.tenant}
+            self._over_share = of_others
+
+    def _chunk_len(self, request: Request, budget: int) -> int:
+        limit = self.config.prefill_chunk or budget
+        return min(request.num_pending, limit, budget)
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival

@@ -1,0 +1,134 @@
+"""Decode passes that begin before the one before is read: the device computes while the host gives
+out tokens, sends them and takes in what comes.
+
+    host     launch 0, 1 | wait 0, give out 0 | launch 2 | wait 1, give out 1 | launch 3 | ...
+    device      0          1                             2                             3
+    step     |------------ reads 0 -----------|------- reads 1 ---------------|------- ...
+
+A step reads one pass, here as ever, and gives out what it would without this. What it has launched
+besides is the next step's: the same lineup's next turn, whose tokens go from draw to pass on the
+device. That is done only if nothing the host knows speaks against the turn (`Scheduler.go_ahead`).
+What it learns later ends the lineup, and those who left have nothing of the turn in flight.
+
+**Who may have a block.** A pass in flight writes one slot for each of its requests: the one behind
+its computed tokens, in a block that this request alone holds and that has no name. So nothing is
+written into a block that is named, shared or somebody else's as long as no request in flight gives
+up its references; whoever lets them go says `land` first. Then the device is done with them, and
+what was drawn is kept for its step. The scheduler, which preempts, plans only while nothing is in
+flight. Tokens count as computed, and blocks are named, when their pass is read.
+
+Off for rows that are drawn by what only the host knows: grammars and other rules, typical-p,
+logprobs (`SamplingPlan.needs_host`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import ignore_layer
+from baton.engine.passes.runner import ModelRunner, Runner
+from baton.engine.request.request import Phase, Request
+from baton.engine.sampling.sampler import draw
+from baton.engine.schedule.lineup import Lineup
+from baton.engine.schedule.readback import Readback
+from baton.engine.schedule.scheduler import Scheduler
+
+
+def goes_ahead(choice: Literal["auto", "on", "off"], runner: Runner) -> bool:
+    """What `scheduler.step_ahead` means here. A pass on a CPU is over when it was launched."""
+    if choice == "auto":
+        return isinstance(runner, ModelRunner) and runner.graphs is not None
+    return choice == "on"
+
+
+class NextToken(NamedTuple):
+    request: Request
+    token: int
+    is_finite: bool
+    """Whether all logits were; if not, the token means nothing."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One turn, launched."""
+
+    lineup: Lineup
+    turn: int
+    tokens: Tensor  # [R] int64, on the device
+    readback: Readback
+
+    @cached_property
+    def found(self) -> list[list[int]]:
+        """Tokens, and whether they are finite. Waits for the device, once."""
+        return self.readback.wait()
+
+    @property
+    def is_for_somebody(self) -> bool:
+        return any(request.phase is Phase.RUNNING for request in self.lineup.requests)
+
+
+class StepAhead:
+    """What was launched and not read: one pass between two steps, or none."""
+
+    def __init__(
+        self, scheduler: Scheduler, eos_token_ids: Collection[int], *, is_on: bool
+    ) -> None:
+        self._scheduler = scheduler
+        self._eos_token_ids = eos_token_ids
+        self._is_on = is_on
+        self._flights: deque[_Flight] = deque()
+        self.read_back: Callable[[Tensor], Readback] = Readback
+        """How what was found comes to the host."""
+
+    @property
+    def lineup(self) -> Lineup | None:
+        """Whose turn the next step is, if it was launched already."""
+        return self._flights[0].lineup if self._flights else None
+
+    def takes(self, lineup: Lineup, runner: Runner) -> bool:
+        return self._is_on and not lineup.plan(runner.cache.device).needs_host
+
+    def launch(self, lineup: Lineup, runner: Runner) -> None:
+        """This step's turn, unless it is in flight, and the one behind it, if that is sure."""
+        if not self._flights:
+            self._flights.append(self._begin(lineup, runner))
+        last = self._flights[-1]
+        if last.turn == lineup.decoding.turn and self._scheduler.go_ahead(last.tokens):
+            self._flights.append(self._begin(lineup, runner))
+
+    def read(self) -> list[NextToken]:
+        """What this step's turn gave those who are still there."""
+        flight = self._flights[0]
+        tokens, are_finite = flight.found
+        self._flights.popleft()
+        rows = zip(flight.lineup.requests, tokens, are_finite, strict=True)
+        return [
+            NextToken(request, token, bool(is_finite))
+            for request, token, is_finite in rows
+            if request.phase is Phase.RUNNING
+        ]
+
+    def land(self) -> None:
+        """Wait until the device writes nowhere any more. What it drew is kept for its step."""
+        for flight in self._flights:
+            _ = flight.found
+
+    def forget_who_left(self) -> None:
+        """A turn whose requests are all gone is nobody's."""
+        while self._flights and not self._flights[0].is_for_somebody:
+            self._flights.popleft()
+
+    @torch.inference_mode()
+    def _begin(self, lineup: Lineup, runner: Runner) -> _Flight:
+        hidden = runner.forward(lineup.decoding, ignore_layer)
+        plan = lineup.plan(runner.cache.device)
+        tokens, are_finite = draw(runner.logits(hidden), plan, self._eos_token_ids)
+        found = torch.stack((tokens, are_finite.to(tokens.dtype)))
+        return _Flight(lineup, lineup.decoding.turn, tokens, self.read_back(found))

@@ -1,0 +1,93 @@
+"""Moving experts while serving: the lead looks at their loads now and then, and evens them out.
+
+    pass      N       look: how many pairs went to each expert, since the last look
+              N + 1   layer 0: plan; if it is worth it, all ranks move its experts
+              N + 2   layer 1 ..                         one layer before each pass
+              N + L   the last layer; then N passes until the next look
+
+Moving is bound by one layer's weights a pass, so requests wait for moments. Until then a layer is
+computed as before, and from then on with the same weights elsewhere: tokens are those they were.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+from baton.engine.mesh.expert_load import ExpertLoad
+from baton.engine.mesh.orders import move_words, tally_words
+from baton.engine.mesh.ranks import MeshGroups, RankGroup, Ranks
+from baton.engine.sharding.expert_balance import balanced
+from baton.engine.sharding.held_experts import HeldExperts
+
+LOOK_PASSES = 1000
+"""Where nothing is moved: the loads are told all the same."""
+
+
+class ExpertBalancer:
+    """Of an engine's lead, whose ranks do what it tells them.
+
+    Engines that share experts count the same passes, and from the same loads they plan the same.
+    """
+
+    def __init__(self, held: HeldExperts, groups: MeshGroups, rebalance_passes: int) -> None:
+        """Experts are moved after so many passes; 0: never."""
+        self.load = ExpertLoad()
+        self._held = held
+        self._groups = groups
+        self._moves = rebalance_passes > 0
+        self._period = rebalance_passes or LOOK_PASSES
+        self._maps = dict(held.start)
+        """By layer, those of other stages too."""
+        self._waiting: deque[tuple[int, Sequence[int]]] = deque()
+        """Layers to look at, with the loads of their experts."""
+        self._num_passes = 0
+        """Since all layers were looked at."""
+
+    def turn(self) -> None:
+        """Before each pass: what there is to do between two."""
+        if self._waiting:
+            self._balance(*self._waiting.popleft())
+            return
+        self._num_passes += 1
+        if self._num_passes == self._period:
+            self._num_passes = 0
+            self._look()
+
+    def _look(self) -> None:
+        """Raises RuntimeError if a rank is gone."""
+        self._tell(tally_words())
+        of_engine = added_up(self._held.tally(), self._groups.engine)
+        loads = self._by_layer(added_up(of_engine, self._groups.data))
+        self.load.look(self._maps[layer].imbalance(each) for layer, each in loads.items())
+        if self._moves:
+            self._waiting = deque(loads.items())
+
+    def _by_layer(self, words: Sequence[int]) -> dict[int, Sequence[int]]:
+        found, at = {}, 0
+        for layer, of_layer in self._maps.items():
+            found[layer] = words[at : at + of_layer.num_experts]
+            at += of_layer.num_experts
+        return found
+
+    def _balance(self, layer: int, loads: Sequence[int]) -> None:
+        now = self._maps[layer]
+        new = balanced(loads, now, self._held.machines)
+        if new is now:
+            return
+        self._tell(move_words(layer, new.experts))
+        self._held.move(layer, new.experts)
+        self.load.num_moved += sum(a != b for a, b in zip(now.experts, new.experts, strict=True))
+        self._maps[layer] = new
+
+    def _tell(self, words: array[int]) -> None:
+        if isinstance(self._groups.engine, RankGroup):
+            self._groups.engine.tell(words)
+
+
+def added_up(words: array[int], ranks: Ranks) -> array[int]:
+    """Those of all ranks, which do this at once."""
+    if not isinstance(ranks, RankGroup):
+        return words
+    return array("q", [sum(each) for each in zip(*ranks.gather(words), strict=True)])

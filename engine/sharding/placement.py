@@ -1,0 +1,129 @@
+"""Which rows of which parameter of ours each tensor of a checkpoint becomes.
+
+target <- sources, stacked     a matrix and its parts                            {i} counts layers
+target <- sources of {e}       all experts of a layer, of each a tensor or two   {e} counts experts
+target <- a source without     all experts, stacked in one tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.moe import Experts
+from baton.engine.models.config.arrangement import AS_IS, Arrangement
+from baton.engine.models.skeleton.family import Family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    source: str
+    target: str
+    rows: slice
+    shape: tuple[int, ...]
+    """As it is stored."""
+    arrangement: Arrangement
+    expert: int | None = None
+    """That it is a part of, if the target is of all experts."""
+    is_of_stack: bool = False
+    """Whether the source holds all experts, of which this is one."""
+    slot: int | None = None
+    """Where that expert is kept among those that are."""
+
+
+def place(
+    model: nn.Module, family: Family, num_layers: int, names: Collection[str] = ()
+) -> Iterator[Placement]:
+    """Where all parameters of `model` come from, by the names of a whole checkpoint.
+
+    `names` are those that are there, which decides where a family knows several.
+    """
+    parameters = dict(model.named_parameters())
+    for pattern in family.checkpoint:
+        arrangement = family.arrangements.get(pattern, AS_IS)
+        for i in range(num_layers if "{i}" in pattern else 1):
+            target = pattern.format(i=i)
+            if target not in parameters:  # a bias the model has not, or a head that is tied
+                continue
+            patterns = _patterns_of(family, pattern, i, names)
+            module = model.get_submodule(target.rpartition(".")[0])
+            shape = tuple(parameters[target].shape)
+            if isinstance(module, Experts):
+                yield from _place_experts(patterns, i, target, shape, arrangement)
+                continue
+            sources = [source.format(i=i) for source in patterns]
+            every = zip(patterns, sources, _rows(module, shape, len(sources)), strict=True)
+            for part, source, rows in every:
+                of_part = family.arrangements.get(part, arrangement)
+                yield Placement(
+                    source=source,
+                    target=target,
+                    rows=rows,
+                    shape=of_part.stored_shape((rows.stop - rows.start, *shape[1:])),
+                    arrangement=of_part,
+                )
+
+
+def _patterns_of(
+    family: Family, pattern: str, layer: int, names: Collection[str]
+) -> tuple[str, ...]:
+    """Those of the first table whose names are there, else of the first."""
+    tables = (family.checkpoint, *family.other_names)
+    known = [table[pattern] for table in tables if pattern in table]
+    for patterns in known:
+        first = patterns[0].format(i=layer, e=0)
+        if first in names or first.removeprefix(family.base_prefix) in names:
+            return patterns
+    return known[0]
+
+
+def _place_experts(
+    patterns: Sequence[str],
+    layer: int,
+    target: str,
+    shape: tuple[int, ...],
+    arrangement: Arrangement,
+) -> Iterator[Placement]:
+    """Expert by expert, so that never all of them are in memory twice."""
+    num_experts, num_rows, *tail = shape
+    each = num_rows // len(patterns)
+    stored = arrangement.stored_shape((each, *tail))
+    for expert in range(num_experts):
+        for part, pattern in enumerate(patterns):
+            is_of_stack = "{e}" not in pattern
+            yield Placement(
+                source=pattern.format(i=layer, e=expert),
+                target=target,
+                rows=slice(part * each, (part + 1) * each),
+                shape=(num_experts, *stored) if is_of_stack else stored,
+                arrangement=arrangement,
+                expert=expert,
+                is_of_stack=is_of_stack,
+                slot=expert,
+            )
+
+
+def _rows(module: nn.Module, shape: Sequence[int], num_sources: int) -> Iterator[slice]:
+    """Those of each source: all of one, or one of the matrices that are stacked."""
+    counts: tuple[int, ...] = (shape[0],)
+    if isinstance(module, Linear) and num_sources > 1:
+        counts = module.rows
+    first = 0
+    for num_rows in counts:
+        yield slice(first, first + num_rows)
+        first += num_rows
+
+
+def find_sources(
+    placements: list[Placement], names: Collection[str], base_prefix: str
+) -> list[Placement]:
+    """The same from a checkpoint of the model without its head, whose names lack the prefix."""
+
+    def find(source: str) -> str:
+        bare = source.removeprefix(base_prefix)
+        return bare if source not in names and bare in names else source
+
+    return [replace(placement, source=find(placement.source)) for placement in placements]

@@ -1,0 +1,1 @@
+"""Who may ask, and how: configuration, API keys, TLS, salts of tenants."""

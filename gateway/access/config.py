@@ -1,0 +1,127 @@
+"""The gateway's branch of the configuration tree."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from baton.core.config_node import ConfigNode, Count, Fraction, Port, Seconds
+
+MEBIBYTE = 1 << 20
+
+
+Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+
+
+class TenantConfig(ConfigNode, frozen=True, kw_only=True):
+    """Whose requests share cached KV with each other and with nobody else."""
+
+    api_keys: frozenset[str]
+    """Its own keys; a key belongs to one tenant."""
+    kv_share: Fraction | None = None
+    """Share of each replica's KV blocks that its requests and its cache may take, and that is kept
+    for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
+    min_priority: Priority | None = None
+    """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority."""
+
+    def __post_init__(self) -> None:
+        if not self.api_keys:
+            raise ValueError("a tenant needs at least one key in api_keys")
+
+
+class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    """Where both ports listen. `0.0.0.0` lets other machines in."""
+    port: Port = 8000
+    """OpenAI-compatible HTTP."""
+    grpc_port: Port = 8001
+    """The public gRPC service, `baton.v1.Inference`."""
+    max_body_bytes: Count = 16 * MEBIBYTE
+    """Larger requests are refused (413) without being read."""
+    request_timeout_s: Seconds = 600.0
+    """From the arrival of a request to its last token."""
+    header_timeout_s: Seconds = 10.0
+    """From the opening of a connection, or a later request's first byte, to the end of the headers.
+    More ends the connection (408)."""
+    body_timeout_s: Seconds = 20.0
+    """Within which a request's body has to come, and a second longer for every
+    `min_body_bytes_per_s` that have come (408)."""
+    min_body_bytes_per_s: Count = 4096
+    """How slowly a large body may come. No body may take longer than `request_timeout_s`."""
+    keep_alive_s: Count = 75
+    """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
+    never use one that was just closed."""
+    api_keys: frozenset[str] = frozenset()
+    """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in."""
+    operator_keys: frozenset[str] = frozenset()
+    """Keys that may also drain replicas, read /debug/* and ask for any `priority`."""
+    min_priority: Priority = 0
+    """The smallest `priority` that requests with a key may ask for: smaller comes first. Operators,
+    and everybody where no keys are configured, may ask for any."""
+    tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
+    """By name: clients with keys of their own, whose cached KV nobody else can find."""
+    cache_secret: str = ""
+    """Keys the names of tenants' cached KV. Empty: drawn at each start, so that tiers which outlive
+    the deployment hold nothing for its tenants."""
+    max_waiting: Count = 1024
+    """Requests that may wait here for a decode replica; more are refused (429)."""
+    short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 64
+    """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
+    max_choices: Count = 128
+    """Completions of one request: its prompts times `n` or `best_of`."""
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "deepseek", "harmony"] = "auto"
+    """How the model writes tool calls. `auto` reads it off the chat template."""
+    reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
+    """How the model marks its reasoning. `auto` reads it off the chat template."""
+    resume_window_s: Seconds = 60.0
+    """How long a resumable stream goes on, and is kept, without a client."""
+    max_resumable_bytes: Count = 64 * MEBIBYTE
+    """Of all resumable streams together; a stream that does not fit is refused (429)."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may call the HTTP API; `*` is any. Empty: none may."""
+    tls_cert_file: str = ""
+    """PEM certificate chain for both ports. Empty: no encryption."""
+    tls_key_file: str = ""
+    """PEM private key of the certificate."""
+
+    def __post_init__(self) -> None:
+        self._check_keys()
+        self._check_shares()
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ValueError("tls_cert_file and tls_key_file belong together: set both, or none")
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.operator_keys or self.tenants)
+
+    @property
+    def kv_shares(self) -> dict[str, float]:
+        """By tenant, of those that have one."""
+        return {
+            name: tenant.kv_share
+            for name, tenant in self.tenants.items()
+            if tenant.kv_share is not None
+        }
+
+    def _check_keys(self) -> None:
+        owned = [key for tenant in self.tenants.values() for key in tenant.api_keys]
+        keys = (*self.api_keys, *self.operator_keys, *owned)
+        if not all(keys):
+            raise ValueError("api_keys and operator_keys must not contain an empty key")
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key belongs to one tenant, to api_keys or to operator_keys")
+        if "" in self.tenants:
+            raise ValueError("tenants need a name")
+
+    def _check_shares(self) -> None:
+        total = sum(self.kv_shares.values())
+        if total > 1:
+            raise ValueError(f"the kv_share of all tenants add up to {total:g}; at most 1 can be")
+        has_others = bool(self.api_keys or self.operator_keys) or len(self.kv_shares) < len(
+            self.tenants
+        )
+        if total == 1 and has_others:
+            raise ValueError(
+                "the kv_share of the tenants add up to 1, which leaves no blocks to the other keys"
+            )

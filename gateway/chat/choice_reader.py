@@ -1,0 +1,49 @@
+"""One choice of a chat as it comes, taken apart into reasoning, answer and tool calls."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Literal
+
+from baton.core.messages import FinishReason
+from baton.gateway.chat.tools.output_parser import OutputParser
+from baton.gateway.chat.tools.pieces import Piece
+from baton.gateway.text.output_text import TextDelta
+
+ChatFinish = FinishReason | Literal["tool_calls"]
+
+
+class ChoiceReader:
+    def __init__(self, parser: OutputParser) -> None:
+        self._parser = parser
+        self._offsets: list[int] = []
+        self._is_counted = False
+        self.num_reasoning_tokens = 0
+        """So far; final once something else has come."""
+
+    def read(self, delta: TextDelta) -> list[Piece]:
+        """What has become clear. Text that may be the beginning of a marker waits for the next."""
+        pieces = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            pieces += self._parser.finish()
+        self._count(delta)
+        return pieces
+
+    def finish_reason(self, delta: TextDelta) -> ChatFinish | None:
+        """A model that stopped behind a call wants its result."""
+        if delta.finish_reason is FinishReason.STOP and self._parser.num_calls:
+            return "tool_calls"
+        return delta.finish_reason
+
+    def is_reasoning(self, text_offset: int) -> bool:
+        """Whether a token that begins there is part of the reasoning."""
+        return text_offset < self._parser.reasoning_end
+
+    def _count(self, delta: TextDelta) -> None:
+        """Tokens that begin before the end of the reasoning are part of it."""
+        if self._is_counted:
+            return
+        self._offsets += delta.text_offsets
+        end = self._parser.reasoning_end
+        self.num_reasoning_tokens = bisect.bisect_left(self._offsets, end)
+        self._is_counted = end < self._offsets[-1] if self._offsets else False

@@ -1,0 +1,64 @@
+"""A conversation, and how it becomes the text of a prompt, and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.tools.definitions import ToolMode, ToolUse
+from baton.gateway.grammars.structured_output import OutputRule
+from baton.gateway.requests.cache_control import MarkedMessage
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.text.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a face has understood of a chat."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """As templates want them."""
+    tools: ToolUse = field(default_factory=ToolUse)
+    rule: OutputRule | None = None
+    """What the answer must look like, if it is one: a call of a tool need not."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Of the template."""
+    is_continued: bool = False
+    """The model goes on with the last message."""
+    adds_generation_prompt: bool = True
+    adds_special_tokens: bool = False
+    """Templates write out the special tokens that a prompt begins with."""
+    prompt_field: str = "messages"
+    marks: tuple[MarkedMessage, ...] = ()
+    """Where cache points are."""
+
+
+def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
+    """The prompt's text. Raises InvalidRequest."""
+    tools = conversation.tools
+    offered: list[dict[str, Any]] | None = None
+    if tools.mode is not ToolMode.NONE:
+        offered = [function.for_template() for function in tools.functions]
+    messages, variables = conversation.messages, conversation.variables
+    try:
+        if conversation.is_continued:
+            return template.render_open(messages, tools=offered, variables=variables)
+        return template.render(
+            messages,
+            tools=offered,
+            add_generation_prompt=conversation.adds_generation_prompt,
+            variables=variables,
+        )
+    except InvalidRequest as error:
+        field = conversation.prompt_field if error.field == "messages" else error.field
+        raise InvalidRequest(error.message, field=field) from error
+
+
+async def encode_chat(gateway: Gateway, conversation: Conversation, text: str) -> tuple[int, ...]:
+    return await gateway.encode(
+        text,
+        add_special_tokens=conversation.adds_special_tokens,
+        prompt_field=conversation.prompt_field,
+    )

@@ -1,0 +1,124 @@
+"""From a conversation to a prompt, the grammar of its answer, and how that is read.
+
+    Conversation --render--> prompt text --+--> tokens
+                                           +--> where reasoning may be --> grammar, parser
+
+HTTP chats, gRPC chats and /v1/responses all come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import Grammar
+from baton.gateway.chat.cache_points import find_cache_points
+from baton.gateway.chat.conversation import Conversation, encode_chat, render_chat
+from baton.gateway.chat.reasoning import (
+    THINK_BEGIN,
+    THINK_END,
+    ReasoningStart,
+    reasoning_format,
+    reasoning_start,
+)
+from baton.gateway.chat.tools import formats, harmony
+from baton.gateway.chat.tools.definitions import ToolMode, ToolUse
+from baton.gateway.chat.tools.detect import call_format, calls_grammar, format_name
+from baton.gateway.chat.tools.formats import CallFormat
+from baton.gateway.chat.tools.output_parser import OutputParser
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.order import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPlan:
+    prompt: Prompt
+    grammar: Grammar | None
+    shown_special: frozenset[int]
+    calls: CallFormat
+    max_calls: int | None
+    reasoning: ReasoningStart
+
+    def new_parser(self) -> OutputParser:
+        """For one choice."""
+        return OutputParser(self.calls, reasoning=self.reasoning, max_calls=self.max_calls)
+
+
+async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
+    """Raises InvalidRequest."""
+    tools = conversation.tools
+    template = gateway.model.require_chat_template()
+    parser = format_name(gateway.config.tool_parser, template.source)
+    text = render_chat(template, conversation)
+    thoughts = reasoning_format(gateway.config.reasoning_parser, template)
+    reasoning = reasoning_start(thoughts, text)
+    if "harmony" in (parser, thoughts):
+        calls = _calls_in_messages(tools)
+    else:
+        calls = _calls(gateway, parser, tools)
+    rule = tools.rule() or conversation.rule
+    tokens = await encode_chat(gateway, conversation, text)
+    is_plain = calls is formats.content and reasoning is ReasoningStart.NOWHERE
+    special_by_mark: dict[str, int] = {}
+    if not is_plain:
+        marks = (*formats.MARKERS, *harmony.MARKERS, THINK_BEGIN, THINK_END)
+        special_by_mark = gateway.model.tokenizer.special_tokens(marks)
+    other_calls = _other_calls(parser, conversation, special_by_mark)
+    return ChatPlan(
+        prompt=Prompt(
+            tokens=tokens,
+            field=conversation.prompt_field,
+            cache_points=await find_cache_points(gateway, conversation, text, tokens),
+        ),
+        grammar=await gateway.grammars.accept(rule, reasoning=reasoning, calls=other_calls),
+        shown_special=frozenset(special_by_mark.values()),
+        calls=calls,
+        max_calls=None if tools.is_parallel else 1,
+        reasoning=reasoning,
+    )
+
+
+def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:
+    if tools.mode is ToolMode.NONE:
+        return formats.content
+    if tools.mode is ToolMode.REQUIRED:
+        return _forced_calls(tools)
+    names = frozenset(function.name for function in tools.functions)
+    calls = call_format(parser, names)
+    if calls is None:
+        raise InvalidRequest(
+            f"{tools.field}: how `{gateway.model.name}` writes tool calls is not known here; set "
+            'gateway.tool_parser on the server, or tool_choice to "required" or a function',
+            field=tools.field,
+        )
+    return calls
+
+
+def _calls_in_messages(tools: ToolUse) -> CallFormat:
+    if tools.mode is ToolMode.REQUIRED:
+        return harmony.in_answer(_forced_calls(tools))
+    return harmony.answers if tools.mode is ToolMode.NONE else harmony.messages
+
+
+def _forced_calls(tools: ToolUse) -> CallFormat:
+    if tools.forced_name is not None:
+        return formats.forced_call(tools.forced_name)
+    return formats.forced_calls
+
+
+def _other_calls(
+    parser: str, conversation: Conversation, special_by_mark: Mapping[str, int]
+) -> str | None:
+    """What the model may write in place of an answer that has a rule."""
+    rule, tools = conversation.rule, conversation.tools
+    if rule is None or tools.mode is not ToolMode.AUTO:
+        return None
+    calls = calls_grammar(parser, tools, special_by_mark)
+    if calls is None:
+        raise InvalidRequest(
+            f"{rule.field} would keep this model from calling tools; set tool_choice to none or "
+            "required",
+            field=rule.field,
+        )
+    return calls

@@ -1,0 +1,201 @@
+"""The tools a caller offers to the model, and whether one must be used.
+
+A call that must be made is a matter of grammar: the output is then JSON whatever the model's own
+way to write calls, and its arguments fit the tool's schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.grammars.structured_output import OutputRule, json_rule
+
+MAX_TOOLS = 128
+NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: bool | None = None
+    """Holds where a call is forced; elsewhere the model is trusted with the schema."""
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates want it."""
+        given = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function = {name: value for name, value in given.items() if value is not None}
+        return {"type": "function", "function": function}
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    function: Function | None = None
+    custom: Any = None
+
+
+class ToolMode(Enum):
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of one request."""
+
+    functions: tuple[Function, ...] = ()
+    mode: ToolMode = ToolMode.NONE
+    forced_name: str | None = None
+    """This one must be called."""
+    is_parallel: bool = True
+    """Several calls in one answer are welcome."""
+    schema_field: str = "function.parameters"
+    """Where a tool has its schema, below its own path."""
+    field: str = "tools"
+
+    def rule(self) -> OutputRule | None:
+        """What the output must be, if a tool must be called."""
+        if self.mode is not ToolMode.REQUIRED:
+            return None
+        if self.forced_name is not None:
+            (index,) = (i for i, f in enumerate(self.functions) if f.name == self.forced_name)
+            parameters = self.functions[index].parameters
+            field = f"{self.field}[{index}].{self.schema_field}"
+            return json_rule(parameters or NO_PARAMETERS, field=field)
+        items = self.call_schema("parameters", place="#/items")
+        calls: dict[str, Any] = {"type": "array", "items": items, "minItems": 1}
+        if not self.is_parallel:
+            calls["maxItems"] = 1
+        return json_rule(calls, field=self.field)
+
+    def call_schema(self, arguments_key: str, *, place: str = "#") -> dict[str, Any]:
+        """Of one call: any tool's name and arguments. `place` is where it will stand.
+
+        Raises InvalidRequest.
+        """
+        try:
+            return {
+                "anyOf": [
+                    _call(function, arguments_key, f"{place}/anyOf/{index}")
+                    for index, function in enumerate(self.functions)
+                ]
+            }
+        except RecursionError:
+            message = f"{self.field} has parameters that are nested too deeply"
+            raise InvalidRequest(message, field=self.field) from None
+
+
+def tool_use(
+    tools: Sequence[Tool] | None, choice: object = None, *, is_parallel: bool | None = None
+) -> ToolUse:
+    """Raises InvalidRequest."""
+    functions = tuple(_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ()))
+    return use_of(functions, choice, is_parallel=is_parallel)
+
+
+def use_of(
+    functions: Sequence[Function],
+    choice: object,
+    *,
+    is_parallel: bool | None = None,
+    schema_field: str = "function.parameters",
+) -> ToolUse:
+    """`choice` as OpenAI's bodies have it. Raises InvalidRequest."""
+    _check_names(functions)
+    forced_name = None if choice is None or isinstance(choice, str) else _named(choice)
+    if forced_name is not None:
+        mode = ToolMode.REQUIRED
+    elif choice in (None, "auto"):
+        mode = ToolMode.AUTO if functions else ToolMode.NONE
+    elif choice in ("none", "required"):
+        mode = ToolMode(choice)
+    else:
+        raise _bad_choice(f"is {choice!r}; known are none, auto, required and a function")
+    if mode is ToolMode.REQUIRED and not functions:
+        raise _bad_choice("asks for a call, but there are no tools")
+    if forced_name is not None and all(f.name != forced_name for f in functions):
+        raise _bad_choice(f"names {forced_name!r}, which is not one of tools")
+    return ToolUse(
+        functions=tuple(functions),
+        mode=mode,
+        forced_name=forced_name,
+        is_parallel=is_parallel is not False,
+        schema_field=schema_field,
+    )
+
+
+def _function(tool: Tool, path: str) -> Function:
+    if tool.type != "function":
+        raise InvalidRequest(
+            f"{path}.type is {tool.type!r}; only functions can be called", field=f"{path}.type"
+        )
+    if tool.function is None:
+        raise InvalidRequest(f"{path}.function is missing", field=f"{path}.function")
+    return tool.function
+
+
+def _check_names(functions: Sequence[Function]) -> None:
+    if len(functions) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"tools has {len(functions)} tools; at most {MAX_TOOLS} can be", field="tools"
+        )
+    seen: set[str] = set()
+    for index, function in enumerate(functions):
+        path = f"tools[{index}]"
+        if not NAME.fullmatch(function.name):
+            raise InvalidRequest(
+                f"{path}: a name has 1 to 128 letters, digits and _ . : / -", field=path
+            )
+        if function.name in seen:
+            raise InvalidRequest(f"{path}: {function.name!r} is there twice", field=path)
+        seen.add(function.name)
+
+
+def _named(choice: object) -> str:
+    """Of {"type": "function", "function": {"name": ...}}, or with the name beside the type."""
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        inner = choice.get("function", choice)
+        name = inner.get("name") if isinstance(inner, Mapping) else None
+        if isinstance(name, str):
+            return name
+    raise _bad_choice("must be none, auto, required, or an object that names a function")
+
+
+def _bad_choice(remedy: str) -> InvalidRequest:
+    return InvalidRequest(f"tool_choice {remedy}", field="tool_choice")
+
+
+def _call(function: Function, arguments_key: str, place: str) -> dict[str, Any]:
+    arguments = function.parameters or NO_PARAMETERS
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function.name},
+            arguments_key: _moved(arguments, f"{place}/properties/{arguments_key}"),
+        },
+        "required": ["name", arguments_key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its references to itself as they must be when it stands at `place`."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved

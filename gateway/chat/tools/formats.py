@@ -1,0 +1,163 @@
+"""How families of models write tool calls.
+
+    hermes     <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>     any number
+    llama3     {"name": ..., "parameters": {...}}; {...}     from the very beginning, or never
+    deepseek   CALLS_BEGIN call call ... CALLS_END           where a call is
+         V3      CALL_BEGIN function SEPARATOR name\n```json\n{...}\n``` CALL_END
+         V3.1    CALL_BEGIN name SEPARATOR {...} CALL_END
+    forced     [{"name": ..., "parameters": {...}}, ...]     a grammar makes any model write so
+
+Text around calls is content; so is what begins like a call and goes on otherwise, and its markers.
+White space between a call and the text around it belongs to neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+from baton.gateway.chat.tools.json_call import copy_arguments, read_call
+from baton.gateway.chat.tools.pieces import PieceWriter
+from baton.gateway.chat.tools.text_reader import Malformed, Parse, TextReader
+
+CallFormat = Callable[[TextReader, PieceWriter], Parse[None]]
+
+HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
+LLAMA3_TAG = "<|python_tag|>"
+CALLS_BEGIN, CALLS_END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
+CALL_BEGIN, CALL_END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
+SEPARATOR, FENCE = "<\uff5ctool▁sep\uff5c>", "```"
+
+MARKERS = (
+    HERMES_BEGIN,
+    HERMES_END,
+    LLAMA3_TAG,
+    CALLS_BEGIN,
+    CALLS_END,
+    CALL_BEGIN,
+    CALL_END,
+    SEPARATOR,
+)
+"""Shown to the parsers even where they are special tokens, which are hidden otherwise."""
+
+NAME = re.compile(r"[^\s<{`]+")
+
+
+def content(reader: TextReader, out: PieceWriter) -> Parse[None]:
+    """No calls."""
+    yield from reader.copy_until((), out.content)
+
+
+def hermes(reader: TextReader, out: PieceWriter) -> Parse[None]:
+    markers: tuple[str, ...] = (HERMES_BEGIN,)
+    while marker := (yield from reader.copy_until(markers, out.content)):
+        if marker == HERMES_BEGIN:
+            if not (yield from _is_call(read_call(reader, out), reader, out)):
+                markers = (HERMES_BEGIN,)
+                continue
+            markers = (HERMES_BEGIN, HERMES_END)
+        else:
+            markers = (HERMES_BEGIN,)
+        yield from reader.drop_space()
+
+
+def llama3(tools: Collection[str]) -> CallFormat:
+    """Without the tag, a call must be of one of `tools`: other objects are answers."""
+
+    def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
+        is_tagged = yield from reader.leads_with(LLAMA3_TAG)
+        accepts = bool if is_tagged else tools.__contains__
+        while (yield from _is_call(read_call(reader, out, accepts), reader, out)):
+            yield from reader.drop_space()
+            if not (yield from reader.take_word(";")):
+                break
+            yield from reader.skip_space()
+            if not (yield from reader.peek()):
+                return
+        yield from content(reader, out)
+
+    return parse
+
+
+def deepseek(reader: TextReader, out: PieceWriter) -> Parse[None]:
+    begins = (CALLS_BEGIN, CALL_BEGIN)
+    markers: tuple[str, ...] = begins
+    while marker := (yield from reader.copy_until(markers, out.content)):
+        if marker in begins:
+            call = _deepseek_call(reader, out, is_begun=marker == CALL_BEGIN)
+            if not (yield from _is_call(call, reader, out)):
+                markers = begins
+                continue
+            markers = (*begins, CALL_END, CALLS_END)
+        elif marker == CALLS_END:
+            markers = begins
+        yield from reader.drop_space()
+
+
+def _deepseek_call(reader: TextReader, out: PieceWriter, *, is_begun: bool) -> Parse[None]:
+    if not is_begun:
+        yield from reader.expect(CALL_BEGIN)
+    name = yield from _read_name(reader)  # or "function"
+    yield from reader.expect(SEPARATOR)
+    yield from reader.skip_space()
+    if (yield from reader.peek()) != "{":
+        name = yield from _read_name(reader)
+        yield from reader.expect(FENCE)
+        yield from reader.take_word("json")
+        yield from reader.skip_space()
+    if (yield from reader.peek()) != "{":
+        raise Malformed
+    out.start_call(name)
+    yield from copy_arguments(reader, out)
+    yield from reader.drop_space()
+    yield from reader.take_word(FENCE)
+    reader.release()
+
+
+def _read_name(reader: TextReader) -> Parse[str]:
+    yield from reader.skip_space()
+    name = ""
+    while (yield from reader.peek()) and (run := reader.take_run(NAME)):
+        name += run
+    if not name:
+        raise Malformed
+    return name
+
+
+def forced_calls(reader: TextReader, out: PieceWriter) -> Parse[None]:
+    """A list of calls."""
+
+    def calls() -> Parse[None]:
+        yield from reader.expect("[")
+        while True:
+            yield from read_call(reader, out)
+            yield from reader.skip_space()
+            if not (yield from reader.take_word(",")):
+                break
+        yield from reader.expect("]")
+        yield from reader.drop_space()
+
+    yield from _is_call(calls(), reader, out)
+    yield from content(reader, out)
+
+
+def forced_call(name: str) -> CallFormat:
+    """All of the output is the arguments of this call."""
+
+    def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
+        yield from reader.drop_space()
+        if (yield from reader.peek()):
+            out.start_call(name)
+            yield from reader.copy_until((), out.arguments)
+
+    return parse
+
+
+def _is_call(call: Parse[None], reader: TextReader, out: PieceWriter) -> Parse[bool]:
+    """Whether `call` ended well; if not, what it did not make a call of is content."""
+    try:
+        yield from call
+    except Malformed:
+        out.content(reader.give_back())
+        return False
+    return True

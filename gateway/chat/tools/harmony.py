@@ -1,0 +1,112 @@
+"""How GPT-OSS writes: in messages, each of which says on which channel it is (OpenAI's harmony).
+
+    <|channel|>analysis<|message|> ... <|end|>                                reasoning
+    <|start|>assistant<|channel|>commentary<|message|> ... <|end|>            what it tells the user
+    <|start|>assistant<|channel|>final<|message|> ... <|return|>              the answer
+    <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{...}<|call|>
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>       the same
+
+The prompt ends with <|start|>assistant, so an output begins behind it. Text without a header is an
+answer: a caller may have begun it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from baton.gateway.chat.tools.formats import CallFormat
+from baton.gateway.chat.tools.pieces import PieceWriter
+from baton.gateway.chat.tools.text_reader import Malformed, Parse, TextReader
+
+START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
+MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"
+MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END)
+"""Shown to the parser. CALL and RETURN end an output, and are hidden as ends are."""
+ENDS = (END, START, CALL, RETURN)
+"""Of a message; the start of the next ends it, too."""
+MAX_HEADER = 256
+HEADER = re.compile(
+    rf"(?:{re.escape(START)})?(?:assistant)?(?: ?to=(?P<early>[^\s<]+))?"
+    rf"(?:{re.escape(CHANNEL)}(?P<channel>analysis|commentary|final))?"
+    rf"(?: ?to=(?P<late>[^\s<]+))?"
+    rf"(?: ?(?:{re.escape(CONSTRAIN)})?(?:json|code))? ?{re.escape(MESSAGE)}"
+)
+
+
+def analysis(reader: TextReader, out: PieceWriter) -> Parse[int]:
+    """Read the reasoning that comes first, and nothing of what follows; returns where it ends."""
+    end = 0
+    while header := (yield from _header(reader)):
+        if header["channel"] != "analysis":
+            reader.rewind()
+            break
+        yield from reader.copy_until(ENDS, out.reasoning)
+        end = reader.position
+        reader.release()
+    return end
+
+
+def messages(reader: TextReader, out: PieceWriter) -> Parse[None]:
+    """All messages, calls among them."""
+    yield from _messages(reader, out, has_calls=True)
+
+
+def answers(reader: TextReader, out: PieceWriter) -> Parse[None]:
+    """All messages where nothing can be called: what looks so is content."""
+    yield from _messages(reader, out, has_calls=False)
+
+
+def in_answer(calls: CallFormat) -> CallFormat:
+    """Calls that a grammar makes the model write in place of its answer."""
+
+    def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
+        yield from _header(reader)
+        yield from reader.drop_space()
+        yield from calls(reader, out)
+
+    return parse
+
+
+def _messages(reader: TextReader, out: PieceWriter, *, has_calls: bool) -> Parse[None]:
+    while True:
+        header = yield from _header(reader)
+        if header is None:
+            if not (yield from reader.copy_until(ENDS, out.content)):
+                return
+            reader.release()
+            continue
+        called = header["early"] or header["late"]
+        if has_calls and called and called != "assistant":
+            out.start_call(called.removeprefix("functions."))
+            write = out.arguments
+        elif header["channel"] == "analysis":
+            write = out.reasoning
+        else:
+            write = out.content
+        yield from reader.drop_space()
+        yield from reader.copy_until(ENDS, write)
+        reader.release()
+
+
+def _header(reader: TextReader) -> Parse[re.Match[str] | None]:
+    """What a message begins with, which is read (not released); None if there is none."""
+    text = ""
+    try:
+        while not text.endswith(MESSAGE):
+            char = yield from reader.peek()
+            if not char or len(text) == MAX_HEADER or not _may_begin(text + char):
+                raise Malformed
+            text += reader.take()
+    except Malformed:
+        reader.rewind()
+        return None
+    header = HEADER.fullmatch(text)
+    if header is None:
+        reader.rewind()
+    return header
+
+
+def _may_begin(text: str) -> bool:
+    """Whether a header can go on so: an answer is not held back for long."""
+    begins = (START, CHANNEL, "assistant", " to=", "to=")
+    return any(text.startswith(begin[: len(text)]) for begin in begins)

@@ -1,0 +1,47 @@
+"""One choice's output as it comes, taken apart: reasoning first, then answer and tool calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from baton.gateway.chat.reasoning import ReasoningStart, think
+from baton.gateway.chat.tools.formats import CallFormat
+from baton.gateway.chat.tools.pieces import Piece, PieceWriter, new_call_id
+from baton.gateway.chat.tools.text_reader import Parse, TextReader
+
+
+class OutputParser:
+    """What it gives for a text does not depend on how the text was cut."""
+
+    def __init__(
+        self,
+        calls: CallFormat,
+        *,
+        reasoning: ReasoningStart = ReasoningStart.NOWHERE,
+        max_calls: int | None = None,
+        call_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self._reader = TextReader()
+        self._out = PieceWriter(max_calls=max_calls, call_id=call_id)
+        self._parsing = self._parse(calls, reasoning)
+        self.reasoning_end: float = math.inf
+        """Characters of output up to the end of reasoning; 0 for none, infinite while it lasts."""
+
+    @property
+    def num_calls(self) -> int:
+        return self._out.num_calls
+
+    def feed(self, text: str) -> list[Piece]:
+        self._reader.feed(text)
+        next(self._parsing, None)
+        return self._out.drain()
+
+    def finish(self) -> list[Piece]:
+        """What was held back. Safe to repeat."""
+        self._reader.end()
+        return self.feed("")
+
+    def _parse(self, calls: CallFormat, reasoning: ReasoningStart) -> Parse[None]:
+        self.reasoning_end = yield from think(self._reader, self._out, reasoning)
+        yield from calls(self._reader, self._out)

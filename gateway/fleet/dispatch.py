@@ -1,0 +1,237 @@
+"""Finds each request of this gateway a place among the replicas it knows.
+
+    start -> RunningRequest --place--> AdmissionQueue, in turn --> policy, on the fleet's view
+                                <----- Placed: an attempt, open on a decode replica
+
+A request waits here, never after an expensive prefill. Where it goes is the policy's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import DeadlineExceeded, Unavailable
+from baton.core.ids import Epoch, RequestId, new_epoch
+from baton.core.messages import GenerateRequest, Pooling
+from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.draining import drain
+from baton.gateway.fleet.fleet import Fleet, RegistryClient
+from baton.gateway.fleet.fleet_report import leaks_report, metrics_report, status_report
+from baton.gateway.fleet.placed import Placed
+from baton.gateway.fleet.running_request import RunningRequest
+from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.readiness import Missing, Wanted, missing
+from baton.proto.channels import Channels
+from baton.router.policy import LeastWork, PlacementRequest
+from baton.router.prompt_names import PromptNames
+from baton.router.pulling import PullRates, RateMeter
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What decides who goes next."""
+
+    priority: int
+    tenant: str
+    is_retry: bool
+    """It was placed before: served in part already."""
+
+
+class ReplicaDispatcher:
+    """The gateway's one dispatcher. `run` keeps it in touch with the registry."""
+
+    def __init__(
+        self,
+        policy: LeastWork,
+        *,
+        max_waiting: int,
+        no_replica_grace_s: float,
+        clock: Clock = monotonic,
+        channels: Channels | None = None,
+        pull_rates: PullRates | None = None,
+    ) -> None:
+        self.epoch: Epoch = new_epoch()
+        self._policy = policy
+        self._no_replica_grace_s = no_replica_grace_s
+        self._clock = clock
+        self._queue: AdmissionQueue[Placed] = AdmissionQueue(max_waiting)
+        self._patience: set[asyncio.Timeout] = set()
+        """Of those who wait: it runs while no decode replica takes requests."""
+        self._was_ready = False
+        self._has_changed = asyncio.Event()
+        meter = RateMeter(pull_rates or PullRates())
+        self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter)
+
+    async def run(self, registry: RegistryClient) -> None:
+        try:
+            await self.fleet.follow(registry)
+        finally:
+            await self.fleet.close()
+
+    async def start(self, generation: Generation) -> RunningRequest:
+        """Return once the request has a place. Raises Overloaded, Unavailable, DeadlineExceeded."""
+
+        has_begun = False
+
+        async def place(
+            next_request: Callable[[], GenerateRequest],
+            on_placed: Callable[[Placed], None],
+            lost: frozenset[Epoch],
+            time_left_s: float | None,
+        ) -> None:
+            def try_place() -> Placed | None:
+                placed = self._try_place(next_request, lost, generation.near)
+                if placed is not None:
+                    on_placed(placed)
+                return placed
+
+            turn = _Turn(generation.priority, generation.tenant, is_retry=has_begun)
+            await self._place(try_place, turn, time_left_s)
+
+        running = RunningRequest(generation, place, self._clock)
+        await running.place()
+        has_begun = True
+        return running
+
+    @property
+    def max_model_len(self) -> int:
+        return min((link.info.max_model_len for link in self.fleet.connected), default=0)
+
+    def is_ready(self) -> bool:
+        return bool(self.fleet.open_decode)
+
+    def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
+        fleet = self.fleet
+        return missing(wanted, fleet.trouble_by_replica(), fleet.starting)
+
+    async def until_complete(self, wanted: Wanted) -> None:
+        """Return once requests are taken and nothing that is wanted is missing."""
+        while self.missing(wanted) or not self.is_ready():
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place, those that go on elsewhere meanwhile included."""
+        return len(self._queue)
+
+    async def leaks(self) -> dict[str, Any]:
+        return leaks_report(self.fleet.replicas, await self.fleet.inspect())
+
+    async def status(self) -> dict[str, Any]:
+        inspections = await self.fleet.inspect()
+        report = status_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
+        return {**report, "num_waiting": self.num_waiting}
+
+    async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
+        return asdict(await drain(self.fleet, replica_id, is_forced=is_forced))
+
+    async def metrics_text(self) -> str:
+        inspections = await self.fleet.inspect(timeout_s=1.0)
+        return metrics_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
+
+    async def _place(
+        self,
+        try_place: Callable[[], Placed | None],
+        turn: _Turn,
+        time_left_s: float | None,
+    ) -> Placed:
+        """Wait for a place, in turn, and open an attempt there."""
+        try:
+            async with asyncio.timeout(time_left_s), self._while_replicas_may_come():
+                return await self._queue.place(
+                    try_place,
+                    lambda placed: placed.close(0),
+                    is_retry=turn.is_retry,
+                    priority=turn.priority,
+                    tenant=turn.tenant,
+                )
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no room on any decode replica within {time_left_s:.1f} s"
+            ) from None
+
+    @asynccontextmanager
+    async def _while_replicas_may_come(self) -> AsyncIterator[None]:
+        """Raises Unavailable once no decode replica has taken requests for the grace period."""
+        try:
+            async with asyncio.timeout_at(self._patience_ends_at()) as patience:
+                self._patience.add(patience)
+                try:
+                    yield
+                finally:
+                    self._patience.discard(patience)
+        except TimeoutError:
+            raise Unavailable(
+                "no decode replica takes requests; /ready says what is missing"
+            ) from None
+
+    def _patience_ends_at(self) -> float | None:
+        if self.is_ready():
+            return None
+        return asyncio.get_running_loop().time() + self._no_replica_grace_s
+
+    def _on_fleet_change(self) -> None:
+        is_ready = self.is_ready()
+        if is_ready != self._was_ready:
+            self._was_ready = is_ready
+            if is_ready:
+                log.info("requests are taken")
+            else:
+                log.warning("no decode replica takes requests; /ready says what is missing")
+            for patience in self._patience:
+                if not patience.expired():
+                    patience.reschedule(self._patience_ends_at())
+        self._has_changed.set()
+        self._queue.wake()
+
+    def _try_place(
+        self,
+        next_request: Callable[[], GenerateRequest],
+        lost: frozenset[Epoch],
+        near: RequestId | None,
+    ) -> Placed | None:
+        if not any(replica.is_open for replica in self.fleet.view(PromptNames()).decode):
+            return None  # most wakes come to this: do not look a long prompt up for nothing
+        request = next_request()
+        known = (*request.prompt, *request.output)
+        names = PromptNames(known, request.salt) if _reads_cache(request) else PromptNames()
+        placement = self._policy.place(
+            PlacementRequest(
+                request_id=request.request_id,
+                num_tokens=len(known),
+                lost=lost,
+                near=self.fleet.where_runs(near),
+                local_because=_why_local(request),
+            ),
+            self.fleet.view(names),
+            self._clock(),
+        )
+        return None if placement is None else Placed(self.fleet, placement, request, names)
+
+
+def _why_local(request: GenerateRequest) -> str:
+    """What only the decode replica can answer with, and only if it computes the prompt."""
+    if request.pooling is not None:
+        return "an embedding of the prompt"
+    if _wants_prompt_logprobs(request):
+        return "logprobs of the prompt"
+    return ""
+
+
+def _reads_cache(request: GenerateRequest) -> bool:
+    """Whether cached blocks spare anything: not where every token of the prompt must be run."""
+    return request.pooling is not Pooling.MEAN and not _wants_prompt_logprobs(request)
+
+
+def _wants_prompt_logprobs(request: GenerateRequest) -> bool:
+    """They come with the first token, so a continuation needs them no more."""
+    return request.sampling.num_prompt_logprobs is not None and not request.output

@@ -1,0 +1,58 @@
+"""Emptying one replica on an operator's word, so that it can be taken away.
+
+    the replica is told --> calls itself draining --> every gateway places nothing more there, and
+                                                      moves what runs there elsewhere
+
+Asking again tells how many requests have yet to leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from baton.core.errors import InvalidRequest, Unavailable
+from baton.core.messages import ReplicaInfo, Role
+from baton.gateway.fleet.fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    replica: str
+    role: str
+    num_open: int
+    """Requests that have yet to leave."""
+
+
+async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgress:
+    """Raises InvalidRequest if it is unknown, or nobody could go on; Unavailable if it is away."""
+    info = _find(fleet, replica_id)
+    if not (is_forced or _can_be_spared(fleet, info)):
+        raise InvalidRequest(
+            f"{replica_id} is the last decode replica that takes requests: without it all would "
+            "wait; add another first, or drain it with force",
+            field="replica",
+        )
+    try:
+        num_open = await fleet.drain(info.epoch)
+    except grpc.aio.AioRpcError as error:
+        raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
+    return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
+
+
+def _find(fleet: Fleet, replica_id: str) -> ReplicaInfo:
+    for info in fleet.replicas:
+        if info.replica_id == replica_id:
+            return info
+    known = ", ".join(info.replica_id for info in fleet.replicas) or "none"
+    raise InvalidRequest(
+        f"no replica is called {replica_id!r}; there are: {known}", field="replica"
+    )
+
+
+def _can_be_spared(fleet: Fleet, info: ReplicaInfo) -> bool:
+    """Prompts can be computed on decode replicas, but tokens nowhere else."""
+    others = fleet.open_decode - {info.epoch}
+    return info.role is not Role.DECODE or info.epoch not in fleet.open_decode or bool(others)

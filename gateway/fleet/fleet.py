@@ -1,0 +1,272 @@
+"""What a gateway knows of the replicas: membership, links, load, and who has cached what.
+
+    registry --membership--> Fleet --> ReplicaLink   one a decode replica: requests and tokens
+                                   --> KvWatch       one a replica: its prefix cache, into KvIndex
+
+The registry is a hint: its absence changes nothing, and liveness is the stream itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import grpc.aio
+
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import Membership, ReplicaInfo, Role, StartingReplica
+from baton.gateway.fleet.fleet_report import KvKnowledge
+from baton.gateway.fleet.kv_watch import KvWatch
+from baton.gateway.fleet.membership import merge
+from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.platform.registry.registry import HEARTBEAT_S
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+from baton.router.kv_index import Expected, KvIndex
+from baton.router.policy import ReplicaView, View
+from baton.router.prompt_names import PromptNames
+from baton.router.pulling import PullRates, RateMeter
+
+log = logging.getLogger(__name__)
+
+SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
+WATCH_TIMEOUT_S = 10.0
+REGISTRY_RETRY_S = 0.5
+
+
+class RegistryClient(Protocol):
+    async def watch(self, incarnation: Epoch | None, version: int) -> Membership: ...
+
+
+class Fleet:
+    """`on_change` is called whenever a request that had to wait might now be placed."""
+
+    def __init__(
+        self,
+        gateway_epoch: Epoch,
+        on_change: Callable[[], None],
+        channels: Channels,
+        meter: RateMeter | None = None,
+    ) -> None:
+        self._gateway_epoch = gateway_epoch
+        self._on_change = on_change
+        self._channels = channels
+        self.meter = meter or RateMeter(PullRates())
+        """What fetching and computing KV cost, as the receipts say."""
+        self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
+        self._link_by_epoch: dict[Epoch, ReplicaLink] = {}
+        self._prefill_tokens: dict[Epoch, int] = {}
+        self._epoch_by_request: dict[RequestId, Epoch] = {}
+        self._watch_by_epoch: dict[Epoch, KvWatch] = {}
+        self._drained_here: set[Epoch] = set()
+        self._has_met_decode = False
+        self.starting: tuple[StartingReplica, ...] = ()
+        """Replicas that are on their way, as the registry last said."""
+        self.index = KvIndex()
+
+    async def follow(self, registry: RegistryClient) -> None:
+        """Keep up with the registry for ever. Its absence changes nothing of what we know."""
+        incarnation: Epoch | None = None
+        version = -1
+        while True:
+            try:
+                async with asyncio.timeout(WATCH_TIMEOUT_S):
+                    snapshot = await registry.watch(incarnation, version)
+            except Exception as error:  # whatever Ray raises while it or its head is away
+                log.warning(
+                    "the registry is away (%r); keeping %d replicas", error, len(self.replicas)
+                )
+                await asyncio.sleep(REGISTRY_RETRY_S)
+                continue
+            incarnation, version = snapshot.incarnation, snapshot.version
+            await self.apply(snapshot)
+
+    async def apply(self, snapshot: Membership) -> None:
+        known = merge(self._replica_by_epoch, snapshot, settled_after_s=SETTLED_AFTER_S)
+        gone = {*self._replica_by_epoch, *self._link_by_epoch} - known.keys()
+        self._replica_by_epoch = known
+        self._hear_of_starts(snapshot.starting)
+        for info in known.values():
+            self._meet(info)
+        for epoch in gone:
+            await self._forget(epoch)
+        self._on_change()
+
+    def _meet(self, info: ReplicaInfo) -> None:
+        if info.epoch not in self._watch_by_epoch:
+            self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels)
+        if info.role is not Role.DECODE:
+            return
+        known = self._link_by_epoch.get(info.epoch)
+        if known is None:
+            link = ReplicaLink(info, self._gateway_epoch, self._on_change, self._channels)
+            self._link_by_epoch[info.epoch] = link
+            self._has_met_decode = True
+        else:
+            known.info = info
+
+    async def _forget(self, epoch: Epoch) -> None:
+        """Place nothing there any more. Liveness is the stream: what it carries may finish."""
+        watch = self._watch_by_epoch.pop(epoch, None)
+        if watch is not None:
+            await watch.close()
+        self.index.forget(epoch)
+        self._prefill_tokens.pop(epoch, None)
+        self._drained_here.discard(epoch)
+        link = self._link_by_epoch.get(epoch)
+        if link is None:
+            return
+        if link.is_connected and link.num_open:
+            link.info = replace(link.info, is_ready=False)
+            return
+        del self._link_by_epoch[epoch]
+        await link.close()
+
+    async def close(self) -> None:
+        for watch in self._watch_by_epoch.values():
+            await watch.close()
+        for link in self._link_by_epoch.values():
+            await link.close()
+        self._watch_by_epoch.clear()
+        self._link_by_epoch.clear()
+
+    @property
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        return tuple(self._replica_by_epoch.values())
+
+    @property
+    def connected(self) -> tuple[ReplicaLink, ...]:
+        return tuple(link for link in self._link_by_epoch.values() if link.is_connected)
+
+    def link(self, epoch: Epoch) -> ReplicaLink:
+        return self._link_by_epoch[epoch]
+
+    def view(self, prompt: PromptNames) -> View:
+        """Everybody, with what each has of the prompt by the names that it gives blocks itself."""
+        cached: dict[Epoch, int] = {}
+        expected: dict[Epoch, int] = {}
+        infos = (*(link.info for link in self._link_by_epoch.values()), *self.replicas)
+        for names in prompt.under_each(info.layout for info in infos):
+            cached |= self.index.num_cached_blocks(names)
+            expected |= self.index.num_expected_blocks(names)
+        decode = tuple(
+            ReplicaView(
+                info=link.info,
+                is_connected=link.is_connected,
+                num_open=link.num_open,
+                num_queued_tokens=link.capacity.num_queued_tokens if link.capacity else 0,
+                num_cached_tokens=cached.get(epoch, 0) * link.info.layout.block_size,
+                num_expected_tokens=expected.get(epoch, 0) * link.info.layout.block_size,
+                capacity=link.capacity,
+            )
+            for epoch, link in self._link_by_epoch.items()
+        )
+        prefill = tuple(
+            ReplicaView(
+                info=info,
+                num_queued_tokens=self._prefill_tokens.get(epoch, 0),
+                num_cached_tokens=cached.get(epoch, 0) * info.layout.block_size,
+                num_expected_tokens=expected.get(epoch, 0) * info.layout.block_size,
+            )
+            for epoch, info in self._replica_by_epoch.items()
+            if info.role is Role.PREFILL
+        )
+        return View(decode=decode, prefill=prefill, rates=self.meter.rates)
+
+    def expect(self, prompt: PromptNames, epoch: Epoch) -> Expected:
+        """Count the prompt as on its way to a replica, until given back to `index.release`."""
+        link = self._link_by_epoch.get(epoch)
+        info = link.info if link is not None else self._replica_by_epoch[epoch]
+        return self.index.expect(prompt.under(info.layout), epoch)
+
+    def where_runs(self, request_id: RequestId | None) -> Epoch | None:
+        """The decode replica of a request of this gateway; None if it does not run."""
+        return None if request_id is None else self._epoch_by_request.get(request_id)
+
+    def has_started(self, request_id: RequestId, epoch: Epoch) -> None:
+        self._epoch_by_request[request_id] = epoch
+
+    def has_ended(self, request_id: RequestId, epoch: Epoch) -> None:
+        """Nothing happens to a request that runs elsewhere by now."""
+        if self._epoch_by_request.get(request_id) == epoch:
+            del self._epoch_by_request[request_id]
+
+    def add_prefill_tokens(self, epoch: Epoch, num_tokens: int) -> None:
+        """Tokens placed on a prefill replica (positive), or no longer waited for (negative)."""
+        if epoch in self._replica_by_epoch:
+            left = self._prefill_tokens.get(epoch, 0) + num_tokens
+            self._prefill_tokens[epoch] = max(left, 0)
+
+    async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
+        """Ask every replica for its books, all at once."""
+        watches = dict(self._watch_by_epoch)
+        replies = await asyncio.gather(
+            *(watch.inspect(timeout_s) for watch in watches.values()), return_exceptions=True
+        )
+        return {
+            epoch: reply
+            for epoch, reply in zip(watches, replies, strict=True)
+            if not isinstance(reply, BaseException) or isinstance(reply, Exception)
+        }
+
+    async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
+        is_first = epoch not in self._drained_here
+        self._drained_here.add(epoch)  # from now on: its own word takes a moment to get here
+        try:
+            return await self._watch_by_epoch[epoch].drain(timeout_s)
+        except grpc.aio.AioRpcError:
+            if is_first:
+                self._drained_here.discard(epoch)
+            raise
+
+    @property
+    def open_decode(self) -> frozenset[Epoch]:
+        """Decode replicas that are there and take requests."""
+        return frozenset(
+            link.info.epoch
+            for link in self.connected
+            if link.info.is_ready
+            and not link.is_draining
+            and link.info.epoch not in self._drained_here
+        )
+
+    def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
+        before = {one.replica_id for one in self.starting if one.failure}
+        self.starting = starting
+        for one in starting:
+            is_news = one.failure and one.replica_id not in before
+            if is_news and self._has_met_decode:  # before, `baton serve` itself says so
+                log.error("%s failed while %s: %s", one.replica_id, one.stage, one.failure)
+
+    def trouble_by_replica(self) -> dict[ReplicaInfo, str]:
+        """Why each replica takes nothing; empty for those that do."""
+        is_open = self.open_decode
+        return {
+            info: "" if epoch in is_open else self._trouble(info)
+            for epoch, info in self._replica_by_epoch.items()
+        }
+
+    def _trouble(self, info: ReplicaInfo) -> str:
+        link = self._link_by_epoch.get(info.epoch)
+        if not info.is_ready or info.epoch in self._drained_here:
+            return "draining"
+        if link is None:
+            return ""  # of prefill: decode replicas talk to it
+        return "draining" if link.is_draining else "no connection"
+
+    def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
+        """By replica: what the index knows of its cache, and how well it could follow."""
+        return {
+            epoch: KvKnowledge(
+                num_blocks=self.index.num_blocks(epoch),
+                num_events=watch.num_events,
+                num_gaps=watch.num_gaps,
+                num_resyncs=watch.num_resyncs,
+                is_synced=watch.is_synced,
+            )
+            for epoch, watch in self._watch_by_epoch.items()
+        }

@@ -1,0 +1,101 @@
+"""Keeps the gateway's index at what one replica's prefix cache holds.
+
+    run()    watch: snapshot, events ...; after a gap or a break: wait a little, watch anew
+
+While the stream is away the index keeps what it knew: the next snapshot puts it right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import closing
+
+import grpc
+import grpc.aio
+
+from baton.core.kv_events import KvEvents
+from baton.core.messages import ReplicaInfo
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels, explain
+from baton.proto.kv_events_wire import kv_events_from_proto
+from baton.proto.replica_pb2_grpc import ReplicaStub
+from baton.router.kv_index import KvGap, KvIndex
+
+log = logging.getLogger(__name__)
+
+MIN_RETRY_S = 0.2
+MAX_RETRY_S = 5.0
+
+
+class KvWatch:
+    """Its channel is its own: a long snapshot must not hold up tokens."""
+
+    def __init__(self, info: ReplicaInfo, index: KvIndex, channels: Channels) -> None:
+        self.num_events = 0
+        """Applied so far."""
+        self.num_gaps = 0
+        """How often events were missing."""
+        self.num_resyncs = 0
+        """Snapshots taken after the first: because of a gap, or because the stream was away."""
+        self.is_synced = False
+        """The index follows the replica at this moment."""
+        self._info = info
+        self._index = index
+        self._has_snapshot = False
+        self._channel = channels.new(info.address)
+        self._stub = ReplicaStub(self._channel)
+        self._pump = asyncio.create_task(self._run(), name=f"KV events of {info.replica_id}")
+
+    async def inspect(self, timeout_s: float) -> pb.InspectReply:
+        return await self._stub.Inspect(pb.InspectRequest(), timeout=timeout_s)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Tell the replica to become empty; how many requests it still has."""
+        request = pb.DrainRequest(epoch=self._info.epoch)
+        reply = await self._stub.Drain(request, timeout=timeout_s)
+        return reply.num_open
+
+    async def close(self) -> None:
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+        await self._channel.close()
+
+    async def _run(self) -> None:
+        retry_s = MIN_RETRY_S
+        while True:
+            reason = await self._follow()
+            if self.is_synced:
+                self.is_synced, retry_s = False, MIN_RETRY_S
+            log.info("the KV events of %s broke off: %s", self._info.replica_id, reason)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
+
+    async def _follow(self) -> str:
+        """Follow until the stream breaks off, and say why it did."""
+        call = self._stub.WatchKv(pb.WatchKvRequest(epoch=self._info.epoch))
+        try:
+            async for message in call:
+                await self._receive(kv_events_from_proto(message))
+        except KvGap as gap:
+            self.num_gaps += 1
+            return str(gap)
+        except grpc.aio.AioRpcError as error:
+            return explain(error)
+        except Exception as error:  # a watch that stops trying would mislead for ever
+            log.exception("the KV events of %s cannot be followed", self._info.replica_id)
+            return f"{type(error).__name__}: {error}"
+        finally:
+            call.cancel()
+        return "the replica ended the stream"
+
+    async def _receive(self, events: KvEvents) -> None:
+        if not events.is_snapshot:
+            self._index.apply(self._info.epoch, events)
+            self.num_events += len(events.events)
+            return
+        with closing(self._index.load(self._info.epoch, events)) as loading:
+            for _ in loading:
+                await asyncio.sleep(0)  # others may go on
+        self.num_resyncs += self._has_snapshot
+        self._has_snapshot = self.is_synced = True

@@ -1,0 +1,236 @@
+"""One generation under way, over as many attempts as it needs.
+
+    place -> attempt 1 -> tokens ... -> last update
+               | replica lost, or it could not go on
+    place -> attempt 2, given the tokens the client already has -> tokens ...
+               | its replica drains: while it goes on there, a place elsewhere is waited for
+    switch -> attempt 3, which takes the KV along -> tokens ... -> last update
+
+Each token reaches the caller exactly once, whatever replicas come and go. Sampling is a function of
+(seed, choice, position), so a continuation elsewhere draws what the first replica would have drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from baton.core.clock import Clock
+from baton.core.errors import BatonError, Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from baton.core.ids import Epoch
+from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
+from baton.gateway.fleet.accounts import Accounts
+from baton.gateway.fleet.placed import Placed
+from baton.gateway.fleet.replica_link import ReplicaLost
+from baton.gateway.requests.generation import Generation
+
+MAX_ATTEMPTS = 5
+"""That failed: a request that takes down every replica it meets must not take them all."""
+
+
+class Place(Protocol):
+    async def __call__(
+        self,
+        next_request: Callable[[], GenerateRequest],
+        on_placed: Callable[[Placed], None],
+        lost: frozenset[Epoch],
+        time_left_s: float | None,
+    ) -> None:
+        """Wait for a place, in turn. `lost`: replicas on which an earlier attempt failed.
+
+        `next_request` is asked whenever a place is tried, and `on_placed` told in the same moment
+        as the attempt is opened, with nothing in between. What `next_request` raises is raised.
+        """
+
+
+class _Switched(BatonError):
+    """Wakes whoever reads an attempt: there is more elsewhere."""
+
+
+class _StaysHere(BatonError):
+    """A request that was to move has ended meanwhile, or been lost."""
+
+
+class RunningRequest:
+    """Begins with `place`; iterated once; `stop` always follows."""
+
+    def __init__(self, generation: Generation, place: Place, clock: Clock) -> None:
+        self._generation = generation
+        self._find_place = place
+        self._clock = clock
+        limit = generation.time_left_s
+        self._deadline = None if limit is None else clock() + limit
+        self._alarm: asyncio.TimerHandle | None = None
+        self._output: list[int] = []
+        self._accounts = Accounts(len(generation.prompt))
+        self._placed: Placed | None = None
+        self._num_failed = 0
+        self._lost: frozenset[Epoch] = frozenset()
+        self._taken: deque[TokenUpdate] = deque()
+        """Of the attempt before, and not asked for yet."""
+        self._moving: asyncio.Task[None] | None = None
+        self._left: list[tuple[Placed, int, int]] = []
+        """Attempts that are kept until the next one lives, for the KV they hold: with the number of
+        tokens before each, and of its own."""
+
+    @property
+    def receipt(self) -> Receipt:
+        return self._accounts.receipt
+
+    async def place(self) -> None:
+        """Begin the next attempt. Raises Overloaded, Unavailable, DeadlineExceeded."""
+        started = self._clock()
+        await self._find_place(self._next_request, self._begin, self._lost, self._time_left_s())
+        self._accounts.waited((self._clock() - started) * 1e3)
+        self._set_alarm()
+
+    async def __aiter__(self) -> AsyncIterator[TokenUpdate]:
+        while True:
+            try:
+                update = await self._next_update()
+            except _Switched:
+                continue
+            except (ReplicaLost, Unavailable, Overloaded, Cancelled) as error:
+                await self._place_again(error)
+                continue
+            if update.tokens or update.finish_reason is not None:
+                yield update
+            if update.is_last:
+                return
+
+    async def stop(self, num_delivered: int) -> None:
+        """Take the request back if it is not over. `num_delivered` counts over all attempts."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await self._stop_moving()
+        self._close_left(num_delivered)
+        if self._placed is not None:
+            self._placed.close(max(0, num_delivered - self._accounts.num_before))
+
+    def _next_request(self) -> GenerateRequest:
+        return self._request(self._left[-1][0].address if self._left else None)
+
+    def _request(self, source: ReplicaAddress | None) -> GenerateRequest:
+        """The next attempt. `source`: where the one before it is still known."""
+        generation, time_left_s = self._generation, self._time_left_s()
+        return GenerateRequest(
+            request_id=generation.request_id,
+            attempt=self._accounts.number + 1,
+            prompt=generation.prompt,
+            output=tuple(self._output),
+            sampling=generation.sampling,
+            salt=generation.salt,
+            tenant=generation.tenant,
+            cache_points=generation.cache_points,
+            priority=generation.priority,
+            pooling=generation.pooling,
+            source=source,
+            is_moving=source is not None,
+            time_left_ms=None if time_left_s is None else max(1, int(time_left_s * 1e3)),
+        )
+
+    def _begin(self, placed: Placed) -> None:
+        self._placed = placed
+        placed.attempt.on_draining = self._begin_to_move
+        self._accounts.begin_attempt(placed.number, placed.placement.reason)
+
+    async def _next_update(self) -> TokenUpdate:
+        if self._taken:
+            return self._taken.popleft()
+        placed = self._placed
+        assert placed is not None
+        try:
+            update = await placed.attempt.next()
+        except DeadlineExceeded as late:
+            raise DeadlineExceeded(f"{late} after {len(self._output)} tokens") from None
+        self._take(placed, update)
+        if update.error is not None:
+            raise update.error
+        self._close_left(len(self._output))
+        return update
+
+    def _take(self, placed: Placed, update: TokenUpdate) -> None:
+        """From here on its tokens are final: whatever comes next goes on behind them."""
+        self._accounts.hear(update.receipt, len(update.tokens))
+        if update.is_last and update.receipt is not None:
+            placed.hear(update.receipt)
+        if update.tokens:
+            placed.prefill_is_over()
+            self._output.extend(update.tokens)
+
+    async def _place_again(self, error: Exception) -> None:
+        """Account for the attempt that failed, then place the rest of the request."""
+        await self._stop_moving()
+        assert self._placed is not None
+        self._placed.close(self._accounts.num_of_attempt)
+        self._lost |= {self._placed.placement.decode.epoch}
+        self._num_failed += 1
+        number = self._accounts.number
+        if self._num_failed >= MAX_ATTEMPTS:
+            raise Unavailable(f"gave up after {number} attempts; the last said: {error}")
+        self._accounts.end_attempt(f"attempt {number}: {error}")
+        await self.place()
+
+    # Moving: the current attempt goes on until the moment in which the next one is opened.
+
+    def _begin_to_move(self) -> None:
+        is_read_there = self._generation.pooling is not None or (
+            self._generation.sampling.num_prompt_logprobs is not None and not self._output
+        )
+        if is_read_there:
+            return  # it computes what no KV contains: it ends there, or starts anew
+        assert self._placed is not None
+        self._moving = asyncio.create_task(self._move(self._placed))
+
+    async def _move(self, old: Placed) -> None:
+        def request_to_move() -> GenerateRequest:
+            if self._placed is not old or not old.attempt.can_move:
+                raise _StaysHere
+            for update in old.attempt.take_queued():
+                self._take(old, update)
+                self._taken.append(update)
+            if self._taken:
+                old.attempt.put(_Switched())  # what was taken is not to be waited for there
+            return self._request(old.address)
+
+        def switch(placed: Placed) -> None:
+            self._left.append((old, self._accounts.num_before, self._accounts.num_of_attempt))
+            name = old.placement.decode.replica_id
+            self._accounts.end_attempt(f"attempt {self._accounts.number}: {name} is draining")
+            old.attempt.cut_off(_Switched())
+            self._begin(placed)
+
+        with suppress(BatonError):
+            await self._find_place(request_to_move, switch, self._lost, self._time_left_s())
+
+    async def _stop_moving(self) -> None:
+        """Afterwards the current attempt stays the current one."""
+        if self._moving is not None:
+            self._moving.cancel()
+            await asyncio.gather(self._moving, return_exceptions=True)
+            self._moving = None
+
+    def _close_left(self, num_delivered: int) -> None:
+        """The current attempt lives, or nobody wants more: those it moved from are let go."""
+        left, self._left = self._left, []
+        for placed, num_before, num_tokens in left:
+            placed.close(min(num_tokens, max(0, num_delivered - num_before)))
+
+    def _time_left_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
+
+    def _set_alarm(self) -> None:
+        """One timer an attempt: a time limit around each token would cost more than the token."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        time_left_s = self._time_left_s()
+        if time_left_s is not None:
+            self._alarm = asyncio.get_running_loop().call_later(time_left_s, self._ring)
+
+    def _ring(self) -> None:
+        """Whoever waits for more hears this after the tokens that came in time."""
+        assert self._placed is not None
+        self._placed.attempt.put(DeadlineExceeded("the request's time limit passed"))

@@ -1,0 +1,100 @@
+"""The grammar of a whole output, of which a caller's rule is only the answer.
+
+[<think> ... </think>]  answer | calls
+[<|channel|>analysis ... <|start|>assistant]  <|channel|>final<|message|> answer | calls
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import Grammar, GrammarKind
+from baton.engine.grammar.grammar_check import JSON_LAYOUT
+from baton.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
+from baton.gateway.chat.tools.harmony import CHANNEL, END, MESSAGE, START
+from baton.gateway.grammars.structured_output import OutputRule
+
+NO_SPECIAL: Mapping[str, int] = MappingProxyType({})
+
+
+def answer_grammar(
+    rule: OutputRule,
+    reasoning: ReasoningStart,
+    calls: str | None = None,
+    *,
+    special_by_mark: Mapping[str, int] = NO_SPECIAL,
+) -> Grammar:
+    """`calls` is Lark's notation for a rule of that name: what may stand in place of the answer.
+
+    `special_by_mark` has the marks that are special tokens of the model, which text cannot spell.
+    Raises InvalidRequest for a rule that cannot be part of another grammar.
+    """
+    if reasoning is ReasoningStart.NOWHERE and calls is None:
+        return rule.grammar
+    if rule.grammar.kind is GrammarKind.LARK:
+        if reasoning is not ReasoningStart.OPEN and calls is None:
+            return rule.grammar  # the model could have reasoned, and now does not
+        raise InvalidRequest(
+            f"{rule.field}: the output may hold reasoning or tool calls as well, and a grammar "
+            "would have to say how; use a JSON schema or a regex, or switch those off "
+            "(chat_template_kwargs, tool_choice)",
+            field=rule.field,
+        )
+    begin = final = ""
+    mark_of_end = THINK_END
+    if reasoning is ReasoningStart.CHANNEL:
+        channel, message, start = (
+            written_mark(mark, special_by_mark) for mark in (CHANNEL, MESSAGE, START)
+        )
+        begin = f'({channel} "analysis" {message} think {start} "assistant")? '
+        final = f'{channel} "final" {message} '
+        mark_of_end = END
+    elif reasoning is ReasoningStart.OPEN:
+        begin = "think SPACE "
+    elif reasoning is ReasoningStart.FIRST:
+        begin = f"({written_mark(THINK_BEGIN, special_by_mark)} think SPACE)? "
+    end = f"{final}answer" if calls is None else f"({final}answer | calls)"
+    lines = [f"start: {begin}{end}", f"answer: {_body(rule.grammar)}"]
+    if begin:
+        lines += (_thought(mark_of_end, special_by_mark), r"SPACE: /\n{0,2}/")
+    if calls is not None:
+        lines.append(calls)
+    return Grammar(GrammarKind.LARK, "\n".join(lines))
+
+
+def written_mark(mark: str, special_by_mark: Mapping[str, int]) -> str:
+    """In Lark's notation."""
+    token = special_by_mark.get(mark)
+    return f'"{mark}"' if token is None else f"<[{token}]>"
+
+
+def _thought(mark: str, special_by_mark: Mapping[str, int]) -> str:
+    """Any text up to the mark that ends it."""
+    if mark in special_by_mark:
+        return f"think: THOUGHT {written_mark(mark, special_by_mark)}\nTHOUGHT: /(?s:.*)/"
+    return f'think[suffix="{mark}"]: /(?s:.*)/'
+
+
+def json_body(schema: Any) -> str:
+    """A schema in Lark's notation, with the layout that schemas have elsewhere."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": JSON_LAYOUT}
+    return "%json " + msgspec.json.encode(schema).decode()
+
+
+def _body(grammar: Grammar) -> str:
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return json_body(msgspec.json.decode(grammar.source))
+    return f"/(?:{_between_slashes(grammar.source)})/"
+
+
+def _between_slashes(regex: str) -> str:
+    r"""As a regex of Lark's notation, which ends at a slash or a line: `a/b` is written `a\/b`."""
+    pieces = re.findall(r"\\.|[^\\]", regex, flags=re.DOTALL)
+    return "".join({"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(p, p) for p in pieces)

@@ -1,0 +1,55 @@
+"""Grammars of requests, accepted or refused before anything runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import Grammar
+from baton.engine.grammar.grammar_check import GrammarChecker
+from baton.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
+from baton.gateway.chat.tools import harmony
+from baton.gateway.grammars.answer_grammar import answer_grammar
+from baton.gateway.grammars.structured_output import OutputRule
+from baton.gateway.requests.served_model import ServedModel
+
+MAX_KNOWN = 128
+
+
+class OutputGrammars:
+    """Remembers which grammars are good: clients mostly send the same few."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._has_end = bool(model.eos_token_ids)
+        self._checker = GrammarChecker(model.tokenizer.to_json, model.eos_token_ids)
+        self._special_by_mark = model.tokenizer.special_tokens(
+            (THINK_BEGIN, THINK_END, *harmony.MARKERS)
+        )
+        self._known: dict[Grammar, None] = {}
+
+    async def accept(
+        self,
+        rule: OutputRule | None,
+        *,
+        reasoning: ReasoningStart = ReasoningStart.NOWHERE,
+        calls: str | None = None,
+    ) -> Grammar | None:
+        """The grammar of the output; `calls` as in `answer_grammar`.
+
+        Raises InvalidRequest, naming the field.
+        """
+        if rule is None:
+            return None
+        if not self._has_end:
+            raise InvalidRequest(
+                f"{rule.field}: this model has no end-of-sequence token, so an output that must "
+                "end at some point cannot; leave it out",
+                field=rule.field,
+            )
+        grammar = answer_grammar(rule, reasoning, calls, special_by_mark=self._special_by_mark)
+        if grammar not in self._known:
+            await asyncio.to_thread(self._checker.check, grammar, field=rule.field)
+            while len(self._known) >= MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[grammar] = None
+        return grammar

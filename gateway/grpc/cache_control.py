@@ -1,0 +1,16 @@
+"""Cache points as they come in protobuf."""
+
+from __future__ import annotations
+
+from baton.gateway.requests.cache_control import EPHEMERAL, CacheControl
+from baton.proto import inference_pb2 as pb
+
+
+def cache_control(
+    message: pb.GenerateRequest | pb.ChatRequest | pb.ChatMessage,
+) -> CacheControl | None:
+    """Of a request or a message; empty strings are what was left out."""
+    if not message.HasField("cache_control"):
+        return None
+    given = message.cache_control
+    return CacheControl(type=given.type or EPHEMERAL, ttl=given.ttl or None)

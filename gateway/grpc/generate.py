@@ -1,0 +1,75 @@
+"""Generate: its request as an order, and its choices as responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.access.api_keys import Caller
+from baton.gateway.grpc.answers import ResponseFiller
+from baton.gateway.grpc.cache_control import cache_control
+from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
+from baton.gateway.grpc.prompts import prompt_values
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.order import CompletionOrder, Prompt
+from baton.gateway.requests.prompts import read_prompts, with_cache_point
+from baton.gateway.requests.request_ids import public_request_id
+from baton.proto import inference_pb2 as pb
+
+
+async def generated(
+    gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
+) -> AsyncGenerator[pb.GenerateResponse]:
+    """Raises InvalidRequest before the first response."""
+    order = await _order(gateway, request, caller, time_left_s)
+    completion = gateway.complete(order)
+    filler = ResponseFiller(
+        gateway.model, order, completion, returns_token_ids=request.return_token_ids
+    )
+    async with aclosing(completion.deltas()) as parts:
+        async for part in parts:
+            response = pb.GenerateResponse(text=part.delta.text)
+            if filler.filled(response, part, part.delta.finish_reason) is not None:
+                yield response
+
+
+async def _order(
+    gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
+) -> CompletionOrder:
+    gateway.model.check_name(request.model)
+    options = sampling_options(request.sampling)
+    return CompletionOrder(
+        request_id=public_request_id(request.request_id, field="request_id"),
+        prompts=with_cache_point(await _prompts(gateway, request), cache_control(request)),
+        options=options,
+        grammar=await gateway.grammars.accept(output_rule(request.sampling)),
+        has_echo=request.echo,
+        field_by_option=FIELD_BY_OPTION,
+        cache_salt=request.cache_salt,
+        caller=caller,
+        time_left_s=time_left_s,
+    )
+
+
+async def _prompts(gateway: Gateway, request: pb.GenerateRequest) -> tuple[Prompt, ...]:
+    given, field = _given(request)
+    return await read_prompts(
+        gateway,
+        given,
+        field,
+        adds_special=not request.HasField("add_special_tokens") or request.add_special_tokens,
+        max_prompts=gateway.config.max_choices,
+    )
+
+
+def _given(request: pb.GenerateRequest) -> tuple[str | list[Any], str]:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text, "text"
+        case "tokens":
+            return list(request.tokens.ids), "tokens.ids"
+        case "prompts":
+            return prompt_values(request.prompts.prompts, "prompts.prompts"), "prompts.prompts"
+    raise InvalidRequest("one of text, tokens and prompts is needed", field="prompt")

@@ -1,0 +1,77 @@
+"""The gRPC port: the Inference service, with standard health checks and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+import grpc.aio
+from baton.gateway.access.tls import TlsIdentity
+from baton.gateway.grpc.parsing import RefuseMalformed
+from baton.gateway.grpc.service import InferenceService
+from baton.gateway.requests.gateway import Gateway
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
+
+SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+HEALTH_PERIOD_S = 0.5
+
+
+class GrpcServer:
+    def __init__(self, gateway: Gateway, *, tls: TlsIdentity | None = None) -> None:
+        self._gateway = gateway
+        self._tls = tls
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.port = 0
+        """The bound one, once started."""
+
+    async def start(self) -> None:
+        """Raises RuntimeError if the port cannot be bound."""
+        config = self._gateway.config
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        server = grpc.aio.server(
+            interceptors=(RefuseMalformed(),),
+            options=(
+                ("grpc.so_reuseport", 1),  # a successor starts beside this gateway
+                ("grpc.max_receive_message_length", config.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 500),
+                ("grpc.http2.max_ping_strikes", 0),
+            ),
+        )
+        add_InferenceServicer_to_server(InferenceService(self._gateway), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        address = f"{host}:{config.grpc_port}"
+        if self._tls is None:
+            self.port = server.add_insecure_port(address)
+        else:
+            self.port = server.add_secure_port(address, self._tls.grpc_credentials())
+        await self.report_health()
+        await server.start()
+        self._server = server
+        self._watch = asyncio.create_task(self._keep_reporting())
+
+    async def report_health(self) -> None:
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        value = status.SERVING if self._gateway.is_ready() else status.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, value)
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing more, and return when all requests have ended, at most after `grace_s`."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_PERIOD_S)
+            await self.report_health()

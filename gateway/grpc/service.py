@@ -1,0 +1,115 @@
+"""The public gRPC face, `baton.v1.Inference`: the HTTP face's checks and streams, as protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+from baton.gateway.access.api_keys import Caller
+from baton.gateway.grpc.chat import chatted
+from baton.gateway.grpc.errors import grpc_status
+from baton.gateway.grpc.generate import generated
+from baton.gateway.grpc.resuming import (
+    end_stream,
+    write_all,
+    write_rest,
+    write_resumable,
+)
+from baton.gateway.grpc.text import answer_detokenize, answer_embed, answer_tokenize
+from baton.gateway.requests.gateway import Gateway
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import InferenceServicer
+from grpc import StatusCode
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceService(InferenceServicer):
+    """gRPC cancels a method when its client goes away, which stops what it runs.
+
+    Streams are written here rather than returned: the stub knows generators only.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(  # type: ignore[override]
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
+        async with self._answering(context, "Generate") as caller:
+            responses = generated(self._gateway, request, caller, context.time_remaining())
+            if request.resumable:
+                await write_resumable(context, responses, self._gateway.keeper, pb.GenerateResponse)
+            else:
+                await write_all(context, responses)
+
+    async def Chat(  # type: ignore[override]
+        self, request: pb.ChatRequest, context: Context
+    ) -> None:
+        async with self._answering(context, "Chat") as caller:
+            responses = chatted(self._gateway, request, caller, context.time_remaining())
+            if request.resumable:
+                await write_resumable(context, responses, self._gateway.keeper, pb.ChatResponse)
+            else:
+                await write_all(context, responses)
+
+    async def ResumeGenerate(  # type: ignore[override]
+        self, request: pb.ResumeRequest, context: Context
+    ) -> None:
+        async with self._answering(context, "ResumeGenerate"):
+            await write_rest(context, request, self._gateway.keeper, pb.GenerateResponse)
+
+    async def ResumeChat(  # type: ignore[override]
+        self, request: pb.ResumeRequest, context: Context
+    ) -> None:
+        async with self._answering(context, "ResumeChat"):
+            await write_rest(context, request, self._gateway.keeper, pb.ChatResponse)
+
+    async def EndStream(
+        self, request: pb.EndStreamRequest, context: Context
+    ) -> pb.EndStreamResponse:
+        async with self._answering(context, "EndStream"):
+            end_stream(context, request, self._gateway.keeper)
+            return pb.EndStreamResponse()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with self._answering(context, "Tokenize"):
+            return await answer_tokenize(self._gateway, request)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        async with self._answering(context, "Detokenize"):
+            return await answer_detokenize(self._gateway, request)
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        async with self._answering(context, "Embed") as caller:
+            return await answer_embed(self._gateway, request, caller, context.time_remaining())
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        async with self._answering(context, "ListModels"):
+            model = self._gateway.model
+            max_len = self._gateway.max_model_len
+            known = pb.Model(id=model.name, created=model.created, max_model_len=max_len)
+            return pb.ListModelsResponse(models=[known])
+
+    @asynccontextmanager
+    async def _answering(self, context: Context, method: str) -> AsyncIterator[Caller]:
+        """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
+        outcome = StatusCode.CANCELLED
+        try:
+            metadata = dict(context.invocation_metadata() or ())
+            authorization = metadata.get("authorization")
+            given = authorization if isinstance(authorization, str) else None
+            yield self._gateway.keys.check(given)
+            outcome = StatusCode.OK
+        except Exception as error:
+            status = grpc_status(error)
+            outcome = status.code
+            await context.abort(status.code, status.details, status.trailing_metadata)
+        finally:
+            self._gateway.metrics.calls.labels(method, outcome.name).inc()

@@ -1,0 +1,94 @@
+"""The OpenAI-compatible HTTP face: which path goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from baton.core.errors import BatonError
+from baton.gateway.http.chat import ChatApi
+from baton.gateway.http.completions import CompletionsApi
+from baton.gateway.http.docs_page import DocsApi
+from baton.gateway.http.edge import REQUEST_ID, Edge
+from baton.gateway.http.embeddings import EmbeddingsApi
+from baton.gateway.http.errors import (
+    on_baton_error,
+    on_internal_error,
+    on_routing_error,
+)
+from baton.gateway.http.models import ModelsApi
+from baton.gateway.http.responses.api import ResponsesApi
+from baton.gateway.http.resuming import ResumableRequests, StreamsApi
+from baton.gateway.http.status_pages import StatusPages
+from baton.gateway.http.tokenization import TokenizationApi
+from baton.gateway.requests.gateway import Gateway
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    routes = _routes(gateway)
+    paths = frozenset(route.path for route in routes if not route.param_convertors)
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            *_cross_origin(gateway.config.cors_origins),
+            Middleware(Edge, gateway=gateway, paths=paths),
+            Middleware(ResumableRequests, gateway=gateway),
+        ],
+        exception_handlers={
+            BatonError: on_baton_error,
+            HTTPException: on_routing_error,
+            Exception: on_internal_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(gateway: Gateway) -> list[Route]:
+    models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
+    texts, docs = TokenizationApi(gateway), DocsApi(gateway)
+    return [
+        Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
+        Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
+        Route("/v1/responses", ResponsesApi(gateway).create, methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingsApi(gateway).create, methods=["POST"]),
+        *(
+            Route(f"{prefix}/{name}", getattr(texts, name), methods=["POST"])
+            for prefix in ("", "/v1")
+            for name in ("tokenize", "detokenize")
+        ),
+        Route("/v1/models", models.list_all),
+        Route("/v1/models/{model_id:path}", models.get),
+        Route("/v1/streams", streams.resume),
+        Route("/v1/streams/{stream_id}", streams.end, methods=["DELETE"]),
+        Route("/health", pages.health),
+        Route("/ready", pages.ready),
+        Route("/-/healthz", pages.proxy_health),
+        Route("/-/routes", pages.proxy_routes),
+        Route("/metrics", pages.metrics),
+        Route("/openapi.json", docs.document),
+        Route("/docs", docs.page),
+        Route("/debug/leaks", pages.leaks),
+        Route("/debug/status", pages.status),
+        Route("/debug/drain", pages.drain, methods=["POST"]),
+    ]
+
+
+def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    """Outermost, so that web pages of these origins can read errors as well."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
+    ]

@@ -1,0 +1,104 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.conversation import Conversation
+from baton.gateway.chat.messages import chat_messages, message_marks
+from baton.gateway.chat.plan import plan_chat
+from baton.gateway.chat.tools.definitions import tool_use
+from baton.gateway.grammars.structured_output import output_rule
+from baton.gateway.http.chat_format import ChatFormat
+from baton.gateway.http.common_fields import answer_extras
+from baton.gateway.http.openai_writer import OpenAiWriter
+from baton.gateway.http.request_body import decode_body, read_body
+from baton.gateway.http.responder import Responder
+from baton.gateway.http.schemas import ChatBody, refuse_unsupported
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.options import SamplingOptions, options_from
+from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.served_model import ServedModel
+
+
+class ChatApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def create(self, request: Request) -> Responder:
+        gateway = self._gateway
+        data = await read_body(request, gateway.config)
+        body = decode_body(data, ChatBody)
+        gateway.model.check_name(body.model)
+        refuse_unsupported(body)
+        extras = answer_extras(request, body)
+        options = _options(body)
+        plan = await plan_chat(gateway, conversation_of(body, gateway.model))
+        public_id: str = request.state.request_id
+        completion = gateway.complete(
+            CompletionOrder(
+                request_id=public_id,
+                prompts=(plan.prompt,),
+                options=options,
+                grammar=plan.grammar,
+                is_streamed=bool(body.stream),
+                field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
+                shown_special=plan.shown_special,
+                cache_salt=body.cache_salt or "",
+                caller=request.state.caller,
+            )
+        )
+        chunks = ChatFormat(
+            id=f"chatcmpl-{public_id}",
+            created=int(time.time()),
+            model=gateway.model,
+            body=body,
+            plan=plan,
+        )
+        writer = OpenAiWriter(completion, chunks, extras)
+        return Responder(
+            completion,
+            writer,
+            is_streamed=bool(body.stream),
+            is_resumable=bool(body.resumable),
+        )
+
+
+def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
+    """Raises InvalidRequest."""
+    template = model.require_chat_template()
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other; leave one out",
+            field="continue_final_message",
+        )
+    return Conversation(
+        messages=chat_messages(body.messages, has_text_arguments=template.has_text_arguments),
+        marks=message_marks(body.messages, body.cache_control),
+        tools=tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls),
+        rule=output_rule(body.response_format, body.structured_outputs),
+        variables=variables,
+        is_continued=bool(body.continue_final_message),
+        adds_generation_prompt=body.add_generation_prompt is not False,
+        adds_special_tokens=bool(body.add_special_tokens),
+    )
+
+
+def _options(body: ChatBody) -> SamplingOptions:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+    return options_from(
+        body,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens=getattr(body, _max_name(body)),
+    )
+
+
+def _max_name(body: ChatBody) -> str:
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"

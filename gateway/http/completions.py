@@ -1,0 +1,138 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from starlette.requests import Request
+
+from baton.gateway.grammars.structured_output import output_rule
+from baton.gateway.http.answers import (
+    CompletionAnswer,
+    CompletionChoice,
+    UsageAnswer,
+    usage_answer,
+)
+from baton.gateway.http.common_fields import answer_extras
+from baton.gateway.http.logprobs import completion_logprobs, prompt_logprobs
+from baton.gateway.http.openai_writer import OpenAiWriter
+from baton.gateway.http.request_body import decode_body, read_body
+from baton.gateway.http.responder import Responder
+from baton.gateway.http.schemas import CompletionBody, refuse_unsupported
+from baton.gateway.requests.choices import ChoiceDelta
+from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.options import options_from
+from baton.gateway.requests.order import CompletionOrder, Prompt
+from baton.gateway.requests.prompts import read_prompts, with_cache_point
+from baton.gateway.requests.served_model import ServedModel
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionsApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def create(self, request: Request) -> Responder:
+        gateway = self._gateway
+        data = await read_body(request, gateway.config)
+        body = decode_body(data, CompletionBody)
+        gateway.model.check_name(body.model)
+        refuse_unsupported(body)
+        extras = answer_extras(request, body)
+        adds_special = body.add_special_tokens is not False
+        prompts = await read_prompts(
+            gateway,
+            body.prompt,
+            "prompt",
+            adds_special=adds_special,
+            max_prompts=gateway.config.max_choices,
+        )
+        prompts = with_cache_point(prompts, body.cache_control)
+        public_id: str = request.state.request_id
+        options = options_from(body, logprobs=body.logprobs)
+        rule = output_rule(body.response_format, body.structured_outputs)
+        order = CompletionOrder(
+            request_id=public_id,
+            prompts=prompts,
+            options=options,
+            grammar=await gateway.grammars.accept(rule),
+            has_echo=bool(body.echo),
+            is_streamed=bool(body.stream),
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            cache_salt=body.cache_salt or "",
+            caller=request.state.caller,
+        )
+        completion = gateway.complete(order)
+        chunks = CompletionFormat(
+            id=f"cmpl-{public_id}",
+            created=int(time.time()),
+            model=gateway.model,
+            body=body,
+            prompts=prompts,
+            choices_per_prompt=completion.choices_per_prompt,
+        )
+        writer = OpenAiWriter(completion, chunks, extras)
+        return Responder(
+            completion,
+            writer,
+            is_streamed=order.is_streamed,
+            is_resumable=bool(body.resumable),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionFormat:
+    id: str
+    created: int
+    model: ServedModel
+    body: CompletionBody
+    prompts: Sequence[Prompt]
+    choices_per_prompt: int
+
+    def whole(self, choices: Sequence[ChoiceDelta]) -> CompletionAnswer:
+        answer = self.closing()
+        answer.choices = [self._choice(part) for part in choices]
+        return answer
+
+    def chunk(self, part: ChoiceDelta) -> CompletionAnswer | None:
+        delta = part.delta
+        has_tokens = self.body.return_token_ids and delta.tokens
+        has_news = delta.text or delta.logprobs or has_tokens or delta.finish_reason is not None
+        if not has_news and not part.is_first:
+            return None
+        answer = self.closing()
+        answer.choices = (self._choice(part),)
+        return answer
+
+    def usage(self, usage: Usage) -> UsageAnswer:
+        return usage_answer(usage)
+
+    def closing(self) -> CompletionAnswer:
+        return CompletionAnswer(
+            id=self.id, object="text_completion", created=self.created, model=self.model.name
+        )
+
+    def _choice(self, part: ChoiceDelta) -> CompletionChoice:
+        body, delta, tokenizer = self.body, part.delta, self.model.tokenizer
+        choice = CompletionChoice(
+            index=part.index,
+            text=delta.text,
+            logprobs=(
+                None
+                if body.logprobs is None
+                else completion_logprobs(delta, tokenizer, body.logprobs)
+            ),
+            finish_reason=delta.finish_reason,
+        )
+        if body.prompt_logprobs is not None and part.is_first:
+            choice.prompt_logprobs = prompt_logprobs(delta, tokenizer, body.prompt_logprobs)
+        if body.return_token_ids:
+            prompt = self.prompts[part.index // self.choices_per_prompt]
+            choice.token_ids = delta.tokens
+            choice.prompt_token_ids = prompt.tokens if part.is_first else UNSET
+        return choice

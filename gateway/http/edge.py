@@ -1,0 +1,60 @@
+"""What happens to every HTTP request before its path is looked at: its id, its key, its caller.
+
+A request gets an id (its own `x-request-id` if it has one), which its response carries. While the
+gateway drains, responses ask the client to connect anew, elsewhere.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.core.errors import BatonError
+from baton.gateway.access.api_keys import ANYBODY
+from baton.gateway.http.errors import error_response
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.request_ids import public_request_id
+
+GUARDED = ("/v1/", "/debug/", "/tokenize", "/detokenize")
+"""Paths that need a key, where keys are needed. Probes and metrics have none to show."""
+OPERATED = "/debug/"
+"""Paths below it need an operator's."""
+REQUEST_ID = "x-request-id"
+
+
+class Edge:
+    def __init__(self, app: ASGIApp, gateway: Gateway, paths: frozenset[str]) -> None:
+        """`paths` are counted by their names; others together, for anybody can make some up."""
+        self._app = app
+        self._gateway = gateway
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        own_headers: list[tuple[bytes, bytes]] = []
+        caller = ANYBODY
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._gateway.metrics.calls.labels(path, message["status"]).inc()
+                message["headers"] = [*message["headers"], *own_headers]
+                if self._gateway.is_draining:
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
+            own_headers.append((REQUEST_ID.encode(), request_id.encode()))
+            if scope["path"].startswith(GUARDED):
+                caller = self._gateway.keys.check(headers.get("authorization"))
+            if scope["path"].startswith(OPERATED):
+                caller.check_operates(scope["path"])
+        except BatonError as error:
+            await error_response(error)(scope, receive, send_with_headers)
+            return
+        scope.setdefault("state", {}).update(request_id=request_id, caller=caller)
+        await self._app(scope, receive, send_with_headers)

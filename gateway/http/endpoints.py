@@ -1,0 +1,212 @@
+"""What the HTTP port serves, for readers: each path, what it takes and what it answers.
+
+`app.py` says which code runs; the OpenAPI document (`openapi.py`) and its page are made of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
+from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
+from baton.gateway.http.models import ModelAnswer, ModelListAnswer
+from baton.gateway.http.responses.answer import ResponseAnswer
+from baton.gateway.http.responses.schemas import ResponsesBody
+from baton.gateway.http.schemas import ChatBody, CompletionBody
+from baton.gateway.http.status_pages import (
+    DrainAnswer,
+    DrainBody,
+    HealthAnswer,
+    ReadyAnswer,
+)
+from baton.gateway.http.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+)
+
+TEXT, CHAT, MODELS, STREAMS = "Text", "Chat", "Models", "Resumable streams"
+OPERATIONS = "Operations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    path: str
+    method: str = "get"
+    tag: str
+    summary: str
+    details: str = ""
+    body: type | None = None
+    answer: type | None = None
+    """Of JSON; None: see `media`."""
+    media: str = "application/json"
+    status: int = 200
+    others: Mapping[int, type] = field(default_factory=dict)
+    """By status: what it answers beside errors."""
+    is_streamed: bool = False
+    """Answers with server-sent events if the body asks for `stream`."""
+    headers: tuple[str, ...] = ()
+    """Of requests, besides those that all have: see HEADERS."""
+    example: dict[str, Any] | None = None
+    """A body."""
+
+
+HEADERS = {
+    "x-request-id": "The name of the request, in the answer's headers as well; drawn if missing.",
+    "x-baton-receipt": "`1` adds a `baton` object: where the request ran and what it cost.",
+    "x-baton-resumable": "`1` keeps the stream for a while when the connection breaks.",
+    "last-event-id": "The id of the last event received: the answer is the rest of its stream.",
+}
+OF_STREAMS = ("x-baton-receipt", "x-baton-resumable", "last-event-id")
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+ENDPOINTS = (
+    Endpoint(
+        path="/v1/completions",
+        method="post",
+        tag=TEXT,
+        summary="Continue one or several prompts",
+        details=(
+            "`prompt` is a text, a list of token ids, or a list of either; choice `i` belongs to "
+            "prompt `i // n`. The choices of a prompt share its blocks of the KV cache: the first "
+            "one starts, and the others once the prompt is cached where that one runs."
+        ),
+        body=CompletionBody,
+        answer=CompletionAnswer,
+        is_streamed=True,
+        headers=OF_STREAMS,
+        example={"prompt": "Once upon a time", "max_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/chat/completions",
+        method="post",
+        tag=CHAT,
+        summary="Answer a conversation",
+        details=(
+            "Messages become a prompt through the model's own chat template; reasoning and calls "
+            "of tools are split off the answer."
+        ),
+        body=ChatBody,
+        answer=ChatAnswer,
+        is_streamed=True,
+        headers=OF_STREAMS,
+        example={"messages": HELLO, "max_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/responses",
+        method="post",
+        tag=CHAT,
+        summary="Answer a conversation, in the shape of OpenAI's Responses API",
+        details="Nothing is stored: every request brings the whole conversation.",
+        body=ResponsesBody,
+        answer=ResponseAnswer,
+        is_streamed=True,
+        headers=OF_STREAMS,
+        example={"input": "Say hello.", "max_output_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/embeddings",
+        method="post",
+        tag=TEXT,
+        summary="Turn texts into vectors",
+        details=(
+            "The hidden states after the last norm, their mean over the input's tokens or the "
+            "last one's, scaled to length 1."
+        ),
+        body=EmbeddingBody,
+        answer=EmbeddingListAnswer,
+        example={"input": ["Hello", "world"]},
+    ),
+    *(
+        Endpoint(
+            path=f"{prefix}/tokenize",
+            method="post",
+            tag=TEXT,
+            summary="Text, or a conversation, to tokens",
+            body=TokenizeBody,
+            answer=TokenizeAnswer,
+            example={"prompt": "Hello world", "return_token_strs": True},
+        )
+        for prefix in ("/v1", "")
+    ),
+    *(
+        Endpoint(
+            path=f"{prefix}/detokenize",
+            method="post",
+            tag=TEXT,
+            summary="Tokens to text",
+            body=DetokenizeBody,
+            answer=DetokenizeAnswer,
+            example={"tokens": [1, 2, 3]},
+        )
+        for prefix in ("/v1", "")
+    ),
+    Endpoint(path="/v1/models", tag=MODELS, summary="The model served", answer=ModelListAnswer),
+    Endpoint(path="/v1/models/{model_id}", tag=MODELS, summary="The same", answer=ModelAnswer),
+    Endpoint(
+        path="/v1/streams",
+        tag=STREAMS,
+        summary="The rest of a stream",
+        details="204 if the last event has been received.",
+        media="text/event-stream",
+        headers=("last-event-id",),
+    ),
+    Endpoint(
+        path="/v1/streams/{stream_id}",
+        method="delete",
+        tag=STREAMS,
+        summary="Stop a stream",
+        status=204,
+    ),
+    Endpoint(path="/health", tag=OPERATIONS, summary="Alive", answer=HealthAnswer),
+    Endpoint(
+        path="/ready",
+        tag=OPERATIONS,
+        summary="Can take requests",
+        details="503 while no decode replica takes requests, and while draining.",
+        answer=ReadyAnswer,
+        others={503: ReadyAnswer},
+    ),
+    Endpoint(
+        path="/-/healthz",
+        tag=OPERATIONS,
+        summary="For Ray Serve's probes",
+        media="text/plain",
+        others={503: str},
+    ),
+    Endpoint(path="/-/routes", tag=OPERATIONS, summary="For Ray Serve", answer=dict[str, str]),
+    Endpoint(path="/metrics", tag=OPERATIONS, summary="For Prometheus", media="text/plain"),
+    Endpoint(
+        path="/debug/leaks",
+        tag=OPERATIONS,
+        summary="A census of KV blocks on all replicas",
+        answer=dict[str, Any],
+    ),
+    Endpoint(
+        path="/debug/status",
+        tag=OPERATIONS,
+        summary="Replicas, queues and transfers",
+        answer=dict[str, Any],
+    ),
+    Endpoint(
+        path="/debug/drain",
+        method="post",
+        tag=OPERATIONS,
+        summary="Empty a replica",
+        details="Nothing more is placed there, and what runs there moves elsewhere, with its KV. "
+        "Ask again to hear how far it is. `baton drain` does.",
+        body=DrainBody,
+        answer=DrainAnswer,
+        example={"replica": "decode-b6x7lxkx"},
+    ),
+    Endpoint(
+        path="/openapi.json",
+        tag=OPERATIONS,
+        summary="This description",
+        answer=dict[str, Any],
+    ),
+    Endpoint(path="/docs", tag=OPERATIONS, summary="The same as a page", media="text/html"),
+)

@@ -1,0 +1,148 @@
+"""The OpenAPI 3.1 document of the HTTP port, made of the structs that read and write its bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from baton.gateway.http.edge import GUARDED
+from baton.gateway.http.endpoints import ENDPOINTS, HEADERS, Endpoint
+from baton.gateway.http.errors import INTERNAL, TRANSLATIONS, ErrorBody
+from baton.platform.config.docs import attribute_docs
+
+REF = "#/components/schemas/{name}"
+PARAMETER = re.compile(r"{(\w+)}")
+NO_CONTENT = 204
+TEXT = {"type": "string"}
+EVENTS = "text/event-stream"
+EVENT = {
+    "type": "object",
+    "description": "One event; `data` is JSON, or `[DONE]`.",
+    "properties": {"id": TEXT, "event": TEXT, "data": TEXT},
+    "required": ["data"],
+}
+DESCRIPTION = """\
+Large language models with prefill and decode on separate pools. What OpenAI's API and vLLM's have \
+in common works here unchanged; what Baton adds is marked.
+
+Every answer carries `x-request-id`: your own, if the request had one. Errors are OpenAI's: an \
+`error` with `message`, `type`, `param` (the path of the field at fault) and `code`.
+"""
+
+
+def openapi_document(*, version: str, needs_key: bool) -> dict[str, Any]:
+    """`needs_key`: whether guarded paths can be used without one."""
+    kinds = [kind for endpoint in ENDPOINTS for kind in (endpoint.body, endpoint.answer) if kind]
+    kinds = [*dict.fromkeys(kinds), ErrorBody]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    _add_attribute_docs(components, kinds)
+    schema_by_kind = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in ENDPOINTS:
+        operation = _operation(endpoint, schema_by_kind)
+        if endpoint.path.startswith(GUARDED):
+            operation["security"] = [{"key": []}] if needs_key else [{}, {"key": []}]
+        paths.setdefault(endpoint.path, {})[endpoint.method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version, "description": DESCRIPTION},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(endpoint: Endpoint, schema_by_kind: Mapping[type, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.method} {endpoint.path}").strip("_"),
+        "tags": [endpoint.tag],
+        "summary": endpoint.summary,
+        "parameters": list(_parameters(endpoint)),
+        "responses": _responses(endpoint, schema_by_kind),
+    }
+    if endpoint.details:
+        operation["description"] = endpoint.details
+    if endpoint.body is not None:
+        content = {"schema": schema_by_kind[endpoint.body], "example": endpoint.example or {}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation
+
+
+def _parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
+    for name in PARAMETER.findall(endpoint.path):
+        yield {"name": name, "in": "path", "required": True, "schema": TEXT}
+    printable = {**TEXT, "pattern": "^[!-~]{1,128}$"}
+    for name in ("x-request-id", *endpoint.headers):
+        yield {
+            "name": name,
+            "in": "header",
+            "description": HEADERS[name],
+            "schema": printable if name == "x-request-id" else TEXT,
+        }
+
+
+def _responses(endpoint: Endpoint, schema_by_kind: Mapping[type, Any]) -> dict[str, Any]:
+    request_id = {"x-request-id": {"schema": {"type": "string"}}}
+    good: dict[str, Any] = {"description": endpoint.summary, "headers": request_id}
+    if endpoint.answer is not None:
+        good["content"] = {endpoint.media: {"schema": schema_by_kind[endpoint.answer]}}
+    elif endpoint.status != NO_CONTENT:
+        schema = EVENT if endpoint.media == EVENTS else TEXT
+        good["content"] = {endpoint.media: {"schema": schema}}
+    if endpoint.is_streamed:
+        good["content"][EVENTS] = {"schema": EVENT}
+    responses = {str(endpoint.status): good}
+    if "last-event-id" in endpoint.headers:
+        responses[str(NO_CONTENT)] = {"description": "All of the stream has been received"}
+    responses |= _failures(schema_by_kind[ErrorBody])
+    for status, kind in endpoint.others.items():
+        media = "text/plain" if kind is str else "application/json"
+        content = {media: {"schema": schema_by_kind.get(kind, TEXT)}}
+        responses[str(status)] = {"description": "Not now", "content": content}
+    return responses
+
+
+def _failures(error_schema: Any) -> dict[str, Any]:
+    """By status, with the codes that tell them apart."""
+    codes: dict[int, list[str]] = {}
+    for translation in (*TRANSLATIONS.values(), INTERNAL):
+        codes.setdefault(translation.status, []).append(translation.code or translation.type)
+    content = {"application/json": {"schema": error_schema}}
+    return {
+        str(status): {"description": ", ".join(dict.fromkeys(names)), "content": content}
+        for status, names in sorted(codes.items())
+    }
+
+
+def _add_attribute_docs(components: dict[str, Any], kinds: Iterable[type]) -> None:
+    for name, cls in _classes(msgspec.inspect.multi_type_info(kinds)).items():
+        properties = components[name]["properties"]
+        for attribute, text in attribute_docs(cls).items():
+            if attribute in properties:
+                properties[attribute].setdefault("description", text)
+
+
+def _classes(found: Iterable[Any]) -> dict[str, type]:
+    """All structs and dataclasses that are part of these types, by their names."""
+    classes: dict[str, type] = {}
+    waiting = list(found)
+    while waiting:
+        info = waiting.pop()
+        if isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
+            if info.cls.__name__ not in classes:
+                classes[info.cls.__name__] = info.cls
+                waiting.extend(field.type for field in info.fields)
+        elif isinstance(info, msgspec.inspect.UnionType):
+            waiting.extend(info.types)
+        elif isinstance(info, msgspec.inspect.Metadata):
+            waiting.append(info.type)
+        elif isinstance(info, msgspec.inspect.CollectionType):
+            waiting.append(info.item_type)
+        elif isinstance(info, msgspec.inspect.DictType):
+            waiting.append(info.value_type)
+    return classes

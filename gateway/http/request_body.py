@@ -1,0 +1,96 @@
+"""Reading a JSON body: bounded, and refused with the path of what is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from baton.core.errors import Cancelled, InvalidRequest, RequestTooLarge
+from baton.gateway.access.config import GatewayConfig
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
+MISSING_FIELD = re.compile(r"missing required field `(?P<name>[^`]*)`")
+PATH = re.compile(r" - at (`key` in )?`(?P<path>[^`]*)`$")
+
+
+class RequestTooSlow(InvalidRequest):
+    """A client that holds a connection without sending what it began, or announced."""
+
+
+async def read_body(request: Request, config: GatewayConfig) -> bytes:
+    """Raises RequestTooLarge as soon as that is known: at best before anything is read.
+
+    Raises RequestTooSlow if it comes more slowly than it may.
+    """
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(began + time_limit_s(config, 0)) as limit:
+
+            def on_progress(num_bytes: int) -> None:
+                limit.reschedule(began + time_limit_s(config, num_bytes))
+
+            return await _read(request, config.max_body_bytes, on_progress)
+    except TimeoutError as error:
+        raise RequestTooSlow(
+            f"the request's body did not arrive in time: it has {config.body_timeout_s:g} s, and "
+            f"a second more for each {config.min_body_bytes_per_s} bytes that have come"
+        ) from error
+
+
+def time_limit_s(config: GatewayConfig, num_bytes: int) -> float:
+    """For more of a body of which `num_bytes` have come, from its beginning on."""
+    earned_s = num_bytes / config.min_body_bytes_per_s
+    return min(config.body_timeout_s + earned_s, config.request_timeout_s)
+
+
+async def _read(request: Request, max_bytes: int, on_progress: Callable[[int], None]) -> bytes:
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    try:
+        async for chunk in request.stream():
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            chunks.append(chunk)
+            on_progress(num_bytes)
+    except ClientDisconnect as error:
+        raise Cancelled("the client went away while it sent its request") from error
+    return b"".join(chunks)
+
+
+def decode_body(data: bytes, kind: type[B]) -> B:
+    """Raises InvalidRequest."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _too_large(max_bytes: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the request's body is larger than {max_bytes} bytes")
+
+
+def _invalid(text: str) -> InvalidRequest:
+    """msgspec's message, with its path (`$.messages[0]`) as OpenAI writes it (`messages[0]`)."""
+    match = PATH.search(text)
+    path = match["path"].removeprefix("$").removeprefix(".") if match else ""
+    reason = PATH.sub("", text)
+    if unknown := UNKNOWN_FIELD.search(reason):
+        field = f"{path}.{unknown['name']}".lstrip(".")
+        return InvalidRequest(f"{field} is not a field Baton knows; leave it out", field=field)
+    if missing := MISSING_FIELD.search(reason):
+        field = f"{path}.{missing['name']}".lstrip(".")
+        return InvalidRequest(f"{field} is missing", field=field)
+    return InvalidRequest(f"{path or 'the body'}: {reason}", field=path or None)

@@ -1,0 +1,117 @@
+"""Runs a completion and sends it: as one JSON body, or as server-sent events.
+
+whole     run to the end -> 200 and the answer, or an error's status
+streamed  first delta    -> 200, event, event ..., last events
+             | failed before it: an error's status
+             | failed after it: an event that says so, and the stream ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from baton.core.errors import Cancelled
+from baton.gateway.http import sse
+from baton.gateway.http.disconnect import while_connected
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.resuming import Resumption, resumption_of, send_reading
+from baton.gateway.requests.choices import ChoiceDelta, Completion
+
+SENDING_GRACE_S = 10.0
+"""For a client that reads slowly, beyond the time limit of the request itself."""
+
+
+class AnswerWriter(Protocol):
+    """How an API writes one answer. Used for one request, so it may remember what it has written.
+
+    Events are encoded: see `sse`. The usage of the completion is final in `whole` and `ending`.
+    """
+
+    def whole(self, choices: Sequence[ChoiceDelta]) -> msgspec.Struct:
+        """One delta for each choice, in order."""
+
+    def opening(self) -> Iterable[bytes]:
+        """Written before the first delta, once there is one."""
+
+    def events(self, part: ChoiceDelta) -> Iterable[bytes]: ...
+
+    def ending(self) -> Iterable[bytes]: ...
+
+    def failure(self, error: Exception) -> Iterable[bytes]: ...
+
+
+class Responder:
+    """An ASGI response."""
+
+    def __init__(
+        self,
+        completion: Completion,
+        writer: AnswerWriter,
+        *,
+        is_streamed: bool,
+        is_resumable: bool = False,
+    ) -> None:
+        self._completion = completion
+        self._writer = writer
+        self._is_streamed = is_streamed
+        self._is_resumable = is_resumable
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed_s = self._completion.time_left_s
+        limit_s = None if allowed_s is None else allowed_s + SENDING_GRACE_S
+        try:
+            async with asyncio.timeout(limit_s):
+                if self._is_streamed:
+                    await while_connected(receive, self._send_stream(resumption_of(scope), send))
+                else:
+                    answer = await while_connected(receive, self._whole())
+                    await json_response(answer)(scope, receive, send)
+        except Cancelled:
+            return  # nobody is left to be told
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The encoded events of a stream. Raises what fails before the first of them."""
+        is_open = False
+        try:
+            async with aclosing(self._completion.deltas()) as parts:
+                async for part in parts:
+                    if not is_open:
+                        is_open = True
+                        for event in self._writer.opening():
+                            yield event
+                    for event in self._writer.events(part):
+                        yield event
+            for event in self._writer.ending():
+                yield event
+        except Exception as error:
+            if not is_open:
+                raise
+            for event in self._writer.failure(error):
+                yield event
+
+    async def _whole(self) -> msgspec.Struct:
+        choices = await self._completion.whole()
+        return self._writer.whole(choices)
+
+    async def _send_stream(self, resumption: Resumption, send: Send) -> None:
+        if self._is_resumable or resumption.is_wanted:
+            await send_reading(resumption.begin(self.events(), self._writer.failure), send)
+        else:
+            await self._send_events(send)
+
+    async def _send_events(self, send: Send) -> None:
+        is_started = False
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                if not is_started:
+                    is_started = True
+                    head = {"type": "http.response.start", "status": 200}
+                    await send({**head, "headers": sse.HEADERS})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,111 @@
+"""What POST /v1/responses answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from baton.gateway.http.responses.items import Item
+from baton.gateway.http.responses.schemas import ResponsesBody, TextConfig, TextFormat
+from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.served_model import ServedModel
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    """Found in a prefix cache."""
+    cache_write_tokens: int
+    """Before a cache point, and not in a cache until now."""
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    """Unix seconds."""
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    output: Sequence[Item] = ()
+    usage: ResponseUsage | None = None
+
+    # as asked for
+    background: Literal[False] = False
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: dict[str, str | None]
+    store: Literal[False] = False
+    """Nothing is kept."""
+    temperature: float
+    text: TextConfig
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    user: str | None
+
+
+def begun_answer(
+    body: ResponsesBody, model: ServedModel, *, id: str, created: int
+) -> ResponseAnswer:
+    """Before anything is known of its output."""
+    defaults = model.sampling
+    reasoning = body.reasoning
+    return ResponseAnswer(
+        id=id,
+        created_at=created,
+        model=model.name,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning={
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        text=TextConfig(format=(body.text and body.text.format) or TextFormat()),
+        tool_choice=body.tool_choice or "auto",
+        tools=[msgspec.to_builtins(tool) for tool in body.tools or ()],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
+        user=body.user,
+    )
+
+
+def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(usage.cached_tokens, usage.cache_write_tokens),
+        output_tokens=usage.output_tokens,
+        output_tokens_details=OutputTokensDetails(num_reasoning),
+        total_tokens=usage.prompt_tokens + usage.output_tokens,
+    )

@@ -1,0 +1,148 @@
+"""The body of POST /v1/responses: a conversation in OpenAI's newer words.
+
+Nothing is kept between requests, so what would refer to an earlier one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.tools.definitions import Function
+from baton.gateway.http.schemas import Ignored, Refused, StreamOptions
+from baton.gateway.requests.cache_control import CacheControl
+from baton.gateway.requests.options import CommonOptions
+
+
+class ResponsesTool(msgspec.Struct, kw_only=True):
+    """A function. Tools of other types have other fields, and are refused by their type."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def function(self, path: str) -> Function:
+        """Raises InvalidRequest."""
+        if self.type != "function":
+            message = f"{path}.type is {self.type!r}; only functions can be called"
+            raise InvalidRequest(message, field=f"{path}.type")
+        if self.name is None:
+            raise InvalidRequest(f"{path}.name is missing", field=f"{path}.name")
+        return Function(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            strict=self.strict,
+        )
+
+
+class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str = "text"
+    """text, json_object or json_schema."""
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    effort: str | None = None
+    """A variable of the chat template; not all have it."""
+    summary: str | None = None
+    """Accepted: reasoning is given as it is."""
+    generate_summary: Any = None
+    context: Any = None
+
+
+class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    """The one that is served, which is also the default."""
+    input: str | list[dict[str, Any]]
+    """Text, or items: messages, calls of functions and their outputs."""
+    instructions: str | None = None
+    """A system message before the rest."""
+    max_output_tokens: int | None = None
+    """Reasoning and calls included."""
+    top_logprobs: int | None = None
+    """Alternatives a token; at most 20."""
+    include: list[str] | None = None
+    """`message.output_text.logprobs` asks for logprobs."""
+    text: TextConfig | None = None
+    """What the text must be: JSON, or fit a JSON schema."""
+    reasoning: ReasoningConfig | None = None
+    tools: list[ResponsesTool] | None = None
+    """Functions that the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none`, `auto`, `required`, or the function that must be called."""
+    parallel_tool_calls: bool | None = None
+    """False: one call an answer. True by default."""
+    stream: bool | None = None
+    """Answer in server-sent events, as tokens come."""
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, str] | None = None
+    """Given back in the answer."""
+    user: str | None = None
+    """Given back in the answer."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM's: variables for the switches of the model's own chat template."""
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep the prompt in the prefix cache, up to the last item of the input."""
+    cache_salt: str | None = None
+    """vLLM's: cached KV is shared only among requests of the same salt."""
+    resumable: bool | None = None
+    """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
+
+    max_tool_calls: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+
+    background: Refused = None
+    context_management: Refused = None
+    conversation: Refused = None
+    moderation: Refused = None
+    previous_response_id: Refused = None
+    prompt: Refused = None
+    truncation: Refused = None
+
+
+STATELESS = "nothing is kept between requests here; send the conversation as items of input"
+REMEDY_BY_FIELD = {
+    "background": "answers are not kept here; use stream",
+    "context_management": "the context is the caller's; leave it out",
+    "conversation": STATELESS,
+    "moderation": "there is none here; leave it out",
+    "previous_response_id": STATELESS,
+    "prompt": "prompts are not kept here; send input",
+    "max_tokens": "use max_output_tokens",
+    "n": "there is one answer; use /v1/chat/completions for several",
+    "best_of": "there is one answer; use /v1/chat/completions for several",
+    "prompt_logprobs": "use /v1/chat/completions for those",
+}
+NEUTRAL: tuple[Any, ...] = (None, False, [])
+
+
+def refuse_state(body: ResponsesBody) -> None:
+    """Raises InvalidRequest for what needs a memory of earlier requests, or has another name."""
+    for name, remedy in REMEDY_BY_FIELD.items():
+        if getattr(body, name) not in NEUTRAL:
+            raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)
+    if body.truncation not in (None, "disabled"):
+        raise InvalidRequest("truncation can only be disabled; shorten input", field="truncation")
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise InvalidRequest(
+            "text.verbosity is not supported yet; leave it out", field="text.verbosity"
+        )

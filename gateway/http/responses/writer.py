@@ -1,0 +1,109 @@
+"""A response as it comes, in OpenAI's events, or at once.
+
+created, in_progress, events of the items ..., completed | incomplete | failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from baton.core.messages import FinishReason
+from baton.gateway.chat.choice_reader import ChoiceReader
+from baton.gateway.chat.plan import ChatPlan
+from baton.gateway.chat.tools.pieces import Content, Piece
+from baton.gateway.http import sse
+from baton.gateway.http.answers import ChatLogprob
+from baton.gateway.http.errors import error_body
+from baton.gateway.http.logprobs import chat_logprobs
+from baton.gateway.http.responses.answer import (
+    IncompleteDetails,
+    ResponseAnswer,
+    ResponseError,
+    response_usage,
+)
+from baton.gateway.http.responses.items import Event, OutputItems
+from baton.gateway.requests.choices import ChoiceDelta, Completion
+from baton.gateway.text.output_text import TextDelta
+from baton.gateway.text.tokenizer import TextTokenizer
+
+
+class ResponsesWriter:
+    """Of one request."""
+
+    def __init__(
+        self,
+        completion: Completion,
+        plan: ChatPlan,
+        answer: ResponseAnswer,
+        tokenizer: TextTokenizer,
+    ) -> None:
+        self._completion = completion
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._reader = ChoiceReader(plan.new_parser())
+        self._items = OutputItems(answer.id.removeprefix("resp_"))
+        self._waiting: list[tuple[int, ChatLogprob]] = []
+        """Text offsets and logprobs of tokens whose text is still to come."""
+        self._sequence_number = 0
+
+    def whole(self, choices: Sequence[ChoiceDelta]) -> ResponseAnswer:
+        (part,) = choices
+        for _ in self._read(part.delta):
+            pass
+        self._complete()
+        return self._answer
+
+    def opening(self) -> Iterable[bytes]:
+        for kind in ("created", "in_progress"):
+            yield self._encoded({"type": f"response.{kind}", "response": self._answer})
+
+    def events(self, part: ChoiceDelta) -> Iterable[bytes]:
+        return map(self._encoded, self._read(part.delta))
+
+    def ending(self) -> Iterable[bytes]:
+        self._complete()
+        yield self._encoded({"type": f"response.{self._answer.status}", "response": self._answer})
+
+    def failure(self, error: Exception) -> Iterable[bytes]:
+        detail = error_body(error).error
+        self._answer.status = "failed"
+        self._answer.error = ResponseError(detail.code or detail.type, detail.message)
+        self._answer.output = self._items.items
+        yield self._encoded({"type": "response.failed", "response": self._answer})
+
+    def _read(self, delta: TextDelta) -> Iterator[Event]:
+        pieces = self._reader.read(delta)
+        yield from self._items.read(pieces, self._logprobs_for(delta, pieces))
+        if delta.finish_reason is not None:
+            is_complete = delta.finish_reason is not FinishReason.LENGTH
+            yield from self._items.close(is_complete=is_complete)
+            self._answer.status = "completed" if is_complete else "incomplete"
+
+    def _logprobs_for(self, delta: TextDelta, pieces: Sequence[Piece]) -> Sequence[ChatLogprob]:
+        """Of the tokens since the last piece of answer; those of reasoning and calls are dropped.
+
+        Text may lag behind its tokens: they wait for it.
+        """
+        if not delta.logprobs:
+            return ()
+        entries = chat_logprobs(delta, self._tokenizer).content
+        self._waiting += zip(delta.text_offsets, entries, strict=True)
+        if not pieces:
+            return ()
+        waiting, self._waiting = self._waiting, []
+        if not any(isinstance(piece, Content) for piece in pieces):
+            return ()
+        return [entry for offset, entry in waiting if not self._reader.is_reasoning(offset)]
+
+    def _complete(self) -> None:
+        """Once the completion's usage is final."""
+        if self._answer.status == "incomplete":
+            self._answer.incomplete_details = IncompleteDetails("max_output_tokens")
+        self._answer.output = self._items.items
+        num_reasoning = self._reader.num_reasoning_tokens
+        self._answer.usage = response_usage(self._completion.usage, num_reasoning)
+
+    def _encoded(self, event: Event) -> bytes:
+        number = self._sequence_number
+        self._sequence_number += 1
+        return sse.event({**event, "sequence_number": number}, name=event["type"])

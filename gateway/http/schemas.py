@@ -1,0 +1,211 @@
+"""The bodies of OpenAI's requests, with the extras that vLLM made common.
+
+Fields Baton does not know are refused by name. Fields it knows and need not act on are accepted;
+fields that would change the answer in ways it cannot are refused unless they ask for nothing
+(`NEUTRAL`). The types say which are which, to readers of the OpenAPI document as well.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.tools.definitions import Tool
+from baton.gateway.grammars.structured_output import ResponseFormat, StructuredOutputs
+from baton.gateway.requests.cache_control import CacheControl
+from baton.gateway.requests.options import CommonOptions
+
+Ignored = Annotated[Any, Meta(description="Accepted, and not acted upon.")]
+Refused = Annotated[Any, Meta(description="Refused unless it asks for nothing.")]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    """A last chunk tells the usage."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: usage so far in every chunk. Counts only together with `include_usage`."""
+    include_obfuscation: Ignored = None
+
+
+class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    """The one that is served, which is also the default."""
+    stream: bool | None = None
+    """Answer in server-sent events, as tokens come."""
+    stream_options: StreamOptions | None = None
+    """What a stream tells besides."""
+
+    response_format: ResponseFormat | None = None
+    """The output must be JSON, or fit a JSON schema."""
+
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's: a schema, an expression, choices or a grammar that the output must fit."""
+    add_special_tokens: bool | None = None
+    """vLLM's: of the tokenizer, such as `<s>`. True by default, but for chats."""
+    cache_salt: str | None = None
+    """vLLM's: cached KV is shared only among requests of the same salt."""
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep the prompt in the prefix cache; of a chat, up to its last message."""
+    return_token_ids: bool | None = None
+    """vLLM's: tell the ids of prompt and output, too."""
+
+    receipt: bool | None = None
+    """Baton's: add a `baton` object to the answer: where the request ran and what it cost."""
+    resumable: bool | None = None
+    """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
+
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    user: Ignored = None
+
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+
+
+class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[Any] | None = None
+    """A text, a list of token ids, or a list of either."""
+    logprobs: int | None = None
+    """Of the output's tokens, with so many alternatives; at most 20."""
+    echo: bool | None = None
+    """Begin the answer with the prompt."""
+
+    suffix: Refused = None
+
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    text: str | None = None
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep what is before the end of this part in the prefix cache."""
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class MessageFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str | None = None
+    """JSON."""
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    id: str | None = None
+    type: str = "function"
+    function: MessageFunction | None = None
+    custom: Any = None
+    index: Any = None
+
+
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    """Of an assistant."""
+    tool_call_id: str | None = None
+    """Of a tool: which call it answers."""
+    reasoning_content: str | None = None
+    """Of an assistant; most templates leave it out of the prompt."""
+    reasoning: str | None = None
+    """The same by another name."""
+    cache_control: CacheControl | None = None
+    """Anthropic's: keep what is before the end of this message in the prefix cache."""
+
+    annotations: Refused = None
+    audio: Refused = None
+    function_call: Refused = None
+    refusal: Refused = None
+
+
+class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
+    messages: list[Message]
+    """The conversation so far."""
+    max_completion_tokens: int | None = None
+    """The newer name of `max_tokens`, which gives way to it."""
+    logprobs: bool | None = None
+    """Of the output's tokens."""
+    top_logprobs: int | None = None
+    """With so many alternatives; at most 20."""
+    tools: list[Tool] | None = None
+    """Functions that the model may call."""
+    tool_choice: str | dict[str, Any] | None = None
+    """`none`, `auto`, `required`, or the function that must be called."""
+    parallel_tool_calls: bool | None = None
+    """False: one call an answer. True by default."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template; not all have it."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """vLLM's: variables for the switches of the model's own chat template."""
+    add_generation_prompt: bool | None = None
+    """vLLM's: end the prompt where an answer begins. True by default."""
+    continue_final_message: bool | None = None
+    """vLLM's: go on with the last message in place of answering it."""
+    include_reasoning: bool | None = None
+    """vLLM's: false leaves the reasoning out of the answer. True by default."""
+
+    audio: Refused = None
+    function_call: Refused = None
+    functions: Refused = None
+    modalities: Refused = None
+    moderation: Refused = None
+    prediction: Refused = None
+    verbosity: Refused = None
+    web_search_options: Refused = None
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": (None, ""),
+    "audio": (None,),
+    "function_call": (None, "none", "auto"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "moderation": (None,),
+    "prediction": (None,),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+    "annotations": (None, []),
+    "refusal": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+}
+
+
+REMEDIES = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "guided_choice": "use structured_outputs.choice",
+    "guided_grammar": "use structured_outputs.grammar",
+    "guided_json": "use structured_outputs.json",
+    "guided_regex": "use structured_outputs.regex",
+}
+
+
+def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
+    """Raises InvalidRequest for the first field that asks for what Baton cannot do yet."""
+    for name in body.__struct_fields__:
+        neutral = NEUTRAL.get(name)
+        if neutral is None:
+            continue
+        value = getattr(body, name)
+        if not any(value == other and type(value) is type(other) for other in neutral):
+            remedy = REMEDIES.get(name)
+            reason = "is not supported" if remedy else "is not supported yet"
+            raise InvalidRequest(
+                f"{path}{name} {reason}; {remedy or 'leave it out'}", field=path + name
+            )

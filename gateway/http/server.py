@@ -1,0 +1,85 @@
+"""The HTTP port: uvicorn, run inside somebody else's event loop and process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.tls import TlsIdentity
+from baton.gateway.http.patience import patient_protocol
+
+START_POLL_S = 0.005
+
+
+class HttpServer:
+    def __init__(
+        self, app: ASGIApp, config: GatewayConfig, *, tls: TlsIdentity | None = None
+    ) -> None:
+        self._host = config.host
+        self._port = config.port
+        self._server = _Guest(
+            uvicorn.Config(
+                app,
+                http=patient_protocol(config),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=config.keep_alive_s,
+                ssl_certfile=None if tls is None else tls.cert_file,
+                ssl_keyfile=None if tls is None else tls.key_file,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+        """The bound one, once started."""
+
+    async def start(self) -> None:
+        """Raises OSError if the port cannot be bound."""
+        listener = bind(self._host, self._port)
+        self.port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(START_POLL_S)
+        if self._task.done():
+            await self._task
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing more, and return when all requests have ended, at most after `grace_s`."""
+        if self._task is None:
+            return
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        await self._task
+
+
+class _Guest(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to whoever owns the process."""
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket that a successor can bind as well, while this one drains."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener

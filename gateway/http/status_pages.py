@@ -1,0 +1,86 @@
+"""What operators, probes and Prometheus read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import structs
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.request_body import decode_body, read_body
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.readiness import Missing
+
+
+class HealthAnswer(msgspec.Struct, kw_only=True):
+    status: Literal["ok"] = "ok"
+
+
+class ReadyAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    status: Literal["ready", "not ready"]
+    reason: str | None = None
+    missing: tuple[Missing, ...] = ()
+    """Roles with fewer ready replicas than are wanted. Requests may be taken all the same."""
+
+
+class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    replica: str
+    """Its id, as /debug/status tells it."""
+    force: bool = False
+    """Also if it is the last decode replica that takes requests."""
+
+
+class DrainAnswer(msgspec.Struct, kw_only=True):
+    replica: str
+    role: str
+    num_open: int
+    """Requests that have yet to leave; ask again until there are none."""
+
+
+class StatusPages:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def health(self, request: Request) -> Response:
+        """Alive: this process answers."""
+        return json_response(HealthAnswer())
+
+    async def ready(self, request: Request) -> Response:
+        """Can take a request: not draining, and a decode replica takes requests."""
+        missing = self._gateway.missing()
+        if self._gateway.config.needs_key:  # which probes do not have
+            missing = tuple(structs.replace(it, causes=()) for it in missing)
+        if self._gateway.is_ready():
+            return json_response(ReadyAnswer(status="ready", missing=missing))
+        is_draining = self._gateway.is_draining
+        reason = "the gateway is draining" if is_draining else "no decode replica takes requests"
+        answer = ReadyAnswer(status="not ready", reason=reason, missing=missing)
+        return json_response(answer, status=503)
+
+    async def proxy_health(self, request: Request) -> Response:
+        """As Ray Serve's proxy answers KubeRay's probes."""
+        if self._gateway.is_draining:
+            return PlainTextResponse("draining", 503)
+        return PlainTextResponse("success")
+
+    async def proxy_routes(self, request: Request) -> Response:
+        return json_response({"/": "baton"})
+
+    async def metrics(self, request: Request) -> Response:
+        text = self._gateway.metrics.text() + await self._gateway.dispatcher.metrics_text()
+        return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def leaks(self, request: Request) -> Response:
+        return json_response(await self._gateway.dispatcher.leaks())
+
+    async def drain(self, request: Request) -> Response:
+        body = decode_body(await read_body(request, self._gateway.config), DrainBody)
+        progress = await self._gateway.dispatcher.drain(body.replica, is_forced=body.force)
+        return json_response(msgspec.convert(progress, DrainAnswer))
+
+    async def status(self, request: Request) -> Response:
+        return json_response(await self._gateway.dispatcher.status())

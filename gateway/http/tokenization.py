@@ -1,0 +1,102 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.conversation import encode_chat, render_chat
+from baton.gateway.chat.tools.definitions import Tool
+from baton.gateway.http.chat import conversation_of
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.request_body import decode_body, read_body
+from baton.gateway.http.schemas import ChatBody, Message
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.sampling_options import check_tokens
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Either `prompt`, or `messages` and what a chat has beside them."""
+
+    model: str | None = None
+    """The one that is served, which is also the default."""
+    prompt: str | None = None
+    """A text."""
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the switches of the model's own chat template."""
+    add_generation_prompt: bool | None = None
+    """End the prompt where an answer begins. True by default."""
+    continue_final_message: bool | None = None
+    """Go on with the last message in place of answering it."""
+    add_special_tokens: bool | None = None
+    """True by default for a prompt; templates write special tokens out."""
+    return_token_strs: bool | None = None
+    """Tell each token's text, too."""
+
+
+class TokenizeAnswer(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeAnswer(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+class TokenizationApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def tokenize(self, request: Request) -> Response:
+        gateway = self._gateway
+        body = decode_body(await read_body(request, gateway.config), TokenizeBody)
+        gateway.model.check_name(body.model)
+        tokens = await self._tokens(body)
+        token_text = gateway.model.tokenizer.token_text
+        answer = TokenizeAnswer(
+            count=len(tokens),
+            max_model_len=gateway.max_model_len,
+            tokens=list(tokens),
+            token_strs=[token_text(token) for token in tokens] if body.return_token_strs else None,
+        )
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        gateway = self._gateway
+        body = decode_body(await read_body(request, gateway.config), DetokenizeBody)
+        gateway.model.check_name(body.model)
+        check_tokens(body.tokens, gateway.model.vocab_size, field="tokens")
+        return json_response(DetokenizeAnswer(prompt=gateway.model.tokenizer.decode(body.tokens)))
+
+    async def _tokens(self, body: TokenizeBody) -> tuple[int, ...]:
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("exactly one of prompt and messages is needed", field="prompt")
+        if body.prompt is not None:
+            adds_special = body.add_special_tokens is not False
+            return await self._gateway.encode(
+                body.prompt, add_special_tokens=adds_special, prompt_field="prompt"
+            )
+        chat = ChatBody(
+            messages=body.messages or [],
+            tools=body.tools,
+            chat_template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            add_special_tokens=body.add_special_tokens,
+        )
+        conversation = conversation_of(chat, self._gateway.model)
+        text = render_chat(self._gateway.model.require_chat_template(), conversation)
+        return await encode_chat(self._gateway, conversation, text)

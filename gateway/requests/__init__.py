@@ -1,0 +1,1 @@
+"""What a client asked for, whatever face it came by: checked, planned, run, streamed."""

@@ -1,0 +1,137 @@
+"""What both faces share: one model, one dispatcher, and the way from a prompt to a completion."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from baton.core.errors import ContextExceeded
+from baton.gateway.access.api_keys import ApiKeys, callers
+from baton.gateway.access.cache_salt import CacheSalts
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.grammars.output_grammars import OutputGrammars
+from baton.gateway.requests.choices import Completion, PromptChoices
+from baton.gateway.requests.completion_plan import plan_completion
+from baton.gateway.requests.completion_stream import CompletionStream
+from baton.gateway.requests.generation import Dispatcher, Generation
+from baton.gateway.requests.generation_run import GenerationRun
+from baton.gateway.requests.metrics import GatewayMetrics
+from baton.gateway.requests.order import CompletionOrder, Prompt
+from baton.gateway.requests.readiness import NOBODY, Missing, Wanted
+from baton.gateway.requests.sampling_options import SamplingRules
+from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.requests.traces import traces_from_environment
+from baton.gateway.resumable.keeper import StreamKeeper
+from baton.gateway.text.echo import EchoedPrompt
+from baton.gateway.text.output_text import OutputText
+
+LONG_TEXT_CHARS = 16_384
+"""Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""
+
+
+class Gateway:
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        dispatcher: Dispatcher,
+        config: GatewayConfig,
+        wanted: Wanted = NOBODY,
+    ) -> None:
+        """`wanted`: the replicas that are to be there, for those who ask what is missing."""
+        self._wanted = wanted
+        self.model = model
+        self.dispatcher = dispatcher
+        self.config = config
+        self.keys = ApiKeys(callers(config))
+        self.salts = CacheSalts(config.cache_secret)
+        self.grammars = OutputGrammars(model)
+        self.metrics = GatewayMetrics()
+        self.traces = traces_from_environment()
+        self.keeper = StreamKeeper(
+            max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s
+        )
+        self.is_draining = False
+        self._last_max_model_len = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """Of the replicas; while none is connected, of those before, or what the model allows."""
+        self._last_max_model_len = self.dispatcher.max_model_len or self._last_max_model_len
+        return self._last_max_model_len or self.model.context_len
+
+    def is_ready(self) -> bool:
+        return not self.is_draining and self.dispatcher.is_ready()
+
+    def missing(self) -> tuple[Missing, ...]:
+        return self.dispatcher.missing(self._wanted)
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, prompt_field: str
+    ) -> tuple[int, ...]:
+        """Raises ContextExceeded, naming the field, if `text` is far too long to be read at all."""
+        tokenizer = self.model.tokenizer
+        if len(text) <= LONG_TEXT_CHARS:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        limit = self.max_model_len
+        if await asyncio.to_thread(tokenizer.exceeds, text, limit):
+            raise ContextExceeded(
+                f"this model's maximum context length is {limit} tokens, and the prompt has more "
+                "than twice as many; shorten it",
+                field=prompt_field,
+            )
+        return await asyncio.to_thread(
+            tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    def complete(self, order: CompletionOrder) -> Completion:
+        """Check the order and prepare its choices; nothing runs until their deltas are read.
+
+        Raises InvalidRequest, naming the field as the caller did.
+        """
+        plan = plan_completion(
+            order,
+            self.sampling_rules(order),
+            salt=self.salts.salt(order.caller.tenant, order.cache_salt),
+            max_choices=self.config.max_choices,
+            time_limit_s=self.config.request_timeout_s,
+        )
+        prompts = [
+            PromptChoices(
+                [self._stream(order, generation, plan.stops) for generation in generations],
+                echo=self._echo(prompt) if order.has_echo else None,
+                is_prompt_only=plan.is_prompt_only,
+            )
+            for prompt, generations in zip(order.prompts, plan.generations, strict=True)
+        ]
+        keeps_logprobs = order.options.logprobs is not None
+        return Completion(prompts, num_returned=plan.num_returned, keeps_logprobs=keeps_logprobs)
+
+    def sampling_rules(self, order: CompletionOrder) -> SamplingRules:
+        return SamplingRules(
+            defaults=self.model.sampling,
+            vocab_size=self.model.vocab_size,
+            max_model_len=self.max_model_len,
+            encode=partial(self.model.tokenizer.encode, add_special_tokens=False),
+            default_max_tokens=order.default_max_tokens,
+            field_by_option=order.field_by_option,
+        )
+
+    def _echo(self, prompt: Prompt) -> EchoedPrompt:
+        return EchoedPrompt.of(self.model.tokenizer, prompt.tokens, prompt.text)
+
+    def _stream(
+        self, order: CompletionOrder, generation: Generation, stops: Sequence[str]
+    ) -> CompletionStream:
+        output = OutputText(
+            self.model.tokenizer,
+            generation.prompt,
+            stops=stops,
+            min_tokens=generation.sampling.min_tokens,
+            shown_special=order.shown_special,
+        )
+        return CompletionStream(self.run(generation), output)
+
+    def run(self, generation: Generation) -> GenerationRun:
+        return GenerationRun(self.dispatcher, generation, metrics=self.metrics, traces=self.traces)

@@ -1,0 +1,123 @@
+"""One generation under way, from its start to its last update, counted and traced.
+
+made -> entered: it has a place -> updates ... -> closed
+            | the caller leaves early, the dispatcher raises (its deadline passed, say)
+            +-> closed: the generation is stopped
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import BatonError
+from baton.core.messages import Receipt, TokenUpdate
+from baton.gateway.requests.generation import Dispatcher, Generation, RunningGeneration
+from baton.gateway.requests.metrics import GatewayMetrics
+from baton.gateway.requests.traces import RequestTraces
+
+
+class GenerationRun:
+    """Enter it as a context, then ask for updates. Leaving the context stops the generation.
+
+    Entering and asking raise Overloaded, Unavailable, DeadlineExceeded or InvalidRequest.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        generation: Generation,
+        *,
+        metrics: GatewayMetrics,
+        traces: RequestTraces | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.generation = generation
+        self.num_delivered = 0
+        """Tokens the client was given; whoever gives them counts them."""
+        self.is_complete = False
+        """Set by whoever reads the updates, when no more are wanted."""
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._traces = traces
+        self._clock = clock
+        self._made_at = self._updated_at = clock()
+        self._running: RunningGeneration | None = None
+        self._updates: AsyncIterator[TokenUpdate] | None = None
+        self._outcome = "cancelled"
+        self.is_closed = False
+
+    @property
+    def receipt(self) -> Receipt:
+        """The best known; final once closed."""
+        return Receipt() if self._running is None else self._running.receipt
+
+    async def __aenter__(self) -> Self:
+        self._metrics.open_requests.inc()
+        try:
+            self._running = await self._dispatcher.start(self._with_time_left())
+        except BaseException as error:
+            await self._close_after(error)
+            raise
+        self._updates = aiter(self._running)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close_after(error)
+
+    async def next(self) -> TokenUpdate:
+        """Raises StopAsyncIteration after the last."""
+        assert self._updates is not None, "a run is entered before it is read"
+        update = await anext(self._updates)
+        if update.tokens:
+            self._observe_tokens()
+        return update
+
+    async def close(self) -> None:
+        """Stop the generation if it still runs. Safe to repeat."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        outcome = "ok" if self.is_complete else self._outcome
+        self._metrics.open_requests.dec()
+        try:
+            if self._running is not None:
+                await self._running.stop(self.num_delivered)
+        finally:
+            seconds = self._clock() - self._made_at
+            if self.is_complete:
+                self._metrics.total_s.observe(seconds)
+            num_prompt = len(self.generation.prompt)
+            self._metrics.count_ended(outcome, self.receipt, num_prompt, self.num_delivered)
+            if self._traces is not None:
+                request_id = self.generation.request_id
+                self._traces.record(request_id, outcome, self.receipt, seconds=seconds)
+
+    async def _close_after(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            self._outcome = type(error).__name__ if isinstance(error, BatonError) else "error"
+        await self.close()
+
+    def _with_time_left(self) -> Generation:
+        """The limit counts from the moment the request came, which may be a while ago."""
+        limit_s = self.generation.time_left_s
+        if limit_s is None:
+            return self.generation
+        spent_s = self._clock() - self._made_at
+        return replace(self.generation, time_left_s=max(0.0, limit_s - spent_s))
+
+    def _observe_tokens(self) -> None:
+        now = self._clock()
+        if self.num_delivered:
+            self._metrics.gap_s.observe(now - self._updated_at)
+        else:
+            self._metrics.first_token_s.observe(now - self._made_at)
+        self._updated_at = now

@@ -1,0 +1,85 @@
+"""The prompts of a request: one or several, as text or as token ids.
+
+"text"   ["text", "text"]   [1, 2, 3]   [[1, 2], [3]]
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import CachePoint
+from baton.gateway.requests.cache_control import CacheControl, ttl_s
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.order import Prompt
+
+
+async def read_prompts(
+    gateway: Gateway,
+    given: str | list[Any] | None,
+    field: str,
+    *,
+    adds_special: bool,
+    max_prompts: int,
+) -> tuple[Prompt, ...]:
+    """Raises InvalidRequest, naming what is wrong below `field`."""
+    if given is None:
+        raise InvalidRequest(f"{field} is missing", field=field)
+    if not given:
+        raise InvalidRequest(f"{field} is empty; it needs at least one token", field=field)
+    if isinstance(given, str):
+        return (await _of_text(gateway, given, field, adds_special),)
+    if not isinstance(given[0], str | list):
+        return (Prompt(tokens=_token_ids(gateway, given, field), field=field),)
+    if len(given) > max_prompts:
+        message = f"{field} has {len(given)} items; at most {max_prompts} can be"
+        raise InvalidRequest(f"{message}: send several requests", field=field)
+    return await _several(gateway, given, field, adds_special=adds_special)
+
+
+def with_cache_point(
+    prompts: tuple[Prompt, ...], control: CacheControl | None
+) -> tuple[Prompt, ...]:
+    """At the end of each. Raises InvalidRequest."""
+    if control is None:
+        return prompts
+    seconds = ttl_s(control, "cache_control")
+    return tuple(
+        replace(prompt, cache_points=(CachePoint(len(prompt.tokens), seconds),))
+        for prompt in prompts
+    )
+
+
+async def _several(
+    gateway: Gateway, given: list[Any], field: str, *, adds_special: bool
+) -> tuple[Prompt, ...]:
+    kind = type(given[0])
+    prompts: list[Prompt] = []
+    for index, item in enumerate(given):
+        path = f"{field}[{index}]"
+        if type(item) is not kind:
+            word = "a string" if kind is str else "a list of token ids"
+            raise InvalidRequest(f"{path} must be {word}, as {field}[0] is", field=path)
+        if not item:
+            raise InvalidRequest(f"{path} is empty; it needs at least one token", field=path)
+        if isinstance(item, str):
+            prompts.append(await _of_text(gateway, item, path, adds_special))
+        else:
+            prompts.append(Prompt(tokens=_token_ids(gateway, item, path), field=path))
+        await asyncio.sleep(0)  # many texts take a while; streams of others go on meanwhile
+    return tuple(prompts)
+
+
+async def _of_text(gateway: Gateway, text: str, field: str, adds_special: bool) -> Prompt:
+    tokens = await gateway.encode(text, add_special_tokens=adds_special, prompt_field=field)
+    return Prompt(tokens=tokens, field=field, text=text)
+
+
+def _token_ids(gateway: Gateway, given: list[Any], field: str) -> tuple[int, ...]:
+    for index, token in enumerate(given[: gateway.max_model_len]):  # more: refused for the number
+        if type(token) is not int:
+            path = f"{field}[{index}]"
+            raise InvalidRequest(f"{path} must be a token id", field=path)
+    return tuple(given)

@@ -1,0 +1,54 @@
+"""The one model a gateway answers for: its name, and all that turns its text into tokens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.core.errors import InvalidRequest, ModelNotFound
+from baton.gateway.text.chat_template import ChatTemplate
+from baton.gateway.text.model_files import ModelFiles, SamplingDefaults
+from baton.gateway.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    name: str
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate | None
+    sampling: SamplingDefaults
+    vocab_size: int
+    context_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Unix seconds."""
+
+    @classmethod
+    def load(cls, folder: Path, name: str, *, needs_tokenizer: bool = True) -> ServedModel:
+        """Raises CheckpointError, naming the file, if the folder is missing something or broken."""
+        files = ModelFiles.read(folder, needs_tokenizer=needs_tokenizer)
+        source = files.chat_template
+        return cls(
+            name=name,
+            tokenizer=TextTokenizer(files.tokenizer_json),
+            chat_template=None if source is None else ChatTemplate(source, files.special_tokens),
+            sampling=files.sampling,
+            vocab_size=files.vocab_size,
+            context_len=files.context_len,
+            eos_token_ids=files.eos_token_ids,
+        )
+
+    def check_name(self, name: str | None) -> None:
+        """A request that names no model means the only one. Raises ModelNotFound."""
+        if name and name != self.name:
+            raise ModelNotFound(
+                f"the model `{name}` does not exist; this server has `{self.name}`", field="model"
+            )
+
+    def require_chat_template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise InvalidRequest(
+                f"`{self.name}` has no chat template; use /v1/completions", field="messages"
+            )
+        return self.chat_template

@@ -1,0 +1,187 @@
+"""Runs resumable streams: their generations go on whether or not a client is connected.
+
+    events --(a task of the keeper's)--> log --(any number of readers)--> clients
+
+The keeper's tasks end when the events do, when nobody comes back in time, or when it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Container, Iterable
+from contextlib import aclosing
+from functools import partial
+from types import TracebackType
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import Cancelled, Unavailable
+from baton.gateway.resumable.streams import HeldStream, ResumableStreams, StreamReader
+
+ErrorEvents = Callable[[Exception], Iterable[bytes]]
+"""How a stream that has begun says that it broke."""
+
+
+class StreamKeeper:
+    """One for each gateway; belongs to its event loop."""
+
+    def __init__(self, *, max_bytes: int, window_s: float, clock: Clock = monotonic) -> None:
+        self.streams = ResumableStreams(max_bytes=max_bytes, window_s=window_s)
+        self._clock = clock
+        self._task_by_stream: dict[HeldStream, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def start(
+        self,
+        events: AsyncGenerator[bytes],
+        *,
+        owner: bytes,
+        kind: str,
+        error_events: ErrorEvents | None = None,
+    ) -> Reading:
+        """Begin `events`, to be read from the first one. Raises Overloaded, with nothing begun.
+
+        Errors before the first event are raised to its readers; later ones as well, unless there
+        are `error_events` for them.
+        """
+        if self._is_closed:
+            raise Unavailable("this gateway is stopping")
+        stream = self.streams.open(owner=owner, kind=kind, now=self._clock())
+        task = asyncio.create_task(self._run(stream, events, error_events))
+        self._task_by_stream[stream] = task
+        task.add_done_callback(partial(self._on_end, stream))
+        self._arm()
+        return Reading(self, stream, 0)
+
+    def resume(
+        self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int
+    ) -> Reading:
+        """What follows an event. Raises StreamNotFound or InvalidRequest."""
+        stream = self.streams.find(stream_id, owner=owner, kinds=kinds)
+        self.streams.check_holds_after(stream, last_sequence)
+        return Reading(self, stream, last_sequence)
+
+    def end(self, stream_id: str, *, owner: bytes, kinds: Container[str]) -> None:
+        """End a stream and forget it: its client wants no more. Raises StreamNotFound."""
+        stream = self.streams.find(stream_id, owner=owner, kinds=kinds)
+        self.streams.remove(stream)
+        self._stop(stream)
+
+    def sweep(self) -> None:
+        """End the streams that nobody has come back for."""
+        self._timer = None
+        for stream in self.streams.expire(self._clock()):
+            self._stop(stream)
+        self._arm()
+
+    def leave(self, stream: HeldStream, reader: StreamReader) -> None:
+        if not self.streams.detach(stream, reader, self._clock()):
+            self._stop(stream)
+        self._arm()
+
+    async def close(self) -> None:
+        """End everything. Safe to repeat."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._task_by_stream.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in list(self.streams):
+            self.streams.remove(stream)
+
+    async def _run(
+        self, stream: HeldStream, events: AsyncGenerator[bytes], error_events: ErrorEvents | None
+    ) -> None:
+        log = stream.log
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    self.streams.append(stream, event)
+                    self._tell(stream)
+        except Exception as error:
+            if error_events is None or not log.last_sequence:
+                log.fail(error)
+                return
+            for event in error_events(error):
+                self.streams.append_last(stream, event)
+        log.close()
+
+    def _on_end(self, stream: HeldStream, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before it began."""
+        del self._task_by_stream[stream]
+        if not stream.log.is_ended:
+            error = None if task.cancelled() else task.exception()
+            if not isinstance(error, Exception):
+                error = Cancelled("the stream was ended")
+            stream.log.fail(error)
+        self.streams.end(stream, self._clock())
+        self._tell(stream)
+        self._arm()
+
+    def _tell(self, stream: HeldStream) -> None:
+        """Wake all that wait for more of the stream."""
+        stream.changed.set()
+        stream.changed = asyncio.Event()
+
+    def _stop(self, stream: HeldStream) -> None:
+        task = self._task_by_stream.get(stream)
+        if task is not None:
+            task.cancel()
+
+    def _arm(self) -> None:
+        """Windows are all equally long, so a timer that is set is never too late."""
+        expiry = self.streams.next_expiry() if self._timer is None else None
+        if expiry is not None and not self._is_closed:
+            delay_s = max(0.0, expiry - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.sweep)
+
+
+class Reading:
+    """Enter it at once; iterate for (sequence, event). Leaving it leaves the stream.
+
+    An event counts as sent when the next one is asked for. What the stream failed with is raised
+    after its events.
+    """
+
+    def __init__(self, keeper: StreamKeeper, stream: HeldStream, last_sequence: int) -> None:
+        self.stream = stream
+        self._keeper = keeper
+        self._reader = StreamReader(last_sequence)
+        self._given = last_sequence
+
+    def __enter__(self) -> Reading:
+        self._keeper.streams.attach(self.stream, self._reader)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keeper.leave(self.stream, self._reader)
+
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether there is nothing left to read, and never will be."""
+        log = self.stream.log
+        return log.is_ended and not log.failure and self._given == log.last_sequence
+
+    def __aiter__(self) -> Reading:
+        return self
+
+    async def __anext__(self) -> tuple[int, bytes]:
+        log = self.stream.log
+        self._reader.last_sequence = self._given
+        while log.last_sequence == self._given:
+            if log.failure is not None:
+                raise log.failure
+            if log.is_ended:
+                self._keeper.streams.mark_delivered(self.stream)
+                raise StopAsyncIteration
+            await self.stream.changed.wait()
+        self._given += 1
+        self.stream.is_known = True
+        return self._given, log.event(self._given)

@@ -1,0 +1,212 @@
+"""The resumable streams that this gateway holds: who may read them, and until when.
+
+    opened -> read by clients <-> held, without a client -> expired: taken off, its generation ended
+                    |                                          after `window_s`
+                    +-> left before anything was sent: nobody knows its id, so it goes at once
+
+Several clients may read one stream: one that comes back is served although its old connection may
+look alive for minutes. A stream's window begins when its last reader leaves, or when it ends
+without one.
+
+All streams together keep at most `max_bytes`. When that is full, streams that have been read to
+their end make room, the oldest first. Then a new stream is refused; one that grows forgets what its
+readers have been sent already, and fails if nobody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+
+from baton.core.errors import InvalidRequest, Overloaded, StreamNotFound
+from baton.gateway.resumable.log import StreamLog, cost_of
+
+STREAM_COST_BYTES = 1024
+"""What a stream costs beside its events."""
+ID_BYTES = 24
+LAST_EVENT_ID = "Last-Event-ID"
+
+
+@dataclass(eq=False, slots=True)
+class StreamReader:
+    """One client's place in a stream."""
+
+    last_sequence: int
+    """Of the event that it has been sent last."""
+
+
+@dataclass(eq=False, slots=True)
+class HeldStream:
+    id: str
+    owner: bytes
+    kind: str
+    """What its events look like: the path or the method that opened it."""
+    log: StreamLog = field(default_factory=StreamLog)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced by a new one, when the log has grown or ended."""
+    readers: set[StreamReader] = field(default_factory=set)
+    expires_at: float | None = None
+    """None while somebody reads."""
+    is_known: bool = False
+    """Whether a client has been given an event, and with it the id."""
+
+    @property
+    def num_bytes(self) -> int:
+        return STREAM_COST_BYTES + self.log.num_bytes
+
+
+class ResumableStreams:
+    """A table and its rules; runs nothing itself."""
+
+    def __init__(self, *, max_bytes: int, window_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._window_s = window_s
+        self._stream_by_id: dict[str, HeldStream] = {}
+        self._delivered: dict[HeldStream, None] = {}
+        """Read to the end, in the order in which that happened."""
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stream_by_id)
+
+    def __iter__(self) -> Iterator[HeldStream]:
+        return iter(self._stream_by_id.values())
+
+    def open(self, *, owner: bytes, kind: str, now: float) -> HeldStream:
+        """Raises Overloaded if there is no memory for another."""
+        if not self._has_room_for(STREAM_COST_BYTES):
+            expiry = self.next_expiry()
+            raise Overloaded(
+                "this gateway's memory for resumable streams is full; "
+                "ask again later, or for a stream that is not resumable",
+                retry_after_s=1.0 if expiry is None else max(1.0, expiry - now),
+            )
+        stream = HeldStream(id=secrets.token_urlsafe(ID_BYTES), owner=owner, kind=kind)
+        stream.expires_at = now + self._window_s  # somebody reads it in a moment
+        self._stream_by_id[stream.id] = stream
+        self.num_bytes += stream.num_bytes
+        return stream
+
+    def find(self, stream_id: str, *, owner: bytes, kinds: Container[str]) -> HeldStream:
+        """Raises StreamNotFound, in the same words if it never was or is somebody else's."""
+        stream = self._stream_by_id.get(stream_id)
+        if (
+            stream is None
+            or not hmac.compare_digest(stream.owner, owner)
+            or stream.kind not in kinds
+        ):
+            raise StreamNotFound(
+                "this gateway does not hold that stream: it has expired, or another gateway has it",
+                field="stream_id",
+            )
+        return stream
+
+    def check_holds_after(self, stream: HeldStream, last_sequence: int) -> None:
+        """Raises InvalidRequest for an event not said yet, StreamNotFound for what is forgotten."""
+        if last_sequence > stream.log.last_sequence:
+            raise InvalidRequest(
+                f"the stream has {stream.log.last_sequence} events so far, and event "
+                f"{last_sequence} is not one of them",
+                field="last_sequence",
+            )
+        if not stream.log.holds_after(last_sequence):
+            raise StreamNotFound(
+                f"what followed event {last_sequence} has been forgotten: the memory for resumable "
+                "streams was full",
+                field="last_sequence",
+            )
+
+    def append(self, stream: HeldStream, event: bytes) -> None:
+        """Raises Overloaded if the stream has to end because there is no memory left for it."""
+        if not self._has_room_for(cost_of(event)):
+            self._forget_what_was_sent(stream)
+            if not self._has_room_for(cost_of(event)):
+                raise Overloaded("no memory is left to keep this stream while nobody reads it")
+        self.append_last(stream, event)
+
+    def append_last(self, stream: HeldStream, event: bytes) -> None:
+        """For what says how the stream ends: there is always room for that."""
+        stream.log.append(event)
+        if stream.id in self._stream_by_id:  # not taken off while its generation was being ended
+            self.num_bytes += cost_of(event)
+
+    def attach(self, stream: HeldStream, reader: StreamReader) -> None:
+        stream.readers.add(reader)
+        stream.expires_at = None
+
+    def detach(self, stream: HeldStream, reader: StreamReader, now: float) -> bool:
+        """Whether the stream goes on: not if nobody can know its id."""
+        stream.readers.discard(reader)
+        if not stream.is_known:
+            self.remove(stream)
+            return False
+        if not stream.readers:
+            stream.expires_at = now + self._window_s
+        return True
+
+    def mark_delivered(self, stream: HeldStream) -> None:
+        """A reader has been sent all of it."""
+        if stream.id in self._stream_by_id:
+            self._delivered[stream] = None
+
+    def end(self, stream: HeldStream, now: float) -> None:
+        """Its log has ended. It is kept for a while, if there is anything to keep."""
+        if not stream.readers:
+            stream.expires_at = now + self._window_s
+
+    def remove(self, stream: HeldStream) -> None:
+        if self._stream_by_id.pop(stream.id, None) is not None:
+            self.num_bytes -= stream.num_bytes
+            self._delivered.pop(stream, None)
+
+    def expire(self, now: float) -> list[HeldStream]:
+        """Take off the streams whose time has come."""
+        expired = [s for s in self if s.expires_at is not None and s.expires_at <= now]
+        for stream in expired:
+            self.remove(stream)
+        return expired
+
+    def next_expiry(self) -> float | None:
+        return min((s.expires_at for s in self if s.expires_at is not None), default=None)
+
+    def _has_room_for(self, num_bytes: int) -> bool:
+        """Makes it, as far as that costs nobody anything."""
+        limit = self._max_bytes - num_bytes
+        while self.num_bytes > limit:
+            oldest = next((stream for stream in self._delivered if not stream.readers), None)
+            if oldest is None:
+                return False
+            self.remove(oldest)
+        return True
+
+    def _forget_what_was_sent(self, stream: HeldStream) -> None:
+        if not stream.readers:
+            return
+        before = stream.num_bytes
+        stream.log.forget_through(min(reader.last_sequence for reader in stream.readers))
+        self.num_bytes -= before - stream.num_bytes
+
+
+def owner_of(authorization: str | None) -> bytes:
+    """Who opened a stream, without keeping the key: only the same key may read it again."""
+    key = (authorization or "").partition(" ")[2].strip()
+    return hashlib.sha256(key.encode()).digest()
+
+
+def parse_event_id(text: str) -> tuple[str, int]:
+    """`<stream id>:<sequence>`. Raises InvalidRequest."""
+    stream_id, _, number = text.strip().rpartition(":")
+    if not stream_id or not (number.isascii() and number.isdecimal()) or len(number) > 18:
+        raise InvalidRequest(
+            f"{LAST_EVENT_ID} must be the id of an event, as the stream gave it",
+            field=LAST_EVENT_ID,
+        )
+    return stream_id, int(number)
+
+
+def event_id(stream_id: str, sequence: int) -> str:
+    return f"{stream_id}:{sequence}"

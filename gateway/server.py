@@ -1,0 +1,69 @@
+"""Both faces on their ports, from start to drain to stop.
+
+start -> ready -> begin_drain (unready; requests are still served) -> stop (the last ones finish)
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.tls import tls_identity
+from baton.gateway.grpc.server import GrpcServer
+from baton.gateway.http.app import build_app
+from baton.gateway.http.server import HttpServer
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.generation import Dispatcher
+from baton.gateway.requests.readiness import NOBODY, Wanted
+from baton.gateway.requests.served_model import ServedModel
+
+
+class GatewayServer:
+    """Plain Python on purpose: `platform/cluster/deploy.py` turns it into a deployment."""
+
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        dispatcher: Dispatcher,
+        config: GatewayConfig,
+        wanted: Wanted = NOBODY,
+    ) -> None:
+        """Raises InvalidConfig if the certificate or its key cannot be used."""
+        self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config, wanted=wanted)
+        app = build_app(self._gateway)
+        tls = tls_identity(config)
+        self._http = HttpServer(app, config, tls=tls)
+        self._grpc = GrpcServer(self._gateway, tls=tls)
+
+    @property
+    def http_port(self) -> int:
+        """The bound one, once started."""
+        return self._http.port
+
+    @property
+    def grpc_port(self) -> int:
+        """The bound one, once started."""
+        return self._grpc.port
+
+    async def start(self) -> None:
+        """Raises OSError or RuntimeError if a port cannot be bound; then nothing stays bound."""
+        await self._http.start()
+        try:
+            await self._grpc.start()
+        except BaseException:
+            await self._http.stop(0)
+            raise
+
+    async def begin_drain(self) -> None:
+        """Turn unready, so that balancers look elsewhere. Safe to repeat."""
+        self._gateway.is_draining = True
+        await self._grpc.report_health()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the ports and return when all requests have ended; cancel them after `grace_s`."""
+        await self.begin_drain()
+        await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
+        await self._gateway.keeper.close()
+        if self._gateway.traces is not None:
+            await asyncio.to_thread(self._gateway.traces.close)

@@ -1,0 +1,23 @@
+"""A tokenizer.json for models that come without one: token i is byte i, for i below 256.
+
+Tokens from 256 on stand for no text. For dummy weights, where all that counts is the number of
+tokens.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.gateway.text.token_bytes import BYTE_BY_CHAR
+
+
+def byte_tokenizer_json() -> str:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {**byte_level, "use_regex": True},
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": BYTE_BY_CHAR, "merges": []},
+    }
+    return msgspec.json.encode(tokenizer).decode()

@@ -1,0 +1,35 @@
+"""A prompt given back before its output, as `echo` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.gateway.text.detokenizer import Detokenizer
+from baton.gateway.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    text: str
+    tokens: tuple[int, ...]
+    text_offsets: tuple[int, ...]
+    """By token: how many characters come before it."""
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer, tokens: Sequence[int], text: str | None) -> EchoedPrompt:
+        """`text` is the prompt as it was given, if it was text; tokenising may have changed it.
+
+        A prompt of tokens that ends within a character is echoed up to there: the output's text
+        begins with the whole character.
+        """
+        detokenizer = Detokenizer(tokenizer)
+        offsets: list[int] = []
+        pieces: list[str] = []
+        num_chars = 0
+        for token in tokens:
+            offsets.append(num_chars)
+            pieces.append(detokenizer.feed(token))
+            num_chars += len(pieces[-1])
+        shown = "".join(pieces) if text is None else text
+        return cls(shown, tuple(tokens), tuple(min(offset, len(shown)) for offset in offsets))

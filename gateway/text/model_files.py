@@ -1,0 +1,144 @@
+"""What the gateway reads of a Hugging Face model folder. Weights are not its business.
+
+config.json                vocabulary and context size
+generation_config.json     defaults of sampling                                   optional
+tokenizer.json             the tokenizer itself
+tokenizer_config.json      special tokens, chat template                          optional
+chat_template.jinja        chat template; comes before tokenizer_config's         optional
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from baton.core.errors import CheckpointError
+from baton.gateway.text.byte_tokenizer import byte_tokenizer_json
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What the model's authors recommend, for options that a request leaves out."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    tokenizer_json: str
+    special_tokens: Mapping[str, str]
+    """By role: `bos_token`, `eos_token`, ... as chat templates name them."""
+    chat_template: str | None
+    sampling: SamplingDefaults
+    vocab_size: int
+    """Rows of the embedding; token ids of requests must be less."""
+    eos_token_ids: tuple[int, ...]
+    context_len: int
+    """Tokens of prompt and output that the model was made for."""
+
+    @classmethod
+    def read(cls, folder: Path, *, needs_tokenizer: bool = True) -> ModelFiles:
+        """Raises CheckpointError, naming the file, if something needed is missing or broken.
+
+        Where no tokenizer is needed and there is none, tokens are bytes.
+        """
+        config = _read_json(folder / "config.json")
+        text_config = {**config, **_mapping(config.get("text_config"))}
+        tokenizer_config = _read_json(folder / "tokenizer_config.json", default={})
+        return cls(
+            tokenizer_json=_tokenizer_json(folder / "tokenizer.json", needs_tokenizer),
+            special_tokens=_special_tokens(tokenizer_config),
+            chat_template=_chat_template(folder, tokenizer_config),
+            sampling=_sampling_defaults(folder / "generation_config.json"),
+            vocab_size=_positive_int(folder, text_config, ("vocab_size",)),
+            eos_token_ids=_eos_token_ids(folder / "generation_config.json", text_config),
+            context_len=_positive_int(folder, text_config, CONTEXT_KEYS),
+        )
+
+
+def _tokenizer_json(path: Path, is_needed: bool) -> str:
+    return _read_text(path) if is_needed or path.exists() else byte_tokenizer_json()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
+    if default is not None and not path.exists():
+        return default
+    try:
+        return msgspec.json.decode(_read_text(path), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} is not a JSON object: {error}") from error
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _positive_int(folder: Path, config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise CheckpointError(f"{folder / 'config.json'} has no {' or '.join(keys)}")
+
+
+def _eos_token_ids(generation_config: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """As the engine takes them: generation_config's, else config's; a token or a list of them."""
+    given = _read_json(generation_config, default={}).get("eos_token_id")
+    found = config.get("eos_token_id") if given is None else given
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
+
+
+def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Each is a string, or a serialised AddedToken with its text under `content`."""
+    tokens: dict[str, str] = {}
+    for name, value in tokenizer_config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The template of the folder, or of tokenizer_config: a string, or a list of named ones."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return _read_text(path)
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in map(_mapping, template)}
+        template = by_name.get("default")
+    if template is None or isinstance(template, str):
+        return template
+    raise CheckpointError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
+
+
+def _sampling_defaults(path: Path) -> SamplingDefaults:
+    values = _read_json(path, default={})
+    known = {
+        name: values[name]
+        for name in SamplingDefaults.__dataclass_fields__
+        if values.get(name) is not None
+    }
+    try:
+        return msgspec.convert(known, SamplingDefaults)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{path}: {error}") from error

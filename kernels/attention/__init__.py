@@ -1,0 +1,1 @@
+"""From queries and the KV cache to what was attended."""

@@ -1,0 +1,84 @@
+"""Attention of each token to the latents that were chosen for it (DeepSeek V3.2), absorbed.
+
+    score[n, s] = scale (q_latent[n] . latent[s] + q_rope[n] . rope[s])         s among the chosen
+    out[n]      = sum over s of softmax(score[n])[s] latent[s]                                [N, L]
+
+The arena is that of kernels/attention/mla_attention.py; kernels/attention/choose_tokens.py says
+which tokens, by their slots. A token for which all that it sees was chosen gets what it gets there:
+on a CPU to the bit.
+
+T new tokens, N heads, L width of the latent, R of the part that turns, K tokens that are chosen.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention import chosen_attention_cpu as cpu
+from baton.kernels.attention.choose_tokens import Chosen
+from baton.kernels.paging.sequences import Sequences
+
+GATHERED_ITEMS = 16 << 20
+"""Of latents at once, where torch computes."""
+
+
+def chosen_attention(
+    q_latent: Tensor, q_rope: Tensor, arena: Tensor, chosen: Chosen, scale: float
+) -> Tensor:
+    """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
+    width = q_latent.shape[-1] + q_rope.shape[-1]
+    if (
+        q_latent.shape[:2] != q_rope.shape[:2]
+        or arena.shape[1::2] != (1, width)
+        or chosen.slots.shape[0] != len(q_latent)
+        or chosen.positions.shape != q_latent.shape[:1]
+    ):
+        raise ValueError(
+            f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=} {chosen.slots.shape=}"
+        )
+    if q_latent.is_cuda:
+        from baton.kernels.attention import (
+            mla_attention_gpu as gpu,  # Triton, which CPUs do without
+        )
+
+        one_by_one = arena.view(-1, 1, 1, width)
+        return gpu.mla_attention(q_latent, q_rope, one_by_one, token_by_token(chosen), scale)
+    if cpu.runs(q_latent, arena):
+        return cpu.chosen_attention(q_latent, q_rope, arena, chosen, scale)
+    return reference(q_latent, q_rope, arena, chosen, scale)
+
+
+def token_by_token(chosen: Chosen) -> Sequences:
+    """Each token as a request of its own, over blocks of one token: those that were chosen."""
+    num_tokens, most = chosen.slots.shape
+    counts = chosen.counts
+    return Sequences(
+        num_requests=num_tokens,
+        positions=counts - 1,
+        query_starts=torch.arange(num_tokens + 1, device=chosen.slots.device),
+        context_lens=counts,
+        block_tables=chosen.slots,
+        block_size=1,
+        max_query_len=1,
+        max_context_len=most,
+    )
+
+
+def reference(
+    q_latent: Tensor, q_rope: Tensor, arena: Tensor, chosen: Chosen, scale: float
+) -> Tensor:
+    """The definition, in float32, a few tokens at a time, and the last resort on a CPU."""
+    out, latents = torch.empty_like(q_latent), arena.view(-1, arena.shape[-1])
+    most, width = chosen.slots.shape[1], q_latent.shape[-1]
+    step = max(1, GATHERED_ITEMS // (most * latents.shape[1]))
+    places, counts = torch.arange(most, device=arena.device), chosen.counts
+    for first in range(0, len(out), step):
+        tokens = slice(first, first + step)
+        hidden = places >= counts[tokens].unsqueeze(1)  # [T, K]
+        past = latents[chosen.slots[tokens].masked_fill(hidden, 0)].float()  # [T, K, L + R]
+        past.masked_fill_(hidden.unsqueeze(-1), 0.0)  # it may be another's, and NaN
+        q = torch.cat((q_latent[tokens], q_rope[tokens]), dim=-1).float()
+        found = (q @ past.transpose(1, 2) * scale).masked_fill_(hidden.unsqueeze(1), -torch.inf)
+        out[tokens] = (found.softmax(-1) @ past[..., :width]).to(out.dtype)
+    return out

@@ -1,0 +1,44 @@
+"""Attention to chosen latents by the operator of source/chosen_attention.cpp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention.mla_attention_cpu import by_token, runs
+from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+
+if TYPE_CHECKING:
+    from baton.kernels.attention.choose_tokens import Chosen
+
+__all__ = ["chosen_attention", "runs"]
+
+
+def chosen_attention(
+    q_latent: Tensor, q_rope: Tensor, arena: Tensor, chosen: Chosen, scale: float
+) -> Tensor:
+    if not arena.is_contiguous():
+        raise ValueError("an arena on a CPU must be contiguous")
+    tokens, num_heads, latent = q_latent.shape
+    q_latent, q_rope = by_token(q_latent), by_token(q_rope)
+    out = torch.empty(tokens, num_heads, latent, dtype=q_latent.dtype)
+    made = Call(
+        of_dtype("chosen_attention", q_latent.dtype),
+        rows=tokens,
+        inputs=(q_latent, q_rope, arena, chosen.positions, None, chosen.slots),
+        outputs=(out,),
+        ints=(
+            num_heads,
+            latent,
+            q_rope.shape[-1],
+            1,
+            chosen.slots.shape[1],
+            *q_latent.stride()[:2],
+            *q_rope.stride()[:2],
+        ),
+        floats=(scale,),
+    )
+    call(made, Pass(num_tokens=tokens, num_requests=tokens))
+    return out

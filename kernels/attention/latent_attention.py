@@ -1,0 +1,155 @@
+"""Attention of heads that share one latent a token (kernels/attention/latent_heads.py), in one of
+two forms.
+
+    absorbed    q_latent[n] = U_k[n]^T q_nope[n];  attend to latents;  out[n] = U_v[n] attended[n]
+    expanded    make k and v of the whole context, as the KV of a cache for this pass alone; attend
+
+Both give the same but for rounding. With Q new tokens of C, and p pairs of a token and one that it
+sees, the multiplications of a head are
+
+    absorbed    p (2L + R)  +  Q L (P + V)         a pair costs much, a token little
+    expanded    p (P + R + V)  +  C L (P + V)      and k and v go to memory and back
+
+so tokens are decoded absorbed, and long chunks of prompts are expanded (`is_expanded_cheaper`). The
+bits of a token depend on the form, hence on the chunk of a prompt that it was computed in; those of
+decoded tokens never do.
+
+T new tokens, S tokens a block, M blocks of a request; the other letters as in latent_heads.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention.latent_expand import latent_expand
+from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
+from baton.kernels.attention.mla_attention import mla_attention
+from baton.kernels.attention.paged_attention import paged_attention
+from baton.kernels.attention.scoring import Scoring
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.products.head_linear import head_linear
+
+MIN_EXPANDED = 64
+"""New tokens of a request; fewer are absorbed without asking, so that such passes can be taped."""
+WORK_PER_BYTE = 32
+"""Multiplications in the time that a byte is moved: about 25 on a CPU, 100 on a GPU."""
+EXPANDED_BYTES = 256 << 20
+"""Of keys and values at once: heads are taken a few at a time."""
+
+
+def latent_attention(
+    q: Tensor,
+    q_rope: Tensor,
+    weights: LatentWeights,
+    arena: Tensor,
+    sequences: Sequences,
+    scale: float,
+) -> Tensor:
+    """q [T, N, P + R], and its end turned, q_rope [T, N, R] -> [T, N, V]."""
+    if sequences.max_query_len < MIN_EXPANDED:
+        return absorbed(q, q_rope, weights, arena, sequences, scale)
+    out, start = q.new_empty(*q.shape[:2], weights.heads.value_dim), 0
+    for is_expanded, part in _parts(weights.heads, sequences, q.element_size()):
+        tokens = slice(start, start + len(part.positions))
+        attend = expanded if is_expanded else absorbed
+        out[tokens] = attend(q[tokens], q_rope[tokens], weights, arena, part, scale)
+        start = tokens.stop
+    return out
+
+
+def is_expanded_cheaper(
+    shape: LatentShape, query_len: int, context_len: int, item_bytes: int
+) -> bool:
+    """For `query_len` new tokens of a request of `context_len`."""
+    if query_len < MIN_EXPANDED:
+        return False
+    as_absorbed, as_expanded = multiplications(shape, query_len, context_len)
+    moved = context_len * 2 * (shape.query_dim + shape.value_dim) * item_bytes
+    return as_expanded + moved * WORK_PER_BYTE < as_absorbed
+
+
+def multiplications(shape: LatentShape, query_len: int, context_len: int) -> tuple[int, int]:
+    """Of a head: absorbed, and expanded."""
+    pairs = query_len * context_len - query_len * (query_len - 1) // 2
+    making = shape.latent_dim * (shape.nope_dim + shape.value_dim)
+    return (
+        pairs * (shape.latent_dim + shape.cached_dim) + query_len * making,
+        pairs * (shape.query_dim + shape.value_dim) + context_len * making,
+    )
+
+
+def _parts(
+    shape: LatentShape, sequences: Sequences, item_bytes: int
+) -> Iterator[tuple[bool, Sequences]]:
+    """Neighbours that take the same form; of those that are expanded, one after the other."""
+    forms = [is_expanded_cheaper(shape, q, c, item_bytes) for q, c in sequences.lengths()]
+    for is_expanded, group in groupby(range(len(forms)), key=forms.__getitem__):
+        requests = list(group)
+        if is_expanded:
+            yield from ((True, sequences.part(one, one + 1)) for one in requests)
+        else:
+            yield False, sequences.part(requests[0], requests[-1] + 1)
+
+
+def absorbed(
+    q: Tensor,
+    q_rope: Tensor,
+    weights: LatentWeights,
+    arena: Tensor,
+    sequences: Sequences,
+    scale: float,
+) -> Tensor:
+    q_latent = head_linear(q[..., : weights.heads.nope_dim], weights.absorb)  # [T, N, L]
+    attended = mla_attention(q_latent, q_rope, arena, sequences, scale)
+    return head_linear(attended, weights.values)
+
+
+def expanded(
+    q: Tensor,
+    q_rope: Tensor,
+    weights: LatentWeights,
+    arena: Tensor,
+    sequences: Sequences,
+    scale: float,
+) -> Tensor:
+    """Of one request."""
+    shape, size = weights.heads, sequences.block_size
+    num_blocks = -(-sequences.max_context_len // size)
+    table = sequences.block_tables[0, :num_blocks]
+    zeros = q.new_zeros(*q.shape[:2], shape.kv_dim - shape.query_dim)
+    queries = torch.cat((q[..., : shape.nope_dim], q_rope, zeros), dim=-1)
+    own = sequences.with_own_blocks(num_blocks)
+    out = q.new_empty(*q.shape[:2], shape.value_dim)
+    head_bytes = 2 * num_blocks * size * shape.kv_dim * q.element_size()
+    step = max(1, EXPANDED_BYTES // head_bytes)
+    for first in range(0, shape.num_heads, step):
+        heads = slice(first, min(first + step, shape.num_heads))
+        kv = latent_expand(arena, table, *weights.of_heads(heads.start, heads.stop), shape)
+        attended = paged_attention(queries[:, heads], kv, own, None, Scoring(scale=scale))
+        out[:, heads] = attended[..., : shape.value_dim]
+    return out
+
+
+def reference(
+    q: Tensor,
+    q_rope: Tensor,
+    weight: Tensor,
+    shape: LatentShape,
+    past: Tensor,
+    scale: float,
+) -> Tensor:
+    """The definition, of the last tokens of one request; `past` is [C, L + R]. In float32."""
+    by_head = weight.float().view(shape.num_heads, -1, shape.latent_dim)
+    up_k, up_v = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
+    latents, turned = torch.split(past.float(), [shape.latent_dim, shape.rope_dim], dim=-1)
+    k = torch.einsum("npl,tl->ntp", up_k, latents)
+    v = torch.einsum("nvl,tl->ntv", up_v, latents)
+    scores = torch.einsum("qnp,ntp->nqt", q[..., : shape.nope_dim].float(), k)
+    scores = (scores + torch.einsum("qnr,tr->nqt", q_rope.float(), turned)) * scale
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu_(1 + len(past) - len(q))
+    weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("nqt,ntv->qnv", weights, v).to(q.dtype)

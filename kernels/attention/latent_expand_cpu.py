@@ -1,0 +1,39 @@
+"""Keys and values made from latents, by the operator of source/latent_expand.cpp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype
+
+if TYPE_CHECKING:
+    from baton.kernels.attention.latent_heads import LatentShape
+
+
+def latent_expand(
+    arena: Tensor, table: Tensor, keys: Tensor, values: Tensor, shape: LatentShape
+) -> Tensor:
+    """`keys` and `values` are panels of each head. Not for a tape: a context has any length."""
+    if not (arena.is_contiguous() and table.is_contiguous()):
+        raise ValueError("an arena on a CPU, and the table of a request, must be contiguous")
+    heads, size = len(keys), arena.shape[2]
+    kv = arena.new_empty(len(table), heads, 2, size, shape.kv_dim)
+    made = Call(
+        of_dtype("latent_expand", arena.dtype),
+        rows=len(table),
+        inputs=(arena, table, keys, values),
+        outputs=(kv,),
+        ints=(
+            heads,
+            shape.nope_dim,
+            shape.rope_dim,
+            shape.value_dim,
+            shape.latent_dim,
+            size,
+            shape.kv_dim,
+        ),
+    )
+    call(made)
+    return kv

@@ -1,0 +1,71 @@
+"""What stands between a model's heads and the one latent a token that they share.
+
+    k[n, t] = (U_k[n] latent[t], turned[t])      v[n, t] = U_v[n] latent[t]
+
+N heads; P and R the parts of a query that do not turn and that do; L width of the latent; V width
+of a value. A checkpoint has U_k[n] above U_v[n], head after head: [N (P + V), L].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.products.head_linear import HeadWeight, pack_heads, some_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    num_heads: int  # N
+    nope_dim: int  # P
+    rope_dim: int  # R
+    value_dim: int  # V
+    latent_dim: int  # L
+
+    @property
+    def query_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Of keys and values alike, as attention has them: the wider of the two."""
+        return max(self.query_dim, self.value_dim)
+
+    @property
+    def cached_dim(self) -> int:
+        """Numbers of a token that are kept."""
+        return self.latent_dim + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """Of all heads, as their device multiplies them."""
+
+    heads: LatentShape
+    absorb: HeadWeight  # U_k^T [N, L, P]
+    keys: HeadWeight  # U_k [N, P, L]
+    values: HeadWeight  # U_v [N, V, L]
+
+    @classmethod
+    def of(cls, weight: Tensor, shape: LatentShape) -> LatentWeights:
+        """From [N (P + V), L], which is not looked at again where it is packed."""
+        by_head = weight.view(shape.num_heads, -1, shape.latent_dim)
+        keys, values = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
+        return cls(shape, pack_heads(keys.transpose(1, 2)), pack_heads(keys), pack_heads(values))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As the checkpoint has it."""
+        heads = self.heads
+        return heads.num_heads * (heads.nope_dim + heads.value_dim), heads.latent_dim
+
+    @property
+    def nbytes(self) -> int:
+        """What one product with U_k and U_v reads."""
+        return self.absorb.nbytes + self.values.nbytes
+
+    def of_heads(self, first: int, stop: int) -> tuple[HeadWeight, HeadWeight]:
+        """U_k and U_v of some of the heads."""
+        return some_heads(self.keys, first, stop), some_heads(self.values, first, stop)

@@ -1,0 +1,61 @@
+"""Latent attention by the operator of source/mla_attention.cpp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu import operators
+from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.paging.sequences import Sequences
+
+MAX_ROW_BYTES = 576 * 4
+"""Of a token in the cache: a tile of wider queries would not stay in that of a core."""
+
+
+def runs(q_latent: Tensor, arena: Tensor) -> bool:
+    """Whether the operator takes such queries to such an arena."""
+    row_bytes = arena.shape[-1] * arena.element_size()
+    return row_bytes <= MAX_ROW_BYTES and operators.runs(q_latent, arena)
+
+
+def mla_attention(
+    q_latent: Tensor, q_rope: Tensor, arena: Tensor, sequences: Sequences, scale: float
+) -> Tensor:
+    if not arena.is_contiguous():
+        raise ValueError("an arena on a CPU must be contiguous")
+    tokens, num_heads, latent = q_latent.shape
+    q_latent, q_rope = by_token(q_latent), by_token(q_rope)
+    out = torch.empty(tokens, num_heads, latent, dtype=q_latent.dtype)
+    made = Call(
+        of_dtype("mla_attention", q_latent.dtype),
+        rows=tokens,
+        inputs=(
+            q_latent,
+            q_rope,
+            arena,
+            sequences.query_starts,
+            sequences.context_lens,
+            sequences.block_tables,
+        ),
+        outputs=(out,),
+        ints=(
+            num_heads,
+            latent,
+            q_rope.shape[-1],
+            sequences.block_size,
+            sequences.block_tables.stride(0),
+            *q_latent.stride()[:2],
+            *q_rope.stride()[:2],
+        ),
+        floats=(scale,),
+    )
+    call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
+    return out
+
+
+def by_token(x: Tensor) -> Tensor:
+    """x [T, N, width] itself, perhaps part of wider heads, or a copy whose tokens follow each
+    other: only then do its strides not depend on T, as a tape wants it."""
+    token, head, item = x.stride()
+    return x if item == 1 and token >= x.shape[1] * head else x.contiguous()

@@ -1,0 +1,212 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
+# mypy: no-warn-return-any
+"""Attention of requests with several new tokens: tiles of queries go along their keys.
+
+    a program      some tokens of one request x the query heads of one KV head = rows of a tile
+    keys           | before the window | visible to all rows, no mask | masked: the diagonal |
+                                       ^ whole tiles                                         ^ own
+
+Bound by arithmetic. Packing the query heads of a KV head into a tile makes the diagonal narrow,
+and gives short chunks (a draft to be checked, the end of a prompt) full tiles.
+
+Which request a tile belongs to is found on the device, so that nobody waits for lengths:
+
+    request r owns the tiles from  query_starts[r] // Q + r  on       Q tokens of a tile
+
+which leaves each enough of them, some without tokens. Tiles run from the last to the first: late
+tokens of a long chunk see most keys, and what is begun last should be short.
+
+T new tokens, N query heads, H head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.attention.scoring_gpu import ScoringRules
+from baton.kernels.attention.softmax_tile_gpu import first_seen, first_top, scored, weigh
+from baton.kernels.gpu.dot import dot
+from baton.kernels.paging.arena_gpu import PagedCache, as_computed, load_tile
+from baton.kernels.paging.sequences import Sequences
+
+MAX_HEADS = 16
+"""Query heads of a tile: more of one KV head go to further tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, columns: int) -> Tiling:
+        """What fits: acc [rows, columns] in registers, stages of K and V in 227 KB."""
+        if dtype is torch.float32:  # no tensor cores: small tiles, or registers spill
+            return cls(32, 16, 4, 2) if columns <= 128 else cls(16, 16, 4, 2)
+        if columns <= 128:  # two groups of four warps, 64 rows each, as Hopper's products want
+            return cls(128, 64, 8, 3)
+        return cls(64, 64, 4, 2) if columns <= 256 else cls(64, 32, 8, 2)
+
+
+def paged_prefill(
+    q: Tensor,
+    out: Tensor,
+    cache: PagedCache,
+    sequences: Sequences,
+    rules: ScoringRules,
+    longest: int,
+) -> None:
+    """Fill `out` [T, N, H] at the tokens of all requests with 2 to `longest` of them."""
+    tiling = Tiling.of(q.dtype, cache.column_tile)
+    group = q.shape[1] // cache.num_kv_heads
+    heads = min(group, MAX_HEADS)
+    head_tiles = triton.cdiv(group, heads)
+    tokens = tiling.rows // heads
+    num_tiles = len(q) // tokens + sequences.num_requests
+    _attend_tiles[num_tiles, cache.num_kv_heads * head_tiles](
+        q, *q.stride()[:2], out, *out.stride()[:2],
+        cache.items, cache.block_stride, cache.head_stride,
+        cache.scales, *cache.scale_strides,
+        sequences.block_tables, sequences.block_tables.stride(0),
+        sequences.context_lens, sequences.query_starts, sequences.num_requests,
+        longest,
+        rules.sinks, *rules.numbers(cache.width),
+        GROUP=group, HEADS=heads, HEAD_TILES=head_tiles, TOKENS=tokens,
+        WIDTH=cache.width, BLOCK_SIZE=cache.block_size, HAS_SCALES=cache.has_scales,
+        HAS_SOFTCAP=rules.has_softcap, HAS_WINDOW=rules.window is not None,
+        HAS_SINKS=rules.sinks is not None, IS_CHUNKED=rules.is_chunked, NUM_FIRST=rules.num_first,
+        ROWS=tiling.rows, KEYS=tiling.keys, COLUMNS=cache.column_tile,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def _owner(query_starts, num_requests, tile, TOKENS: tl.constexpr):
+    """The last request whose tiles begin at or before `tile`."""
+    low = 0
+    high = num_requests
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // TOKENS + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _along(
+    acc, top, total, q_tile, positions, begin, end, stop,
+    items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
+    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNKED: tl.constexpr,
+    NUM_FIRST: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Go on with the keys begin .. end - 1 of a request that has `stop`."""
+    for start in range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        inside = key < stop
+        block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0)
+        slot = key % BLOCK_SIZE
+        at = block * block_stride + slot * WIDTH
+        k = load_tile(items, at, inside, WIDTH, COLUMNS)
+        v = load_tile(items + BLOCK_SIZE * WIDTH, at, inside, WIDTH, COLUMNS)
+        k = as_computed(k, q_tile.dtype, HAS_SCALES)
+        v = as_computed(v, q_tile.dtype, HAS_SCALES)
+        products = dot(q_tile, tl.trans(k), tl.zeros([ROWS, KEYS], tl.float32))
+        v_scales = products
+        if HAS_SCALES:
+            at = scales + block * scale_block_stride + slot
+            products *= tl.load(at, mask=inside, other=0.0)[None, :]
+            v_scales = tl.load(at + BLOCK_SIZE, mask=inside, other=0.0)
+        scores = scored(products, scale, softcap, HAS_SOFTCAP)
+        visible = inside[None, :]
+        if MASKED:
+            visible = visible & (key[None, :] <= positions[:, None])
+            if HAS_WINDOW:
+                seen = first_seen(positions, window, IS_CHUNKED)
+                is_seen = (key[None, :] >= seen[:, None]) | (key[None, :] < NUM_FIRST)
+                visible = visible & is_seen
+        acc, top, total = weigh(acc, top, total, scores, visible, v, v_scales, HAS_SCALES)
+    return acc, top, total
+
+
+@triton.jit(do_not_specialize=["num_requests", "longest"])
+def _attend_tiles(
+    q, q_token_stride, q_head_stride, out, out_token_stride, out_head_stride,
+    items, block_stride, head_stride, scales, scale_block_stride, scale_head_stride,
+    tables, table_stride, context_lens, query_starts, num_requests, longest,
+    sinks, scale, softcap, window,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_TILES: tl.constexpr, TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_CHUNKED: tl.constexpr, NUM_FIRST: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    request = _owner(query_starts, num_requests, tile, TOKENS)
+    starts_at = tl.load(query_starts + request)
+    num_tokens = (tl.load(query_starts + request + 1) - starts_at).to(tl.int32)
+    done = (tile - (starts_at // TOKENS + request)).to(tl.int32) * TOKENS
+    if (done >= num_tokens) | (num_tokens < 2) | (num_tokens > longest):
+        return
+    past = tl.load(context_lens + request).to(tl.int32) - num_tokens
+    kv_head = tl.program_id(1) // HEAD_TILES
+    row = tl.arange(0, ROWS)
+    of_group = (tl.program_id(1) % HEAD_TILES) * HEADS + row % HEADS
+    of_request = done + row // HEADS
+    # Rows without a token or a head go along with those at the end, and are not kept.
+    used = (row < TOKENS * HEADS) & (of_request < num_tokens) & (of_group < GROUP)
+    positions = past + tl.minimum(of_request, num_tokens - 1)
+    heads = kv_head * GROUP + of_group
+    tokens = starts_at + of_request
+    q_rows = tokens * q_token_stride + heads * q_head_stride
+    q_tile = load_tile(q, q_rows, used, WIDTH, COLUMNS)
+    stop = past + tl.minimum(done + TOKENS, num_tokens)
+    begin = 0
+    open_end = (past + done + 1) // KEYS * KEYS
+    if HAS_WINDOW:
+        begin = first_seen(past + done, window, IS_CHUNKED) // KEYS * KEYS
+        # The last row's window begins here; before it, tiles need a mask, and so do all after it.
+        open_end = begin
+    top, total = first_top(sinks, heads, used, HAS_SINKS)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    items += kv_head * head_stride
+    scales += kv_head * scale_head_stride
+    table = tables + request * table_stride
+    if not HAS_WINDOW:
+        acc, top, total = _along(
+            acc, top, total, q_tile, positions, begin, open_end, stop,
+            items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
+            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, False,
+            ROWS, KEYS, COLUMNS,
+        )  # fmt: skip
+    if NUM_FIRST > 0:
+        first_end = tl.minimum(tl.cdiv(NUM_FIRST, KEYS) * KEYS, begin)
+        acc, top, total = _along(
+            acc, top, total, q_tile, positions, 0, first_end, stop,
+            items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
+            WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, True,
+            ROWS, KEYS, COLUMNS,
+        )  # fmt: skip
+    acc, top, total = _along(
+        acc, top, total, q_tile, positions, open_end, stop, stop,
+        items, block_stride, scales, scale_block_stride, table, scale, softcap, window,
+        WIDTH, BLOCK_SIZE, HAS_SCALES, HAS_SOFTCAP, HAS_WINDOW, IS_CHUNKED, NUM_FIRST, True,
+        ROWS, KEYS, COLUMNS,
+    )  # fmt: skip
+    columns = tl.arange(0, COLUMNS)
+    at = tokens * out_token_stride + heads * out_head_stride
+    tl.store(
+        out + at[:, None] + columns[None, :],
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=used[:, None] & (columns < WIDTH)[None, :],
+    )

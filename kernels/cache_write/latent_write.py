@@ -1,0 +1,97 @@
+"""What lies between the products that make queries and latents, and latent attention: in one pass.
+
+    latent = norm(kv[:L])          RMS norm over the compressed part    kernels/residual/rms_norm.py
+    turned = rope(kv[L:])          the part that turns, one for all heads
+    latent, turned --> the arena   each token into its place of its block      core/kv_layout.py
+    q_rope = rope(q[P:])           the part of each query that turns
+
+Pair i of what turns is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*, as
+DeepSeek trains them. Scores are the same however dimensions are ordered, so none is moved. What is
+not finite is stored as NaN: whoever attends to it gets NaN, and its request fails.
+
+T new tokens, N heads, P width of a query's part that does not turn, R of the one that does, L of
+the latent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention.mla_attention import write_latents
+from baton.kernels.cache_write import latent_write_cpu as cpu
+from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cpu.operators import runs
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.residual.rms_norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class LatentNorm:
+    weight: Tensor  # [L]
+    eps: float
+
+
+def latent_write(  # noqa: PLR0913  # two inputs, the cache, and what is done on the way
+    q: Tensor,
+    kv: Tensor,
+    arena: Tensor,
+    sequences: Sequences,
+    *,
+    norm: LatentNorm,
+    rotation: Rotation,
+    is_interleaved: bool,
+) -> Tensor:
+    """q [T, N, P + R] and kv [T, L + R] -> what turns of the queries, turned, [T, N, R]."""
+    latent, turned = len(norm.weight), 2 * rotation[0].shape[1]
+    if (
+        kv.shape != (len(q), latent + turned)
+        or q.shape[2] < turned
+        or arena.shape[1:] != (1, sequences.block_size, latent + turned)
+    ):
+        raise ValueError(
+            f"shapes do not fit: {q.shape=} {kv.shape=} {arena.shape=}, a norm over {latent}, "
+            f"{turned} dimensions that turn, blocks of {sequences.block_size}"
+        )
+    if q.is_cuda:
+        from baton.kernels.cache_write import (
+            latent_write_gpu as gpu,  # Triton, which CPUs do without
+        )
+
+        return gpu.latent_write(
+            q, kv, arena, sequences, norm=norm, rotation=rotation, is_interleaved=is_interleaved
+        )
+    if runs(q, kv, arena) and norm.weight.dtype is q.dtype:
+        return cpu.latent_write(q, kv, arena, sequences, norm, rotation, is_interleaved)
+    return reference(
+        q, kv, arena, sequences, norm=norm, rotation=rotation, is_interleaved=is_interleaved
+    )
+
+
+def reference(  # noqa: PLR0913  # as above
+    q: Tensor,
+    kv: Tensor,
+    arena: Tensor,
+    sequences: Sequences,
+    *,
+    norm: LatentNorm,
+    rotation: Rotation,
+    is_interleaved: bool,
+) -> Tensor:
+    """The definition, of the kernels that it is made of."""
+    latent, turned = torch.split(kv, [len(norm.weight), 2 * rotation[0].shape[1]], dim=-1)
+    kept = rms_norm(latent.contiguous(), norm.weight, norm.eps)
+    write_latents(kept, turned_pairs(turned, *rotation, is_interleaved), arena, sequences)
+    cos, sin = (part.unsqueeze(1) for part in rotation)
+    return turned_pairs(q[..., -turned.shape[1] :], cos, sin, is_interleaved)
+
+
+def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool) -> Tensor:
+    """x [..., R] by angles [..., R/2], in float32."""
+    halves = (*x.shape[:-1], -1, 2) if is_interleaved else (*x.shape[:-1], 2, -1)
+    pairs, axis = x.float().reshape(halves), -1 if is_interleaved else -2
+    low, high = pairs.unbind(axis)
+    turned = torch.stack((low * cos - high * sin, high * cos + low * sin), dim=axis)
+    return turned.view(x.shape).to(x.dtype)

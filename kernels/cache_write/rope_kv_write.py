@@ -1,0 +1,103 @@
+"""What lies between the product that makes queries, keys and values, and attention: in one pass.
+
+    q, k = norm(q), norm(k)    RMS norm over each head, in some models  kernels/residual/rms_norm.py
+    q, k = rope(q), rope(k)      in most models                            kernels/positions/rope.py
+    k, v --> the arena     each token into its place of its block  kernels/paging/quantized_arena.py
+                                 or full blocks sealed, in 4 bits     kernels/paging/sealed_arena.py
+
+What is not finite is stored as NaN, in few bits as a scale that is NaN: whoever attends to it gets
+NaN, and its request fails. Nobody reads a slot that is not of its request.
+
+T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cache_write import rope_kv_write_cpu as compiled
+from baton.kernels.cache_write import sealed_write_cpu as compiled_sealed
+from baton.kernels.paging.arena_cpu import runs
+from baton.kernels.paging.paged_rows import nan_if_infinite
+from baton.kernels.paging.quantized_arena import QuantizedArena
+from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.positions.rope import rope
+from baton.kernels.residual.rms_norm import rms_norm
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of the tokens' angles, float32 [T, R/2] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMS norms over each head; weights [H]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+def rope_kv_write(
+    qkv: Tensor,
+    arena: AnyArena,
+    sequences: Sequences,
+    *,
+    head_norm: HeadNorm | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention."""
+    if isinstance(arena, SealedArena):
+        arena.check(len(qkv), sequences)
+        if compiled_sealed.runs(qkv, arena):
+            return compiled_sealed.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
+        return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
+    if qkv.is_cuda:
+        from baton.kernels.cache_write import (
+            rope_kv_write_gpu as gpu,  # Triton, which CPUs do without
+        )
+
+        return gpu.rope_kv_write(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
+    if runs(qkv, arena):
+        return compiled.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
+    return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
+
+
+def reference(
+    qkv: Tensor,
+    arena: AnyArena,
+    sequences: Sequences,
+    *,
+    head_norm: HeadNorm | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """The definition, of the kernels that it is made of."""
+    kv_heads = (arena if isinstance(arena, Tensor) else arena.units).shape[1]
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if head_norm is not None:
+        q = rms_norm(q, head_norm.q_weight, head_norm.eps)
+        k = rms_norm(k, head_norm.k_weight, head_norm.eps)
+    if rotation is not None:
+        q, k = rope(q, k, *rotation)
+    write_kv(k, v, arena, sequences)
+    return q
+
+
+def write_kv(k: Tensor, v: Tensor, arena: AnyArena, sequences: Sequences) -> None:
+    """Put k and v [T, K, H] where the tables say."""
+    kv = nan_if_infinite(torch.stack((k, v), dim=1))  # [T, 2, K, H]
+    if isinstance(arena, SealedArena):
+        arena.write(kv, sequences)
+        return
+    starts = sequences.query_starts[: sequences.num_requests + 1]
+    owners = torch.repeat_interleave(starts[1:] - starts[:-1])  # [T]
+    positions = sequences.positions[: len(k)]
+    blocks = sequences.block_tables[owners, positions // sequences.block_size]
+    offsets = positions % sequences.block_size
+    if isinstance(arena, QuantizedArena):
+        arena.write(blocks, offsets, kv)
+    else:
+        arena.permute(0, 3, 2, 1, 4)[blocks, offsets] = kv

@@ -1,0 +1,50 @@
+// Attention of each token to the latents that were chosen for it; see kernels/attention/chosen_attention.py.
+//
+// To the attention of mla_attention.cpp each token is a request of its own, and its slots are blocks of one
+// token: so a token that all it sees was chosen for gets the bits that it gets there.
+//
+// How many they are is told by its position, which stays for the whole pass. Of what another operator gave
+// the tape uses the memory again, and a thread that comes late, when all is done, would make other items of
+// it, with another number of barriers: it would be in a wrong stage for the rest of the tape.
+#include <numeric>
+#include <vector>
+
+#include "attending.h"
+#include "attention_latents.h"
+
+namespace {
+
+// 0, 1, 2, ... `count`; of this thread.
+const int64_t* counting(int64_t count) {
+  static thread_local std::vector<int64_t> numbers;
+  if (int64_t(numbers.size()) <= count) {
+    numbers.resize(size_t(count + 1));
+    std::iota(numbers.begin(), numbers.end(), int64_t(0));
+  }
+  return numbers.data();
+}
+
+// How many were chosen for each token; of this thread.
+const int64_t* counts_of(const int64_t* positions, int64_t num_tokens, int64_t most) {
+  static thread_local std::vector<int64_t> counts;
+  counts.resize(size_t(num_tokens));
+  for (int64_t token = 0; token < num_tokens; token++)
+    counts[size_t(token)] = std::min(positions[token] + 1, most);
+  return counts.data();
+}
+
+// in: q_latent, q_rope, arena, positions [T], nothing, slots [T][K]; the rest as LatentProblem, with S = 1
+template <typename T>
+struct ChosenProblem : LatentProblem<T> {
+  ChosenProblem(const Args& args, const Pass& pass) : LatentProblem<T>(args, pass) {
+    this->num_requests = row_count(args, pass);
+    this->query_starts = counting(this->num_requests);
+    const auto* positions = static_cast<const int64_t*>(args.in[3]);
+    this->context_lens = counts_of(positions, this->num_requests, this->table_stride);
+  }
+};
+
+}  // namespace
+
+OPERATOR(chosen_attention_f32) { attend<ChosenProblem<float>>(args, pass, work); }
+OPERATOR(chosen_attention_bf16) { attend<ChosenProblem<bf16>>(args, pass, work); }

@@ -1,0 +1,80 @@
+// Keys and values of heads, made from the latents of one request; see kernels/attention/latent_expand.py.
+//
+// An item is a block of the cache and a head; a thread stays with a head, whose matrices stay in its cache.
+#include <algorithm>
+
+#include "linear_finish.h"
+
+namespace {
+
+template <typename T>
+struct Expansion {
+  const T* arena;
+  const int64_t* table;
+  const T *keys, *values;  // panels
+  T* kv;
+  int64_t num_heads, nope, turned, value, latent, block_size, width;
+
+  explicit Expansion(const Args& args)
+      : arena(static_cast<const T*>(args.in[0])),
+        table(static_cast<const int64_t*>(args.in[1])),
+        keys(static_cast<const T*>(args.in[2])),
+        values(static_cast<const T*>(args.in[3])),
+        kv(static_cast<T*>(args.out[0])),
+        num_heads(args.i[0]),
+        nope(args.i[1]),
+        turned(args.i[2]),
+        value(args.i[3]),
+        latent(args.i[4]),
+        block_size(args.i[5]),
+        width(args.i[6]) {}
+
+  void make(int64_t block, int64_t head) const {
+    const int64_t cached = latent + turned;
+    const T* rows = arena + table[block] * block_size * cached;
+    T* key = kv + (block * num_heads + head) * 2 * block_size * width;
+    T* of_value = key + block_size * width;
+    multiply(rows, keys, head, nope, key);
+    multiply(rows, values, head, value, of_value);
+    for (int64_t slot = 0; slot < block_size; slot++, key += width, of_value += width) {
+      std::copy_n(rows + slot * cached + latent, turned, key + nope);
+      std::fill(key + nope + turned, key + width, T{});
+      std::fill(of_value + value, of_value + width, T{});
+    }
+  }
+
+  // All tokens of a block times `count` rows of a head's matrix.
+  void multiply(const T* x, const T* panels, int64_t head, int64_t count, T* out) const {
+    alignas(64) float sums[MAX_TILE_ROWS * PANEL];
+    const int64_t cached = latent + turned, num_panels = (count + PANEL - 1) / PANEL;
+    const T* panel = panels + head * num_panels * latent * PANEL;
+    for (int64_t column = 0; column < count; column += PANEL, panel += latent * PANEL) {
+      for (int64_t slot = 0; slot < block_size; slot += MAX_TILE_ROWS) {
+        const int64_t tile = std::min<int64_t>(block_size - slot, MAX_TILE_ROWS);
+        const Ahead<1> ahead{reinterpret_cast<const char*>(panel), 0};
+        multiply_rows(tile, x + slot * cached, cached, panel, latent / Step<T>::DEPTH, ahead, sums);
+        for (int64_t i = 0; i < tile; i++) {
+          T* row = out + (slot + i) * width + column;
+          store_up_to(row, load(sums + i * PANEL), count - column);
+          store_up_to(row + 16, load(sums + i * PANEL + 16), count - column - 16);
+        }
+      }
+    }
+  }
+};
+
+// in: arena, table, panels of U_k, panels of U_v; out: kv [rows][N][2][S][H]; i: N, P, R, V, L, S, H
+template <typename T>
+void run(const Args& args, const Pass& pass, Work& work) {
+  const Expansion<T> expansion(args);
+  const int64_t num_blocks = row_count(args, pass), total = num_blocks * expansion.num_heads;
+  Span items;
+  while (work.take(total, grain_of(total, work), items))
+    for (int64_t item = items.begin; item < items.end; item++)
+      expansion.make(item % num_blocks, item / num_blocks);
+}
+
+}  // namespace
+
+OPERATOR(latent_expand_f32) { run<float>(args, pass, work); }
+OPERATOR(latent_expand_bf16) { run<bf16>(args, pass, work); }

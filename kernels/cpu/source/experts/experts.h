@@ -1,0 +1,168 @@
+// What products by the experts of a layer have in common: pairs of token and choice, sorted by expert,
+// each multiplied by the weights of its own. See kernels/experts/moe.py.
+//
+//   gate and up   items of a block of an expert's pairs and one panel; their rows of x are gathered
+//   down          items of one panel; what the pairs of a token give is added in the order of experts
+//
+// An expert's panel comes from memory once a pass, however many pairs it has, unless they are more than
+// stay in the cache beside it.
+#pragma once
+
+#include "linear_finish.h"
+#include "linear_panels.h"
+
+struct Pairs {
+  const int32_t* numbers;  // [P] token * C + choice
+  const int32_t* stops;    // [E]
+  int64_t num_experts, num_choices;
+
+  int64_t begin_of(int64_t expert) const { return expert ? stops[expert - 1] : 0; }
+  int64_t token_of(int64_t pair) const { return numbers[pair] / int32_t(num_choices); }
+
+  // run(expert, pairs) for each block of pairs, the rows of which have so many bytes.
+  template <typename Run>
+  void for_each_block(int64_t row_bytes, Run run) const {
+    for (int64_t expert = 0; expert < num_experts; expert++) {
+      const int64_t begin = begin_of(expert), end = stops[expert];
+      if (begin >= end) continue;
+      const int64_t block = rows_of_block(end - begin, row_bytes);
+      for (int64_t pair = begin; pair < end; pair += block)
+        run(expert, Span{pair, std::min(pair + block, end)});
+    }
+  }
+};
+
+// The same of gates that are cut off, as in GPT-OSS: (up + offset) * gate * sigmoid(alpha * gate)
+template <typename T>
+struct ClampedGate {
+  const T* bias;  // [2F] or null
+  T* y;
+  int64_t width;  // F
+  float alpha, limit, offset;
+
+  void operator()(int64_t row, int64_t panel, const float* sums) const {
+    const int64_t column = panel * (PANEL / 2), count = width - column;
+    f32x16 gate = load(sums), up = load(sums + PANEL / 2);
+    if (bias) {
+      gate += load_up_to(bias + column, count);
+      up += load_up_to(bias + width + column, count);
+    }
+    const f32x16 most = splat(limit), least = splat(-limit);
+    gate = gate > most ? most : gate;
+    up = up > most ? most : up < least ? least : up;
+    const f32x16 passed = gate / (1.0f + exp(-alpha * gate));
+    store_up_to(y + row * width + column, (up + offset) * passed, count);
+  }
+};
+
+enum Gating { SILU_GATE, GELU_GATE, CLAMPED_GATE };
+
+// `Rows` has row_bytes, gather(token, share or null, row) and
+//     multiply(expert, rows, num_rows, panels, finish)
+// in: x or its rows in eight bits, weights, scales or null, bias [E][2F] or null, pairs [P], stops [E],
+// shares [T][C] or null; out: [P][F] in the order of pairs; i: 2F, D, E, C, what is gating; f: alpha, limit,
+// offset
+template <typename Rows, typename T>
+static inline void experts_gate_up(const Args& args, const Rows& rows, Work& work) {
+  const Pairs pairs{static_cast<const int32_t*>(args.in[4]), static_cast<const int32_t*>(args.in[5]),
+                    args.i[2], args.i[3]};
+  const T* bias = static_cast<const T*>(args.in[3]);
+  const float* shares = static_cast<const float*>(args.in[6]);
+  const int64_t width = args.i[0] / 2, num_panels = (width + PANEL / 2 - 1) / (PANEL / 2);
+  int64_t num_items = 0, most_rows = 0;
+  pairs.for_each_block(rows.row_bytes, [&](int64_t, Span block) {
+    num_items += num_panels;
+    most_rows = std::max(most_rows, block.end - block.begin);
+  });
+  char* gathered = static_cast<char*>(work.scratch(size_t(most_rows * rows.row_bytes)));
+  const auto run_block = [&](int64_t expert, Span block, Span panels) {
+    for (int64_t pair = block.begin; pair < block.end; pair++) {
+      const float* share = shares ? shares + pairs.numbers[pair] : nullptr;
+      rows.gather(pairs.token_of(pair), share, gathered + (pair - block.begin) * rows.row_bytes);
+    }
+    const T* own_bias = bias ? bias + expert * 2 * width : nullptr;
+    T* y = static_cast<T*>(args.out[0]) + block.begin * width;
+    const auto multiply = [&](const auto& finish) {
+      rows.multiply(expert, gathered, block.end - block.begin, panels, finish);
+    };
+    if (args.i[4] == SILU_GATE) multiply(Gate<T, silu>{own_bias, y, width});
+    if (args.i[4] == GELU_GATE) multiply(Gate<T, gelu_tanh>{own_bias, y, width});
+    if (args.i[4] == CLAMPED_GATE)
+      multiply(ClampedGate<T>{own_bias, y, width, float(args.f[0]), float(args.f[1]),
+                              float(args.f[2])});
+  };
+  Span items;
+  while (work.take(num_items, grain_of(num_items, work), items)) {
+    int64_t first = 0;  // item of a block
+    pairs.for_each_block(rows.row_bytes, [&](int64_t expert, Span block) {
+      const Span panels{std::max(items.begin - first, int64_t(0)),
+                        std::min(items.end - first, num_panels)};
+      if (panels.begin < panels.end) run_block(expert, block, panels);
+      first += num_panels;
+    });
+  }
+}
+
+// Of some panels, the sums over the choices of every token: float [tokens][panels][32]
+template <typename T>
+struct AddShare {
+  const Pairs& pairs;
+  const T* bias;        // [D], of the expert, or null
+  const float* shares;  // [T][C] or null
+  int64_t first_pair, width;
+  Span panels;
+  float* sums;
+
+  void operator()(int64_t row, int64_t panel, const float* products) const {
+    const int64_t pair = first_pair + row, num_panels = panels.end - panels.begin;
+    const float share = shares ? shares[pairs.numbers[pair]] : 1.0f;
+    float* into = sums + (pairs.token_of(pair) * num_panels + panel - panels.begin) * PANEL;
+    for (int64_t half = 0; half < PANEL; half += 16) {
+      const int64_t column = panel * PANEL + half;
+      f32x16 v = load(products + half);
+      if (bias) v += load_up_to(bias + column, width - column);
+      store(into + half, fma(v, splat(share), load(into + half)));
+    }
+  }
+};
+
+constexpr int64_t SUMS_BYTES = 1 << 20;  // of as many panels as one thread does at once
+
+// in: rows [P] in the order of pairs, weights, scales or null, bias [E][D] or null, pairs, stops, shares
+// or null, what is added to the sums [T][D] or null, by what share of it: sigmoid of [T] or null;
+// out: y [T][D]; i: D, F, E, C
+template <typename Rows, typename T>
+static inline void experts_down(const Args& args, const Rows& rows, int64_t num_tokens, Work& work) {
+  const Pairs pairs{static_cast<const int32_t*>(args.in[4]), static_cast<const int32_t*>(args.in[5]),
+                    args.i[2], args.i[3]};
+  const T* bias = static_cast<const T*>(args.in[3]);
+  const float* shares = static_cast<const float*>(args.in[6]);
+  const T* shared = static_cast<const T*>(args.in[7]);
+  const T* shared_gate = static_cast<const T*>(args.in[8]);
+  const int64_t width = args.i[0], num_panels = (width + PANEL - 1) / PANEL;
+  const int64_t at_once = std::max<int64_t>(SUMS_BYTES / (num_tokens * PANEL * 4 + 1), 1);
+  const auto run_panels = [&](Span panels) {
+    const int64_t count = panels.end - panels.begin;
+    float* sums = static_cast<float*>(work.scratch(size_t(num_tokens * count * PANEL * 4)));
+    std::fill(sums, sums + num_tokens * count * PANEL, 0.0f);
+    pairs.for_each_block(rows.row_bytes, [&](int64_t expert, Span block) {
+      const T* own_bias = bias ? bias + expert * width : nullptr;
+      rows.multiply(expert, rows.at(block.begin), block.end - block.begin, panels,
+                    AddShare<T>{pairs, own_bias, shares, block.begin, width, panels, sums});
+    });
+    for (int64_t token = 0; token < num_tokens; token++) {
+      const f32x16 part =
+          shared_gate ? 1.0f / (1.0f + exp(-splat(to_float(shared_gate[token])))) : splat(1.0f);
+      for (int64_t i = 0; i < count * 2; i++) {
+        const int64_t column = panels.begin * PANEL + i * 16, left = width - column;
+        f32x16 v = load(sums + (token * count * 2 + i) * 16);
+        if (shared) v = fma(load_up_to(shared + token * width + column, left), part, v);
+        store_up_to(static_cast<T*>(args.out[0]) + token * width + column, v, left);
+      }
+    }
+  };
+  Span span;
+  while (work.take(num_panels, std::min(grain_of(num_panels, work), at_once), span))
+    for (int64_t panel = span.begin; panel < span.end; panel += at_once)
+      run_panels({panel, std::min(panel + at_once, span.end)});
+}

@@ -1,0 +1,175 @@
+// XXH3-64 (seed 0, default secret) of units of memory, or of their copies as they are made; see
+// kernels/paging/checksum.py, where it is written down in a few lines of Python.
+//
+// One thread, the caller's: transfers have threads of their own, and the engine wants the others.
+#include <atomic>
+
+#include "simd.h"
+
+namespace {
+
+typedef uint64_t u64x8 __attribute__((vector_size(64)));
+
+constexpr uint8_t SECRET[192] = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+};
+constexpr uint64_t P32_1 = 0x9E3779B1, P32_2 = 0x85EBCA77, P32_3 = 0xC2B2AE3D;
+constexpr uint64_t P64_1 = 0x9E3779B185EBCA87, P64_2 = 0xC2B2AE3D27D4EB4F,
+                   P64_3 = 0x165667B19E3779F9, P64_4 = 0x85EBCA77C2B2AE63,
+                   P64_5 = 0x27D4EB2F165667C5;
+constexpr int64_t STRIPE = 64, BLOCK = 1024;  // bytes; the secret lasts for one block of stripes
+constexpr int64_t SECRET_STEP = 8;
+constexpr int64_t LAST_SECRET = sizeof(SECRET) - STRIPE;
+
+template <typename T>
+T read(const uint8_t* p) {
+  T v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+uint64_t read64(const uint8_t* p) { return read<uint64_t>(p); }
+uint64_t read32(const uint8_t* p) { return read<uint32_t>(p); }
+uint64_t rotl(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
+
+uint64_t fold(uint64_t a, uint64_t b) {
+  const unsigned __int128 product = (unsigned __int128)a * b;
+  return uint64_t(product) ^ uint64_t(product >> 64);
+}
+
+uint64_t avalanche(uint64_t h) {
+  h = (h ^ (h >> 37)) * 0x165667919E3779F9;
+  return h ^ (h >> 32);
+}
+
+uint64_t avalanche64(uint64_t h) {
+  h = (h ^ (h >> 33)) * P64_2;
+  h = (h ^ (h >> 29)) * P64_3;
+  return h ^ (h >> 32);
+}
+
+uint64_t mix(const uint8_t* p, const uint8_t* secret) {
+  return fold(read64(p) ^ read64(secret), read64(p + 8) ^ read64(secret + 8));
+}
+
+uint64_t up_to_16(const uint8_t* p, int64_t length) {
+  if (length > 8) {
+    const uint64_t low = read64(p) ^ read64(SECRET + 24) ^ read64(SECRET + 32);
+    const uint64_t high = read64(p + length - 8) ^ read64(SECRET + 40) ^ read64(SECRET + 48);
+    return avalanche(uint64_t(length) + __builtin_bswap64(low) + high + fold(low, high));
+  }
+  if (length >= 4) {
+    uint64_t h = read32(p + length - 4) + (read32(p) << 32);
+    h ^= read64(SECRET + 8) ^ read64(SECRET + 16);
+    h ^= rotl(h, 49) ^ rotl(h, 24);
+    h *= 0x9FB21C651E98DF25;
+    h ^= (h >> 35) + uint64_t(length);
+    h *= 0x9FB21C651E98DF25;
+    return h ^ (h >> 28);
+  }
+  if (length == 0) return avalanche64(read64(SECRET + 56) ^ read64(SECRET + 64));
+  const uint32_t bytes = uint32_t(p[0]) << 16 | uint32_t(p[length / 2]) << 24 | p[length - 1] |
+                         uint32_t(length) << 8;
+  return avalanche64(bytes ^ read32(SECRET) ^ read32(SECRET + 4));
+}
+
+uint64_t up_to_128(const uint8_t* p, int64_t length) {
+  uint64_t h = uint64_t(length) * P64_1;
+  for (int64_t i = (length - 1) / 32; i >= 0; i--)
+    h += mix(p + 16 * i, SECRET + 32 * i) + mix(p + length - 16 * (i + 1), SECRET + 32 * i + 16);
+  return avalanche(h);
+}
+
+uint64_t up_to_240(const uint8_t* p, int64_t length) {
+  uint64_t h = uint64_t(length) * P64_1;
+  for (int64_t i = 0; i < 8; i++) h += mix(p + 16 * i, SECRET + 16 * i);
+  h = avalanche(h);
+  for (int64_t i = 8; i < length / 16; i++) h += mix(p + 16 * i, SECRET + 16 * (i - 8) + 3);
+  return avalanche(h + mix(p + length - 16, SECRET + 136 - 17));
+}
+
+// The lower half of each lane by its upper one.
+u64x8 product_of_halves(u64x8 v) {
+#if defined(__AVX512F__)
+  return (u64x8)_mm512_maskz_mul_epu32(0xFF, (__m512i)v, (__m512i)(v >> 32));
+#else
+  return (v & 0xFFFFFFFF) * (v >> 32);
+#endif
+}
+
+void add_stripe(u64x8& sums, const uint8_t* p, const uint8_t* secret) {
+  const u64x8 data = read<u64x8>(p);
+  sums += __builtin_shuffle(data, u64x8{1, 0, 3, 2, 5, 4, 7, 6});
+  sums += product_of_halves(data ^ read<u64x8>(secret));
+}
+
+uint64_t merged(u64x8 sums, int64_t length) {
+  uint64_t h = uint64_t(length) * P64_1;
+  for (int i = 0; i < 8; i += 2) {
+    const uint8_t* secret = SECRET + 11 + 8 * i;
+    h += fold(sums[i] ^ read64(secret), sums[i + 1] ^ read64(secret + 8));
+  }
+  return avalanche(h);
+}
+
+// Of `length` bytes of `p`, which are copied there from `source` first, unless it is null. What is
+// summed up is always `p`: the source may be memory that another process changes meanwhile.
+uint64_t over_240(uint8_t* p, const uint8_t* source, int64_t length) {
+  u64x8 sums = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
+  const uint8_t* last = p + length - STRIPE;
+  for (int64_t start = 0; start < length; start += BLOCK) {
+    const int64_t left = length - start, size = left < BLOCK ? left : BLOCK;
+    if (source) {
+      memcpy(p + start, source + start, size_t(size));
+      std::atomic_signal_fence(std::memory_order_seq_cst);  // and is read from there
+    }
+    // The stripe that ends the unit is no part of its block, but comes last of all.
+    const int64_t num_stripes = left > BLOCK ? BLOCK / STRIPE : (left - 1) / STRIPE;
+    for (int64_t i = 0; i < num_stripes; i++)
+      add_stripe(sums, p + start + i * STRIPE, SECRET + i * SECRET_STEP);
+    if (left > BLOCK)
+      sums = (sums ^ (sums >> 47) ^ read<u64x8>(SECRET + LAST_SECRET)) * P32_1;
+  }
+  add_stripe(sums, last, SECRET + LAST_SECRET - 7);
+  return merged(sums, length);
+}
+
+uint64_t checksum(uint8_t* p, const uint8_t* source, int64_t length) {
+  if (length > 240) return over_240(p, source, length);
+  if (source) {
+    memcpy(p, source, size_t(length));
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  if (length > 128) return up_to_240(p, length);
+  return length > 16 ? up_to_128(p, length) : up_to_16(p, length);
+}
+
+}  // namespace
+
+// Units that lie one behind the other.
+struct Part {
+  uint8_t* memory;
+  const uint8_t* source;  // what to copy there; null if it is there
+  int64_t num_units;
+};
+
+extern "C" void baton_checksums(const Part* parts, int64_t num_parts, int64_t unit_bytes,
+                                uint64_t* checksums) {
+  for (const Part* part = parts; part < parts + num_parts; part++)
+    for (int64_t i = 0; i < part->num_units; i++) {
+      const int64_t start = i * unit_bytes;
+      const uint8_t* source = part->source ? part->source + start : nullptr;
+      *checksums++ = checksum(part->memory + start, source, unit_bytes);
+    }
+}

@@ -1,0 +1,26 @@
+// K and V of the blocks that a pass writes into, as they were computed; see kernels/paging/sealed_arena.py.
+//
+//   pass rows   [T + R (S - 1)][2][K][H]   of request r from query_starts[r] + r (S - 1) on: first what its
+//                                          open block held before the pass, then its new tokens
+//   open rows   [lanes][K][2][S][H]        of each request that runs: its open block, from pass to pass
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+template <typename T>
+struct PassRows {
+  T* rows;
+  int64_t num_heads, block_size, width;
+
+  int64_t first(int64_t request, int64_t query_start) const {
+    return query_start + request * (block_size - 1);
+  }
+  int64_t stride() const { return 2 * num_heads * width; }
+  T* row(int64_t number, int64_t head, int64_t is_value) const {
+    return rows + ((number * 2 + is_value) * num_heads + head) * width;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,60 @@
+// Cosines and sines of rotary positions; see kernels/positions/rotary_angles.py.
+#include "functions.h"
+#include "operator.h"
+#include "rows.h"
+
+namespace {
+
+typedef double f64x16 __attribute__((vector_size(128)));
+typedef int64_t i64x16 __attribute__((vector_size(128)));
+
+struct Turned {
+  f32x16 cos, sin;
+};
+
+// To within 2 units in the last place for |angle| < 2^20.
+//
+// What quarters of a turn leave of the angle is worked out in double, in which a quarter has 33 digits
+// and a rest, so that multiples of it are exact: of a million radians float would leave no digit. The
+// polynomials are Moshier's (Cephes).
+Turned turned(f32x16 angle) {
+  const f64x16 wide = __builtin_convertvector(angle, f64x16);
+  const double shift = 6755399441055744.0;  // 1.5 * 2^52
+  const f64x16 quarters = (wide * 0.63661977236758134 + shift) - shift;
+  const f64x16 rest = (wide - quarters * 1.57079632673412561) - quarters * 6.07710050650619225e-11;
+  const f32x16 r = __builtin_convertvector(rest, f32x16), s = r * r;
+  f32x16 sin = fma(splat(-1.9515295891e-4f), s, splat(8.3321608736e-3f));
+  sin = fma(sin, s, splat(-1.6666654611e-1f));
+  sin = fma(sin * s, r, r);
+  f32x16 cos = fma(splat(2.443315711809948e-5f), s, splat(-1.388731625493765e-3f));
+  cos = fma(cos, s, splat(4.166664568298827e-2f));
+  cos = fma(cos, s * s, fma(splat(-0.5f), s, splat(1.0f)));
+  const i32x16 quarter = __builtin_convertvector(__builtin_convertvector(quarters, i64x16), i32x16);
+  const i32x16 is_odd = (quarter & 1) != 0;
+  const i32x16 cos_sign = ((quarter + 1) & 2) << 30, sin_sign = (quarter & 2) << 30;
+  return {as_floats(bits_of(is_odd ? sin : cos) ^ cos_sign),
+          as_floats(bits_of(is_odd ? cos : sin) ^ sin_sign)};
+}
+
+}  // namespace
+
+// in: positions [rows] int64, frequencies [width]; out: cos, sin [rows][width]; i: width; f: factor
+OPERATOR(rotary_angles_f32) {
+  const int64_t width = args.i[0];
+  const float factor = float(args.f[0]);
+  const int64_t* positions = static_cast<const int64_t*>(args.in[0]);
+  const float* frequencies = static_cast<const float*>(args.in[1]);
+  Span span;
+  while (work.take(row_count(args, pass), ROWS_AT_ONCE, span)) {
+    for (int64_t row = span.begin; row < span.end; row++) {
+      const float position = float(positions[row]);
+      float* cos = static_cast<float*>(args.out[0]) + row * width;
+      float* sin = static_cast<float*>(args.out[1]) + row * width;
+      for_each_part(width, [&](int64_t d, int64_t count) {
+        const Turned t = turned(load_first(frequencies + d, count) * position);
+        store_first(cos + d, t.cos * factor, count);
+        store_first(sin + d, t.sin * factor, count);
+      });
+    }
+  }
+}

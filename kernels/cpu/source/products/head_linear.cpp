@@ -1,0 +1,74 @@
+// Products of each head with a matrix of its own; see kernels/products/head_linear.py.
+//
+// An item is one panel of a head and a block of rows; a block, as large as the second-level cache holds,
+// meets all panels before the next does.
+#include <algorithm>
+
+#include "linear_finish.h"
+
+namespace {
+
+constexpr int64_t X_BYTES = 256 * 1024;  // of a block of rows, all heads
+
+template <typename T>
+struct Heads {
+  const T *x, *panels;
+  T* y;
+  int64_t num_heads, num_rows, num_steps, token_stride, head_stride;
+
+  explicit Heads(const Args& args)
+      : x(static_cast<const T*>(args.in[0])),
+        panels(static_cast<const T*>(args.in[1])),
+        y(static_cast<T*>(args.out[0])),
+        num_heads(args.i[0]),
+        num_rows(args.i[1]),
+        num_steps(args.i[2] / Step<T>::DEPTH),
+        token_stride(args.i[3]),
+        head_stride(args.i[4]) {}
+
+  int64_t num_panels() const { return (num_rows + PANEL - 1) / PANEL; }
+
+  void multiply(Span tokens, int64_t head, int64_t panel) const {
+    alignas(64) float sums[MAX_TILE_ROWS * PANEL];
+    const int64_t column = panel * PANEL, panel_items = num_steps * PANEL * Step<T>::DEPTH;
+    const T* weights = panels + (head * num_panels() + panel) * panel_items;
+    for (int64_t token = tokens.begin; token < tokens.end; token += MAX_TILE_ROWS) {
+      const int64_t count = std::min<int64_t>(tokens.end - token, MAX_TILE_ROWS);
+      const Ahead<1> ahead{reinterpret_cast<const char*>(weights + panel_items), STEP_BYTES};
+      multiply_rows(count, x + token * token_stride + head * head_stride, token_stride, weights,
+                    num_steps, ahead, sums);
+      for (int64_t i = 0; i < count; i++)
+        store_row(y + ((token + i) * num_heads + head) * num_rows + column, sums + i * PANEL,
+                  num_rows - column);
+    }
+  }
+
+  static void store_row(T* out, const float* sums, int64_t count) {
+    store_up_to(out, load(sums), count);
+    store_up_to(out + 16, load(sums + 16), count - 16);
+  }
+};
+
+// in: x, panels of each head; out: y [rows][N][O]
+// i: N, O, I, items from token to token of x, and from head to head
+template <typename T>
+void run(const Args& args, const Pass& pass, Work& work) {
+  const Heads<T> heads(args);
+  const int64_t rows = row_count(args, pass), num_panels = heads.num_panels();
+  const int64_t row_bytes = heads.num_steps * Step<T>::DEPTH * int64_t(sizeof(T));
+  const int64_t block = std::max<int64_t>(X_BYTES / row_bytes, MAX_TILE_ROWS);
+  const int64_t num_blocks = (rows + block - 1) / block;
+  const int64_t in_block = heads.num_heads * num_panels, total = num_blocks * in_block;
+  Span items;
+  while (work.take(total, grain_of(total, work), items)) {
+    for (int64_t item = items.begin; item < items.end; item++) {
+      const int64_t first = item / in_block * block, rest = item % in_block;
+      heads.multiply({first, std::min(first + block, rows)}, rest / num_panels, rest % num_panels);
+    }
+  }
+}
+
+}  // namespace
+
+OPERATOR(head_linear_f32) { run<float>(args, pass, work); }
+OPERATOR(head_linear_bf16) { run<bf16>(args, pass, work); }

@@ -1,0 +1,35 @@
+// Products with int4 weights, one scale an output and group of 32; see kernels/products/int4_weight.py.
+#pragma once
+
+#include "quantized_linear.h"
+
+// panels [K / 32] groups of scales and halves of bytes: see quantized_panel.h. The sums of a group are
+// exact; groups are added up in float.
+struct Int4Product {
+  static constexpr int MAX_ROWS = LANES == 16 ? 6 : 1, LINES = INT4_GROUP_BYTES / 64;
+  Int8Rows rows;
+  const uint8_t* weights;
+  int64_t panel_bytes;
+
+  explicit Int4Product(const Args& args)
+      : rows(rows_of(args)),
+        weights(static_cast<const uint8_t*>(args.in[1])),
+        panel_bytes(rows.width / GROUP * INT4_GROUP_BYTES) {}
+
+  // By the weights of one of several experts.
+  Int4Product(const Int8Rows& rows, const Args& args, int64_t expert, int64_t num_panels)
+      : rows(rows),
+        panel_bytes(rows.width / GROUP * INT4_GROUP_BYTES) {
+    weights = static_cast<const uint8_t*>(args.in[1]) + expert * num_panels * panel_bytes;
+  }
+
+  // Compiled once, in int4_product.cpp, for all that multiply by such weights.
+  void multiply(Asking asking, Span rows, int64_t panel, const uint8_t* next, float* sums) const;
+
+  template <int ROWS, Asking ASKING>
+  void multiply_tile(int64_t row, int64_t panel, const uint8_t* next, float* y) const;
+
+ private:
+  template <int ROWS>
+  void multiply_group(int64_t row, int64_t k, const uint8_t* halves, Ints (&sums)[ROWS][VECTORS]) const;
+};

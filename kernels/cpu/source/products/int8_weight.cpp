@@ -1,0 +1,59 @@
+// Weights to int8, and rows of them back; see kernels/products/int8_weight.py.
+#include "quantized_panel.h"
+
+namespace {
+
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+
+// A row of W into a column of a panel; gives its scale, which is NaN if the row is not all finite: else a
+// NaN in it would become some number.
+template <typename T>
+float quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_t column) {
+  f32x16 furthest{}, poison{};
+  for (int64_t k = 0; k < width; k += 16) {
+    const f32x16 v = load_padded(w, k, width);
+    furthest = larger(absolute(v), furthest);
+    poison = fma(v, f32x16{}, poison);
+  }
+  const float limit = largest(furthest);
+  const f32x16 inverse = splat(limit > TINY ? 127.0f / limit : 0.0f);
+  for (int64_t k = 0; k < padded; k += 16) {
+    const i32x16 u = to_int(load_padded(w, k, width) * inverse) + 128;
+    const u8x16 bytes = __builtin_convertvector(u, u8x16);
+    uint32_t fours[4];
+    memcpy(fours, &bytes, sizeof fours);
+    for (int i = 0; i < 4; i++) memcpy(panel + (k + 4 * i) * PANEL + 4 * column, fours + i, 4);
+  }
+  return limit / 127.0f + sum(poison);
+}
+
+// in: W [N][K]; out: panels, scales [panels][32]; rows: panels; i: K, K padded, N, is gated
+template <typename T>
+void pack(const Args& args, Work& work) {
+  const int64_t padded = args.i[1];
+  uint8_t* panels = static_cast<uint8_t*>(args.out[0]);
+  float* scales = static_cast<float*>(args.out[1]);
+  pack_panels<T>(args, work, [=](const T* w, int64_t width, int64_t panel, int64_t column) {
+    scales[panel * PANEL + column] =
+        quantize(w, width, padded, panels + panel * padded * PANEL, column);
+  });
+}
+
+// in: ids [tokens] int64, panels, scales; out: y [tokens][K]; i: K, K padded; f: scale
+template <typename T>
+void embedding(const Args& args, const Pass& pass, Work& work) {
+  const int64_t padded = args.i[1];
+  const uint8_t* panels = static_cast<const uint8_t*>(args.in[1]);
+  const float* scales = static_cast<const float*>(args.in[2]);
+  embed<T>(args, pass, work, [=](int64_t row, int64_t k) {
+    const uint8_t* panel = panels + row / PANEL * padded * PANEL;
+    return float(panel[(k / 4 * PANEL + row % PANEL) * 4 + k % 4] - 128) * scales[row];
+  });
+}
+
+}  // namespace
+
+OPERATOR(int8_pack_f32) { pack<float>(args, work); }
+OPERATOR(int8_pack_bf16) { pack<bf16>(args, work); }
+OPERATOR(int8_embedding_f32) { embedding<float>(args, pass, work); }
+OPERATOR(int8_embedding_bf16) { embedding<bf16>(args, pass, work); }

@@ -1,0 +1,102 @@
+// A token drawn from each row of scores; see kernels/sampling/draw_token.py.
+#include "philox.h"
+#include "score_floor.h"
+
+namespace {
+
+struct Draw {
+  float temperature;
+  float top_p;
+  float least;  // below it no score passes, 0 being the best
+  int64_t top_k;
+  Stream stream;
+};
+
+constexpr size_t BYTES_A_TOKEN = 2 * sizeof(float) + sizeof(Weighed);
+
+struct Winner {
+  int64_t token;
+  double value;
+
+  void meet(int64_t other, double its_value) {
+    if (its_value > value || (its_value == value && other < token)) token = other, value = its_value;
+  }
+};
+
+Draw draw_of(const Args& args, int64_t item) {
+  const int64_t* words = static_cast<const int64_t*>(args.in[7]) + 4 * item;
+  return {
+      .temperature = static_cast<const float*>(args.in[3])[item],
+      .top_p = static_cast<const float*>(args.in[4])[item],
+      .least = static_cast<const float*>(args.in[5])[item],
+      .top_k = static_cast<const int64_t*>(args.in[6])[item],
+      .stream = {uint32_t(words[0]), uint32_t(words[1]), uint32_t(words[2]), uint32_t(words[3])},
+  };
+}
+
+int64_t rounded_up(int64_t count) { return (count + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE * TOKENS_AT_ONCE; }
+
+// (score - best) / temperature, filled up with -infinity.
+void relate(const float* scores, int64_t count, float best, float temperature, float* relative) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(relative + i, (load(scores + i) - best) / temperature);
+  for (; i < count; i++) relative[i] = (scores[i] - best) / temperature;
+  for (; i < rounded_up(count); i++) relative[i] = -INFINITE;
+}
+
+// The token that is best with its noise, of those with a score of at least `floor`. `first` is one of them.
+int64_t noisy_best(Scores scores, float floor, const Stream& stream, int64_t first) {
+  u32x16 words[4];
+  words_of(stream, first / TOKENS_AT_ONCE * TOKENS_AT_ONCE, words);
+  const auto noise = [&](int64_t lane) { return noise_of(words[lane / 16][lane % 16]); };
+  Winner winner{first, double(scores.values[first]) + noise(first % TOKENS_AT_ONCE)};
+  for (int64_t token = 0; token < scores.count; token += TOKENS_AT_ONCE) {
+    uint64_t candidates = 0;
+    for (int v = 0; v < 4; v++)
+      candidates |= uint64_t(at_least(load(scores.values + token + 16 * v), splat(floor))) << (16 * v);
+    if (!candidates) continue;
+    words_of(stream, token, words);
+    const f32x16 needed = splat(float(winner.value) - 1e-4f);  // more than float32 rounds away
+    uint64_t may_win = 0;
+    for (int v = 0; v < 4; v++) {
+      const f32x16 most = load(scores.values + token + 16 * v) + most_noise_of(words[v]);
+      may_win |= uint64_t(at_least(most, needed)) << (16 * v);
+    }
+    for (candidates &= may_win; candidates; candidates &= candidates - 1) {
+      const int64_t lane = __builtin_ctzll(candidates);
+      winner.meet(token + lane, double(scores.values[token + lane]) + noise(lane));
+    }
+  }
+  return winner.token;
+}
+
+}  // namespace
+
+// in: scores [..][stride], which rows of them int64 [rows], their best tokens int64 [..], and by row drawn
+// temperature, top_p, least float [rows], top_k int64 [rows], stream int64 [rows][4]; out: token int64 [rows];
+// i: tokens, stride
+OPERATOR(draw_token_f32) {
+  const int64_t rows = row_count(args, pass), count = args.i[0], stride = args.i[1];
+  const int64_t width = rounded_up(count);
+  Span items;
+  while (work.take(rows, 1, items))
+    for (int64_t item = items.begin; item < items.end; item++) {
+      const int64_t row = static_cast<const int64_t*>(args.in[1])[item];
+      const int64_t best = static_cast<const int64_t*>(args.in[2])[row];
+      const float* scores = static_cast<const float*>(args.in[0]) + row * stride;
+      int64_t& token = static_cast<int64_t*>(args.out[0])[item];
+      token = best;
+      if (scores[best] - scores[best] != 0) continue;  // nothing to draw from
+      float* memory = static_cast<float*>(work.scratch(size_t(width) * BYTES_A_TOKEN));
+      const Scores relative{memory, width};
+      const Draw draw = draw_of(args, item);
+      relate(scores, count, scores[best], draw.temperature, memory);
+      float floor = draw.least;
+      const int64_t top_k = draw.top_k < count ? draw.top_k : 0;
+      if (top_k || draw.top_p < 1) {
+        const FilterRoom room{memory + width, reinterpret_cast<Weighed*>(memory + 2 * width)};
+        floor = std::max(floor, filter_floor(relative, top_k, double(draw.top_p), room));
+      }
+      token = noisy_best(relative, floor, draw.stream, best);
+    }
+}

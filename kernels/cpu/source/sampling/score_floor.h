@@ -1,0 +1,173 @@
+// The least score that top-k and top-p let pass, found without sorting; see kernels/sampling/token_filter.py.
+//
+//     limits, each halfway between two before --> few scores between two limits --> one of those
+//
+// What is summed from the best score on, to some target, is a weight: 1 to count, e^score for mass.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "functions.h"
+#include "operator.h"
+
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+
+typedef double f64x8 __attribute__((vector_size(64)));
+
+// Bit i is set if the i-th of 16 is at least `limit`.
+static inline uint32_t at_least(f32x16 v, f32x16 limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)limit, _CMP_GE_OQ);
+#else
+  const i32x16 is_so = v >= limit;
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; i++) bits |= uint32_t(is_so[i] & 1) << i;
+  return bits;
+#endif
+}
+
+// A sum of floats as doubles, so that it tells the least difference.
+struct Sum {
+  f64x8 low{}, high{};
+
+  void add(f32x16 v) {
+    low += __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), f64x8);
+    high += __builtin_convertvector(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), f64x8);
+  }
+
+  double value() const {
+    double sum = 0;
+    for (int i = 0; i < 8; i++) sum += low[i] + high[i];
+    return sum;
+  }
+};
+
+// Scores below the best one, which is 0: -infinity is forbidden. As many as a multiple of 16.
+struct Scores {
+  const float* values;
+  int64_t count;
+};
+
+struct ByCount {
+  f32x16 operator()(int64_t) const { return splat(1); }
+};
+
+struct ByMass {
+  const float* weights;  // e^score
+  f32x16 operator()(int64_t i) const { return load(weights + i); }
+};
+
+struct Weighed {
+  float score, weight;
+};
+
+struct WeighedList {
+  Weighed* items;
+  int64_t count;
+};
+
+// What the scores of at least `limit` are and weigh.
+struct Share {
+  float limit;
+  int64_t count;
+  double weight;
+};
+
+template <typename Weigh>
+Share share_from(Scores scores, Weigh weigh, float limit) {
+  Sum sum;
+  int64_t count = 0;
+  for (int64_t i = 0; i < scores.count; i += 16) {
+    const f32x16 v = load(scores.values + i);
+    count += __builtin_popcount(at_least(v, splat(limit)));
+    sum.add(v >= limit ? weigh(i) : f32x16{});
+  }
+  return {limit, count, sum.value()};
+}
+
+template <typename Weigh>
+WeighedList list_between(Scores scores, Weigh weigh, float low, float high, Weighed* items) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < scores.count; i += 16) {
+    const f32x16 v = load(scores.values + i);
+    uint32_t bits = at_least(v, splat(low)) & ~at_least(v, splat(high));
+    if (!bits) continue;
+    const f32x16 weights = weigh(i);
+    for (; bits; bits &= bits - 1) {
+      const int lane = __builtin_ctz(bits);
+      items[count++] = {v[lane], weights[lane]};
+    }
+  }
+  return {items, count};
+}
+
+// Where in a list the weights, added to `before` from the best score on, come to `target`; the least score
+// if they never do. Only the part of a range that holds the place is looked into again.
+static inline float place_in(WeighedList list, double before, double target) {
+  constexpr int BINS = 256;
+  constexpr int64_t FEW = 64;
+  while (list.count > FEW) {
+    float low = list.items[0].score, high = low;
+    for (int64_t i = 1; i < list.count; i++) {
+      low = std::min(low, list.items[i].score);
+      high = std::max(high, list.items[i].score);
+    }
+    if (low == high) return low;
+    const float scale = std::min((BINS - 1) / (high - low), std::numeric_limits<float>::max());
+    const auto bin_of = [=](float score) { return std::min(int((high - score) * scale), BINS - 1); };
+    double sums[BINS] = {};
+    for (int64_t i = 0; i < list.count; i++) sums[bin_of(list.items[i].score)] += list.items[i].weight;
+    const int last = bin_of(low);
+    int bin = 0;
+    while (bin < last && before + sums[bin] < target) before += sums[bin++];
+    const auto is_beside = [=](const Weighed& item) { return bin_of(item.score) != bin; };
+    const int64_t kept = std::remove_if(list.items, list.items + list.count, is_beside) - list.items;
+    if (kept == list.count) break;  // as near to each other as floats can be
+    list.count = kept;
+  }
+  std::sort(list.items, list.items + list.count,
+            [](const Weighed& a, const Weighed& b) { return a.score > b.score; });
+  for (int64_t i = 0; i < list.count; i++) {
+    before += list.items[i].weight;
+    if (before >= target) return list.items[i].score;
+  }
+  return list.items[list.count - 1].score;
+}
+
+// The score at which the weights of all from the best on come to `target`; the least if they never do.
+// Room for as many items as there are scores.
+template <typename Weigh>
+float floor_at(Scores scores, Weigh weigh, double target, Weighed* room) {
+  constexpr int64_t FEW = 1024;
+  constexpr int MAX_HALVINGS = 16;
+  Share above{INFINITE, 0, 0}, from{std::numeric_limits<float>::lowest(), scores.count, 0};
+  float limit = -16;
+  for (int i = 0; i < MAX_HALVINGS && from.count - above.count > FEW; i++) {
+    const Share share = share_from(scores, weigh, limit);
+    (share.weight < target ? above : from) = share;
+    const float top = std::min(above.limit, 0.0f);
+    if (from.limit < -1e6f) limit = 4 * limit;  // nothing below is known yet
+    else limit = (from.limit + top) / 2;
+  }
+  return place_in(list_between(scores, weigh, from.limit, above.limit, room), above.weight, target);
+}
+
+struct FilterRoom {
+  float* weights;   // as many as scores
+  Weighed* items;  // the same
+};
+
+// `top_k` is 0, or below the number of scores; `top_p` is 1, or below it; not both keep all.
+static inline float filter_floor(Scores scores, int64_t top_k, double top_p, FilterRoom room) {
+  const float kth = top_k ? floor_at(scores, ByCount{}, double(top_k), room.items) : -INFINITE;
+  if (top_p == 1) return kth;
+  Sum mass;
+  for (int64_t i = 0; i < scores.count; i += 16) {
+    const f32x16 v = load(scores.values + i);
+    const f32x16 weights = v >= kth ? exp(v) : f32x16{};
+    store(room.weights + i, weights);
+    mass.add(weights);
+  }
+  return floor_at(scores, ByMass{room.weights}, top_p * mass.value(), room.items);
+}

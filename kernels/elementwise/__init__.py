@@ -1,0 +1,1 @@
+"""One item in, one item out: gates, activations, sums, rows taken."""

@@ -1,0 +1,20 @@
+"""What keeps logits between two bounds, smoothly:   y = cap tanh(x / cap)"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from baton.kernels.cpu import operators
+from baton.kernels.elementwise import elementwise_cpu as cpu
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """In place, as logits are large; x is contiguous, and returned."""
+    if operators.runs(x) and x.is_contiguous():
+        cpu.soft_cap_(x, cap)
+        return x
+    return x.div_(cap).tanh_().mul_(cap)
+
+
+def reference(x: Tensor, cap: float) -> Tensor:
+    return (x / cap).tanh() * cap

@@ -1,0 +1,1 @@
+"""Routing, and products by experts."""

@@ -1,0 +1,52 @@
+"""The compiled choice of a rank's own pairs; source/own_pairs.cpp says how."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call
+
+
+class Choice(Protocol):
+    """See `Routed` of kernels/experts/routing.py."""
+
+    @property
+    def experts(self) -> Tensor: ...
+    @property
+    def shares(self) -> Tensor: ...
+
+
+class Slots(Protocol):
+    """See `ExpertSlots` of kernels/experts/expert_slots.py."""
+
+    @property
+    def starts(self) -> Tensor: ...
+    @property
+    def slots(self) -> Tensor: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def loads(self) -> Tensor: ...
+
+
+def own_pairs(routed: Choice, slots: Slots) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Slots, shares, pairs, stops."""
+    shape = routed.experts.shape
+    own, pairs = (torch.empty(shape, dtype=torch.int32) for _ in range(2))
+    stops = torch.empty(slots.count, dtype=torch.int32)
+    call(
+        Call(
+            "own_pairs",
+            rows=len(own),
+            inputs=(routed.experts, routed.shares, slots.starts, slots.slots, slots.loads, stops),
+            outputs=(own, pairs),
+            ints=(shape[1], slots.first, slots.count),
+            alone_rows=len(own),
+        )
+    )
+    return own, routed.shares, pairs, stops

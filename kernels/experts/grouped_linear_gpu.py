@@ -1,0 +1,113 @@
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
+# mypy: no-warn-return-any
+"""Grouped products: rows sorted by group, each group with a matrix of its own.
+
+    y[p] = W[g] x[p]      g the group of row p      [P, K] x [E, N, K] -> [P, N]
+
+    tiles of rows    | group 0: 0 1 2 | group 1: 3 | group 3: 4 5 | none ...      at most P/ROWS + E
+
+A program works out from the groups' ends which tile it has: nothing is read back by the host. The
+grid is for the most tiles that there can be, and programs behind the last one end at once. Programs
+of one tile of rows follow each other, so that W, which is the larger part, is read from the cache
+by the tiles of a group.
+
+bfloat16 with many rows is torch's `grouped_mm` (CUTLASS), whose groups may be empty and whose ends
+stay on the device, too.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels.gpu.dot import dot
+
+LIBRARY_ROWS = 64
+"""A group, on average, from which the library is faster."""
+
+
+def grouped_linear(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
+    num_rows, num_groups = len(x), len(weights)
+    if _has_library(x, weights) and num_rows >= LIBRARY_ROWS * num_groups:
+        return functional.grouped_mm(x, weights.transpose(1, 2), offs=stops)
+    return grouped_tiles(x, weights, stops)
+
+
+def _has_library(x: Tensor, weights: Tensor) -> bool:
+    """Its rows must lie 16 bytes apart, or a multiple of it."""
+    is_aligned = x.shape[1] % 8 == 0 and weights.shape[1] % 8 == 0
+    return x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+
+
+def grouped_tiles(x: Tensor, weights: Tensor, stops: Tensor) -> Tensor:
+    x, weights = x.contiguous(), weights.contiguous()
+    (num_rows, width), (num_groups, num_columns, _) = x.shape, weights.shape
+    out = torch.empty(num_rows, num_columns, dtype=x.dtype, device=x.device)
+    # A group of few rows is bound by the bytes of its matrix, one of many by arithmetic.
+    few = num_rows < 32 * num_groups
+    rows, columns = (16, 64) if few else (64, 128)
+    max_tiles = triton.cdiv(num_rows, rows) + num_groups
+    _multiply[triton.cdiv(num_columns, columns), max_tiles](
+        x, weights, stops, out, num_columns, width,
+        NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups),
+        ROWS=rows, COLUMNS=columns, STEP=64,
+        num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def tile_of(
+    tile, stops, NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """The group of a tile, NUM_GROUPS behind the last, its first row, and where the group ends."""
+    group = tl.arange(0, GROUPS)
+    is_group = group < NUM_GROUPS
+    group_stops = tl.load(stops + group, mask=is_group, other=0)
+    group_starts = tl.load(stops + group - 1, mask=is_group & (group > 0), other=0)
+    num_tiles = tl.where(is_group, (group_stops - group_starts + ROWS - 1) // ROWS, 0)
+    last_tiles = tl.cumsum(num_tiles, 0)
+    mine = tl.sum((is_group & (last_tiles <= tile)).to(tl.int32), 0)
+    is_mine = group == mine
+    start = tl.sum(tl.where(is_mine, group_starts, 0), 0)
+    stop = tl.sum(tl.where(is_mine, group_stops, 0), 0)
+    first_tile = tl.sum(tl.where(is_mine, last_tiles - num_tiles, 0), 0)
+    return mine, start + (tile - first_tile) * ROWS, stop
+
+
+@triton.jit
+def _multiply(
+    x, weights, stops, out, num_columns, width,
+    NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    mine, start, stop = tile_of(tl.program_id(1), stops, NUM_GROUPS, GROUPS, ROWS)
+    if mine >= NUM_GROUPS:
+        return
+    row = (start + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_column = row < stop, column < num_columns
+    weight_row = weights + (mine.to(tl.int64) * num_columns + column) * width
+    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for at in range(0, width, STEP):
+        item = at + tl.arange(0, STEP)
+        inside = item < width
+        weight = tl.load(
+            weight_row[:, None] + item[None, :],
+            mask=is_column[:, None] & inside[None, :],
+            other=0.0,
+        )
+        x_tile = tl.load(
+            x + (row * width)[None, :] + item[:, None],
+            mask=inside[:, None] & is_row[None, :],
+            other=0.0,
+        )
+        acc = dot(weight, x_tile, acc)
+    tl.store(
+        out + (row * num_columns)[None, :] + column[:, None],
+        acc.to(out.dtype.element_ty),
+        mask=is_column[:, None] & is_row[None, :],
+    )

@@ -1,0 +1,221 @@
+"""Mixture of experts: each token through some feed-forwards of many, weighted and added.
+
+    out[t] = sum over c of  p[t, c] * down[e] act(gate[e] x[t], up[e] x[t])      e = experts[t, c]
+           + sigmoid(g[t]) * shared[t]
+
+Every matrix may have a bias. Where the input is scaled (Llama 4), p multiplies x and not what comes
+out. `shared` is what a feed-forward that all tokens go through has made of x, g an optional gate.
+
+    grouped product     y[i] = W[e of pair i] x[i]   pairs by expert: see kernels/experts/routing.py
+
+Where the groups end stays on the device: no pass waits for it, and graphs can hold it. What a token
+gives depends on itself alone: operators add its experts in the order of their numbers, torch adds
+them in the order of its choices.
+
+T tokens, C choices a token, P = T C pairs, E experts, D width, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels.cpu import operators
+from baton.kernels.elementwise.clamped_swiglu import clamped_swiglu
+from baton.kernels.experts import moe_cpu as cpu
+from baton.kernels.experts.narrow_experts import NarrowExperts
+from baton.kernels.experts.packed_experts import PackedExperts
+from baton.kernels.experts.quantized_experts import QuantizedExperts
+from baton.kernels.experts.routing import Routed
+from baton.kernels.products.linear import GATES
+
+ExpertWeight: TypeAlias = Tensor | PackedExperts | QuantizedExperts | NarrowExperts
+"""W [E, N, K], kept as the device multiplies it best."""
+CLAMPED = "clamped_swiglu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gating:
+    """How a gate lets through what is beside it."""
+
+    activation: str = "silu"
+    """One of `GATES`, or `CLAMPED`."""
+    alpha: float = 1.702
+    limit: float = 7.0
+    offset: float = 1.0
+    """These three are of `CLAMPED`."""
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """[T, 2F] -> [T, F]"""
+        if self.activation == CLAMPED:
+            return clamped_swiglu(gate_up, self.alpha, self.limit, self.offset)
+        return GATES[self.activation](gate_up)
+
+
+SWIGLU = Gating()
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ExpertWeights:
+    """What the experts of a layer multiply with."""
+
+    gate_up: ExpertWeight
+    """[E, 2F, D]"""
+    down: ExpertWeight
+    """[E, D, F], kept as the other is."""
+    gate_up_bias: Tensor | None = None
+    """[E, 2F]"""
+    down_bias: Tensor | None = None
+    """[E, D]"""
+    gating: Gating = SWIGLU
+    is_input_scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What all tokens get, whatever their experts."""
+
+    out: Tensor
+    """[T, D]"""
+    gate: Tensor | None = None
+    """[T, 1]: its sigmoid is how much of it they get."""
+
+
+def moe(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None = None) -> Tensor:
+    """x [T, D] -> [T, D]"""
+    _check(x, weights, routed)
+    gate_up, down = weights.gate_up, weights.down
+    by_operators = (PackedExperts, QuantizedExperts)
+    if not (isinstance(gate_up, by_operators) and isinstance(down, by_operators)):
+        return _by_groups(x, weights, routed, shared)
+    if not operators.runs(x):
+        return _by_groups(x, weights, routed, shared)
+    scaled = weights.is_input_scaled
+    inner = cpu.gate_up(x, gate_up, weights.gate_up_bias, weights.gating, routed, scaled=scaled)
+    more = (None, None) if shared is None else (shared.out, shared.gate)
+    return cpu.down(inner, down, weights.down_bias, routed, more, scaled=not scaled)
+
+
+def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
+    """What it is made of: tensors of which each has a part of every expert, one after the other."""
+    found: tuple[Tensor | None, ...]
+    match weight:
+        case PackedExperts():
+            found = (weight.packed,)
+        case QuantizedExperts():
+            found = (weight.packed, weight.scales)
+        case NarrowExperts():
+            found = (weight.items, weight.scales, weight.zeros)
+        case _:
+            found = (weight,)
+    return tuple(tensor for tensor in found if tensor is not None)
+
+
+def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
+    """x [P, K] sorted by expert, weights [E, N, K] -> [P, N], each row by its expert's."""
+    if isinstance(weights, NarrowExperts):
+        return weights.grouped_linear(x, stops)
+    if isinstance(weights, QuantizedExperts):
+        return _one_by_one(x, weights, stops)
+    assert isinstance(weights, Tensor), "packed is what operators multiply"
+    if x.dim() != 2 or weights.dim() != 3 or x.shape[1] != weights.shape[2]:
+        raise ValueError(f"shapes do not fit: {x.shape=} {weights.shape=}")
+    if stops.shape != weights.shape[:1] or stops.dtype is not torch.int32:
+        raise ValueError(f"{len(weights)} experts with stops {stops.dtype} {tuple(stops.shape)}")
+    if x.is_cuda:
+        from baton.kernels.experts.grouped_linear_gpu import grouped_linear as on_gpu
+
+        return on_gpu(x, weights, stops)
+    y = x.new_empty(len(x), weights.shape[1])
+    start = 0
+    for expert, stop in enumerate(stops.tolist()):
+        if stop > start:
+            y[start:stop] = functional.linear(x[start:stop], weights[expert])
+        start = stop
+    return y
+
+
+def _one_by_one(x: Tensor, weights: QuantizedExperts, stops: Tensor) -> Tensor:
+    """Without operators."""
+    y = x.new_empty(len(x), weights.shape[1])
+    start = 0
+    for expert, stop in enumerate(stops.tolist()):
+        if stop > start:
+            y[start:stop] = weights.one(expert).reference(x[start:stop], None).to(x.dtype)
+        start = stop
+    return y
+
+
+def _by_groups(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None) -> Tensor:
+    """By torch, or Triton."""
+    pairs = routed.pairs.flatten().long()  # [P]
+    num_choices = routed.experts.shape[1]
+    experts, shares = routed.experts.flatten()[pairs].long(), routed.shares.flatten()[pairs, None]
+    experts = experts.clamp(max=len(routed.stops) - 1) if routed.is_partial else experts
+    rows = x[pairs // num_choices]
+    if weights.is_input_scaled:
+        rows, shares = (rows * shares).to(x.dtype), torch.ones_like(shares)
+    inner = grouped_linear(rows, weights.gate_up, routed.stops)
+    if weights.gate_up_bias is not None:
+        inner = inner + weights.gate_up_bias[experts]
+    outer = grouped_linear(weights.gating(inner), weights.down, routed.stops)
+    if weights.down_bias is not None:
+        outer = outer + weights.down_bias[experts]
+    scaled = outer.float() * shares
+    if routed.is_partial:  # behind the last stop nothing was computed
+        is_own = torch.arange(len(pairs), device=x.device) < routed.stops[-1]
+        scaled = torch.where(is_own[:, None], scaled, 0.0)
+    by_pair = torch.empty(outer.shape, device=x.device)
+    by_pair[pairs] = scaled
+    return with_shared(by_pair.view(len(x), num_choices, -1).sum(1), shared).to(x.dtype)
+
+
+def with_shared(y: Tensor, shared: Shared | None) -> Tensor:
+    """y [T, D] float32, what the experts of each token gave, and what all tokens get."""
+    if shared is None:
+        return y
+    part = 1.0 if shared.gate is None else shared.gate.float().sigmoid()
+    return y + part * shared.out.float()
+
+
+def _check(x: Tensor, weights: ExpertWeights, routed: Routed) -> None:
+    num_experts, num_rows, width = weights.gate_up.shape
+    fits = (
+        x.shape[1:] == (width,)
+        and x.dtype is weights.gate_up.dtype
+        and tuple(weights.down.shape) == (num_experts, width, num_rows // 2)
+        and routed.experts.shape == routed.shares.shape == routed.pairs.shape
+        and len(routed.experts) == len(x)
+        and routed.stops.shape == (num_experts,)
+    )
+    if not fits:
+        raise ValueError(
+            f"shapes do not fit: {x.shape=} {x.dtype=} {weights.gate_up.shape=} "
+            f"{weights.down.shape=} {routed.experts.shape=} {routed.stops.shape=}"
+        )
+
+
+def reference(
+    x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None = None
+) -> Tensor:
+    """The definition, token by token, of plain tensors; float32 but for what is rounded."""
+    assert isinstance(weights.gate_up, Tensor) and isinstance(weights.down, Tensor)
+    rows = []
+    for token, experts, shares in zip(x, routed.experts.tolist(), routed.shares, strict=True):
+        out = torch.zeros(weights.down.shape[1], device=x.device)
+        for expert, share in zip(experts, shares, strict=True):
+            given = (token.float() * share).to(x.dtype) if weights.is_input_scaled else token
+            inner = weights.gate_up[expert].float() @ given.float()
+            if weights.gate_up_bias is not None:
+                inner = inner + weights.gate_up_bias[expert].float()
+            gated = weights.gating(inner.unsqueeze(0)).squeeze(0).to(x.dtype)
+            outer = weights.down[expert].float() @ gated.float()
+            if weights.down_bias is not None:
+                outer = outer + weights.down_bias[expert].float()
+            out = out + (outer if weights.is_input_scaled else share * outer)
+        rows.append(out)
+    return with_shared(torch.stack(rows), shared).to(x.dtype)

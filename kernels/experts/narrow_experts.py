@@ -1,0 +1,108 @@
+"""The matrices of all experts of a layer in few bits, on a GPU: W [E, N, K].
+
+Each is what a single one would be (kernels/products/narrow_weight.py), and they lie end to end, so
+that one kernel multiplies the pairs of a pass whoever they are for
+(kernels/experts/grouped_narrow_gpu.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels.products.narrow_weight import FP8, NarrowWeight, round_to_fp8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NarrowExperts:
+    items: Tensor
+    """[E, N, K], or [E, N, K / 2] of four bits"""
+    scales: Tensor
+    """[E, N / group[0], K / group[1]]"""
+    zeros: Tensor | None
+    """[E, N, K / group[1]]"""
+    group: tuple[int, int]
+    dtype: torch.dtype
+    """Of the x that they multiply."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.items), *self.one(0).shape
+
+    @property
+    def nbytes(self) -> int:
+        zeros = 0 if self.zeros is None else self.zeros.nbytes
+        return self.items.nbytes + self.scales.nbytes + zeros
+
+    def put(self, expert: int, weight: NarrowWeight) -> None:
+        """A copy of what this expert multiplies. Raises ValueError if it is of another kind."""
+        mine = self.one(expert)
+        is_alike = (
+            weight.items.dtype is mine.items.dtype
+            and weight.scales.dtype is mine.scales.dtype
+            and weight.group == self.group
+            and weight.shape == mine.shape
+            and weight.order is None
+            and (weight.zeros is None or mine.zeros is not None)
+        )
+        if not is_alike:
+            raise ValueError(f"expert {expert} is kept in another way than the first")
+        mine.items.copy_(weight.items)
+        mine.scales.copy_(weight.scales)
+        if mine.zeros is not None:
+            mine.zeros.fill_(8) if weight.zeros is None else mine.zeros.copy_(weight.zeros)
+
+    def one(self, expert: int) -> NarrowWeight:
+        """A view."""
+        return NarrowWeight(
+            self.items[expert],
+            self.scales[expert],
+            self.group,
+            self.dtype,
+            zeros=None if self.zeros is None else self.zeros[expert],
+        )
+
+    def unpacked(self, expert: int) -> Tensor:
+        return self.one(expert).unpacked()
+
+    def grouped_linear(self, x: Tensor, stops: Tensor) -> Tensor:
+        """x [P, K] sorted by expert -> [P, N], each row by its expert's; see
+        kernels/experts/moe.py."""
+        if x.shape[1] != self.shape[2] or stops.shape != self.shape[:1]:
+            raise ValueError(f"shapes do not fit: {x.shape=} {stops.shape=} {self.shape=}")
+        is_fp8 = self.items.dtype is FP8
+        if x.is_cuda:
+            from baton.kernels.experts import grouped_narrow_gpu as grouped_narrow
+            from baton.kernels.products import fp8_rows_gpu as fp8_rows
+
+            seen = fp8_rows.round_rows(x, self.group[1] or x.shape[1]) if is_fp8 else x
+            return grouped_narrow.grouped_narrow(
+                seen, self.items, self.scales, stops, group=self.group, zeros=self.zeros
+            )
+        seen = round_to_fp8(x, self.group[1] or x.shape[1]) if is_fp8 else x
+        y, start = x.new_empty(len(x), self.shape[1]), 0
+        for expert, stop in enumerate(stops.tolist()):
+            if stop > start:
+                y[start:stop] = functional.linear(seen[start:stop], self.unpacked(expert))
+            start = stop
+        return y
+
+
+def empty_like(num_experts: int, first: NarrowWeight, device: str) -> NarrowExperts:
+    """Room for experts of the kind of the first, none of which is there yet."""
+
+    def room(part: Tensor) -> Tensor:
+        return torch.empty((num_experts, *part.shape), dtype=part.dtype, device=device)
+
+    has_zeros = first.items.dtype is torch.uint8 and first.scales.dtype is not torch.uint8
+    zeros = torch.empty_like(first.scales, dtype=torch.uint8) if has_zeros else None
+    return NarrowExperts(
+        items=room(first.items),
+        scales=room(first.scales),
+        zeros=None if zeros is None else room(zeros),
+        group=first.group,
+        dtype=first.dtype,
+    )

@@ -1,0 +1,91 @@
+"""The compiled choice of experts; source/route.cpp says how."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call
+
+SCORES = ("softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "root of softplus")
+"""As source/route.cpp numbers them."""
+ALONE_ROWS = 8
+
+
+class Groups(Protocol):
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def num_chosen(self) -> int: ...
+    @property
+    def num_best(self) -> int: ...
+
+
+class Lookup(Protocol):
+    """See `ByToken` of kernels/experts/routing.py."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def table(self) -> Tensor: ...
+
+
+class Choosing(Protocol):
+    """See `Routing` of kernels/experts/routing.py."""
+
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def num_choices(self) -> int: ...
+    @property
+    def score(self) -> str: ...
+    @property
+    def is_normalised(self) -> bool: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def groups(self) -> Groups | None: ...
+
+
+def route(
+    logits: Tensor,
+    routing: Choosing,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    by_token: Lookup | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Experts, shares, pairs, stops. A tape keeps the stops where the first pass had them."""
+    shape = len(logits), routing.num_choices
+    experts = torch.empty(shape, dtype=torch.int32)
+    shares, pairs = torch.empty(shape), torch.empty(shape, dtype=torch.int32)
+    stops = torch.empty(routing.num_experts, dtype=torch.int32)
+    groups = routing.groups
+    call(
+        Call(
+            "route",
+            rows=len(logits),
+            inputs=(
+                logits.contiguous(),
+                bias,
+                correction,
+                stops,
+                None if by_token is None else by_token.tokens,
+                None if by_token is None else by_token.table,
+            ),
+            outputs=(experts, shares, pairs),
+            ints=(
+                routing.num_experts,
+                routing.num_choices,
+                SCORES.index(routing.score),
+                int(routing.is_normalised),
+                1 if groups is None else groups.num_groups,
+                1 if groups is None else groups.num_chosen,
+                1 if groups is None else groups.num_best,
+            ),
+            floats=(routing.scale,),
+            alone_rows=ALONE_ROWS,
+        )
+    )
+    return experts, shares, pairs, stops

@@ -1,0 +1,1 @@
+"""Which tokens a pass has, where their KV lies, its bytes and checksums."""

@@ -1,0 +1,52 @@
+"""An arena as operators are told of it: its address, and how its units are laid out.
+
+See source/arena.h, which reads the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu import operators
+from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
+
+ITEMS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+"""What 8-bit items are; 0 for those that the model computes with."""
+
+
+MAX_WIDTH = 256
+"""Of a head: a tile of wider queries would not stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvArena:
+    memory: Tensor
+    num_heads: int
+    block_size: int
+    width: int
+    items: int
+    unit_bytes: int
+
+    @classmethod
+    def of(cls, arena: Arena) -> KvArena:
+        if isinstance(arena, QuantizedArena):
+            _, heads, unit_bytes = arena.units.shape
+            size, width, items = arena.block_size, arena.width, ITEMS[arena.dtype]
+            memory = arena.units
+        else:
+            _, heads, _, size, width = arena.shape
+            unit_bytes, items = 2 * size * width * arena.element_size(), 0
+            memory = arena
+        if not memory.is_contiguous():
+            raise ValueError("an arena on a CPU must be contiguous")
+        return cls(memory, heads, size, width, items, unit_bytes)
+
+
+def runs(x: Tensor, arena: Arena) -> bool:
+    """Whether operators take heads x [..., H] to or from such an arena."""
+    if x.shape[-1] > MAX_WIDTH:
+        return False
+    return operators.runs(x) if isinstance(arena, QuantizedArena) else operators.runs(x, arena)

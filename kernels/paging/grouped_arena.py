@@ -1,0 +1,24 @@
+"""The arenas of a layer that keeps more of a token than its KV (core/kv_layout.py: groups).
+
+kv                      as of any layer
+groups[name]            [blocks][1][E][width]       E entries a block: one a token, or fewer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton.kernels.paging.sealed_arena import AnyArena
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedArena:
+    kv: AnyArena
+    groups: Mapping[str, Tensor]
+
+
+LayerArena = AnyArena | GroupedArena
+"""What a layer is given of the cache; grouped only if the layer is in a group."""

@@ -1,0 +1,123 @@
+"""Which tokens of a pass belong to which request, and where the KV of each request lies.
+
+    tokens of the pass   | request 0      | request 1 | request 2        |      T, end to end
+                         ^ query_starts[0] ^ [1]       ^ [2]              ^ [3] = T
+    request r            tokens 0 .. context_lens[r] - 1 lie in the blocks of block_tables[r], in
+                         order; the last query_starts[r + 1] - query_starts[r] of them are new
+
+T new tokens of R requests, M blocks of the longest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from baton.kernels.paging.attention_plan import ArenaShape, AttentionPlan, plan_attention
+from baton.kernels.paging.quantized_arena import Arena
+from baton.kernels.paging.window import Window, within
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Sequences:
+    """Tensors may be longer than R and T say: they are views into memory that is kept."""
+
+    num_requests: int
+    positions: Tensor  # [T] int64
+    query_starts: Tensor  # [R + 1] int64
+    context_lens: Tensor  # [R] int64
+    block_tables: Tensor  # [R, M] int64, padded with any block
+    block_size: int
+    max_query_len: int
+    """At least the new tokens of any request: 1 if all decode."""
+    max_context_len: int
+    """At least the tokens of any request."""
+    lanes: Tensor | None = None  # [R] int64
+    """Where the open block of each is, in caches that have such
+    (kernels/paging/sealed_arena.py)."""
+    on_written: Callable[[Arena], None] | None = None
+    """Called with an arena when the new tokens are in it, and before anybody attends to them:
+    others may have written some of the tokens that these see."""
+    _plans: dict[tuple[Window, ArenaShape], AttentionPlan] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _lengths: list[tuple[int, int]] = field(default_factory=list, init=False, repr=False)
+
+    def lengths(self) -> list[tuple[int, int]]:
+        """(query_len, context_len) of each request; the first to ask waits for the device.
+
+        Raises RuntimeError while a graph is captured: it would know these lengths for ever.
+        """
+        if self.query_starts.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("what asks for the lengths of requests cannot be captured")
+        if not self._lengths:
+            starts = self.query_starts[: self.num_requests + 1]
+            query_lens = (starts[1:] - starts[:-1]).tolist()
+            context_lens = self.context_lens[: self.num_requests].tolist()
+            self._lengths.extend(zip(query_lens, context_lens, strict=True))
+        return self._lengths
+
+    def wait_for_others(self, arena: Arena) -> None:
+        """After writing to `arena`."""
+        if self.on_written is not None:
+            self.on_written(arena)
+
+    def last_token(self) -> Sequences:
+        """The same request, of which only the last token is new; there must be no other."""
+        if self.num_requests != 1:
+            raise ValueError(f"the last token of {self.num_requests} requests")
+        last = len(self.positions) - 1
+        return replace(
+            self,
+            positions=self.positions[last:],
+            query_starts=self.query_starts.new_tensor([0, 1]),
+            max_query_len=1,
+        )
+
+    def part(self, first: int, stop: int) -> Sequences:
+        """Those of some neighbours among the requests, and their tokens."""
+        lengths = self.lengths()
+        begin = sum(query_len for query_len, _ in lengths[:first])
+        num_tokens = sum(query_len for query_len, _ in lengths[first:stop])
+        part = replace(
+            self,
+            num_requests=stop - first,
+            positions=self.positions[begin : begin + num_tokens],
+            query_starts=self.query_starts[first : stop + 1] - begin,
+            context_lens=self.context_lens[first:stop],
+            block_tables=self.block_tables[first:stop],
+            max_query_len=max(query_len for query_len, _ in lengths[first:stop]),
+            max_context_len=max(context_len for _, context_len in lengths[first:stop]),
+            lanes=None if self.lanes is None else self.lanes[first:stop],
+        )
+        part._lengths.extend(lengths[first:stop])
+        return part
+
+    def with_own_blocks(self, num_blocks: int) -> Sequences:
+        """The same request over an arena of its own; there must be no other."""
+        if self.num_requests != 1:
+            raise ValueError(f"{self.num_requests} requests over the blocks of one")
+        table = torch.arange(num_blocks, device=self.block_tables.device)
+        own = replace(self, block_tables=table.unsqueeze(0))
+        own._lengths.extend(self._lengths)
+        return own
+
+    def plan(self, window: Window, shape: ArenaShape) -> AttentionPlan:
+        """How torch attends, in layers that see `window` tokens; worked out when the first asks."""
+        context_lens = self.context_lens[: self.num_requests].tolist()
+        window = within(window, max(context_lens))
+        plan = self._plans.get((window, shape))
+        if plan is None:
+            starts = self.query_starts[: self.num_requests + 1]
+            plan = plan_attention(
+                self.block_tables[: self.num_requests],
+                (starts[1:] - starts[:-1]).tolist(),
+                context_lens,
+                shape,
+                window,
+            )
+            self._plans[window, shape] = plan
+        return plan

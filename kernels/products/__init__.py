@@ -1,0 +1,1 @@
+"""x times a weight, however the weight is kept."""

@@ -1,0 +1,76 @@
+"""A matrix of weights in the order that the CPU's products read it: one for any number of rows.
+
+    W [N, K]            panel p holds rows 32p .. 32p + 31, of one step along K after the other
+
+    float32   [N / 32] [K]     [32]        a step is one number of each row
+    bfloat16  [N / 32] [K / 2] [32] [2]    or two, which one instruction multiplies and adds
+
+A step is 128 bytes, a panel is read from end to end, and so is the matrix. What is missing of the
+last panel is zeros. If W is a gate above what it lets through (G above U, [2F, K]), a panel holds
+16 rows of G and the same 16 of U, so that act(G x) * (U x) is at hand where both are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import runs
+from baton.kernels.products import embedding_cpu as embedding
+from baton.kernels.products import linear_cpu as linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedWeight:
+    """A `KeptWeight`, see kernels/products/weight.py."""
+
+    packed: Tensor
+    num_rows: int
+    is_gated: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, self.packed.shape[1] * self.packed.shape[3]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.packed.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        self._check(is_gated=False)
+        return linear.linear(x, self.packed, self.num_rows, bias)
+
+    def gated_linear(self, x: Tensor, activation: str, bias: Tensor | None) -> Tensor:
+        self._check(is_gated=True)
+        return linear.gated_linear(x, self.packed, self.num_rows, activation, bias)
+
+    def logits(self, x: Tensor) -> Tensor:
+        self._check(is_gated=False)
+        return linear.logits(x, self.packed, self.num_rows)
+
+    def embedding(self, ids: Tensor, scale: float | None) -> Tensor:
+        self._check(is_gated=False)
+        return embedding.packed_embedding(ids, self.packed, scale)
+
+    def unpacked(self) -> Tensor:
+        return linear.unpack(self.packed, self.num_rows, self.is_gated)
+
+    def _check(self, *, is_gated: bool) -> None:
+        if self.is_gated is not is_gated:
+            raise ValueError("packed with the gates among the rows, or not: the other is wanted")
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Not float16, nor what has an odd width in bfloat16, nor where nothing is compiled."""
+    return weight.dim() == 2 and runs(weight) and weight.shape[1] % linear.DEPTHS[weight.dtype] == 0
+
+
+def pack(weight: Tensor, *, is_gated: bool = False) -> PackedWeight:
+    """A copy of W [N, K]."""
+    return PackedWeight(linear.pack(weight, is_gated), len(weight), is_gated)

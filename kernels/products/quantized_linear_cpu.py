@@ -1,0 +1,139 @@
+"""Compiled products with int8 and int4 weights; source/quantized_panel.h draws how they lie.
+
+x [T, K]  --int8_rows-->  rows in eight bits  --int8_linear, int4_linear, ...-->  y [T, N]
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype
+from baton.kernels.products.linear_cpu import GATES
+
+GROUP = 32
+ALIGNMENT = 64
+
+
+class Quantized(Protocol):
+    """What an operator reads of a weight; see kernels/products/quantized_weight.py."""
+
+    @property
+    def bits(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def packed(self) -> Tensor: ...
+    @property
+    def scales(self) -> Tensor | None: ...
+
+
+def linear(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
+    y = x.new_empty(len(x), weight.shape[0])
+    _multiply("linear", x, weight, bias, y)
+    return y
+
+
+def gated_linear(x: Tensor, weight: Quantized, activation: str, bias: Tensor | None) -> Tensor:
+    y = x.new_empty(len(x), weight.shape[0] // 2)
+    _multiply("gated_linear", x, weight, bias, y, GATES[activation])
+    return y
+
+
+def logits(x: Tensor, weight: Quantized) -> Tensor:
+    y = x.new_empty(len(x), weight.shape[0], dtype=torch.float32)
+    _multiply("logits", x, weight, None, y)
+    return y
+
+
+def _multiply(
+    name: str, x: Tensor, weight: Quantized, bias: Tensor | None, y: Tensor, *ints: int
+) -> None:
+    num_outputs, width = weight.shape
+    if x.dim() != 2 or x.shape[1] != width or x.dtype is not weight.dtype:
+        raise ValueError(
+            f"a product with a weight for {weight.dtype} of width {width} takes rows of those, "
+            f"not {x.dtype} {tuple(x.shape)}"
+        )
+    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype is not x.dtype):
+        raise ValueError(
+            f"a bias of {num_outputs} {x.dtype} is wanted: {bias.shape=} {bias.dtype=}"
+        )
+    rows = int8_rows(x)
+    call(
+        Call(
+            of_dtype(f"int{weight.bits}_{name}", x.dtype),
+            rows=len(x),
+            inputs=(rows, weight.packed, weight.scales, bias),
+            outputs=(y,),
+            ints=(num_outputs, padded(width), rows.shape[1], *ints),
+        )
+    )
+
+
+def int8_rows(x: Tensor, each: int = 1) -> Tensor:
+    """x [T, K], whose rows may lie apart -> bytes [T, row_bytes(K)]; see source/int8_rows.h.
+
+    Of x [T, each * K], contiguous, every row is so many: [T, each * row_bytes(K)].
+    """
+    if x.stride(1) != 1 or (each > 1 and not x.is_contiguous()):
+        raise ValueError(f"the numbers of a row lie apart: {x.stride()=}")
+    width = x.shape[1] // each
+    stride = row_bytes(width)
+    rows = torch.empty(len(x), each * stride, dtype=torch.uint8)
+    call(
+        Call(
+            of_dtype("int8_rows", x.dtype),
+            rows=len(x),
+            inputs=(x,),
+            outputs=(rows,),
+            ints=(width, padded(width), stride, x.stride(0) if each == 1 else width, each),
+        )
+    )
+    return rows
+
+
+def row_bytes(width: int) -> int:
+    """Of the numbers, of what their groups and all of them add to a product, and of their scale."""
+    used = padded(width) + 4 * (padded(width) // GROUP) + 8
+    return -(-used // ALIGNMENT) * ALIGNMENT
+
+
+def padded(width: int) -> int:
+    return -(-width // GROUP) * GROUP
+
+
+def embedding(ids: Tensor, weight: Quantized, scale: float | None) -> Tensor:
+    """ids [T] int64 -> W[ids] * scale [T, K], both rounded to the dtype first."""
+    width = weight.shape[1]
+    y = torch.empty(len(ids), width, dtype=weight.dtype)
+    rounded = torch.tensor(1.0 if scale is None else scale, dtype=weight.dtype).item()
+    call(
+        Call(
+            of_dtype(f"int{weight.bits}_embedding", weight.dtype),
+            rows=len(ids),
+            inputs=(ids, weight.packed, weight.scales),
+            outputs=(y,),
+            ints=(width, padded(width)),
+            floats=(rounded,),
+        )
+    )
+    return y
+
+
+def pack(bits: int, weight: Tensor, outputs: tuple[Tensor, ...], *, is_gated: bool) -> None:
+    """W [N, K] into panels and, if they are kept apart, scales."""
+    num_outputs, width = weight.shape
+    call(
+        Call(
+            of_dtype(f"int{bits}_pack", weight.dtype),
+            rows=len(outputs[0]),
+            inputs=(weight.contiguous(),),
+            outputs=outputs,
+            ints=(width, padded(width), num_outputs, int(is_gated)),
+        )
+    )

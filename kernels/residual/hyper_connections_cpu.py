@@ -1,0 +1,90 @@
+"""The operators of source/streams.cpp, for a residual of several streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
+
+if TYPE_CHECKING:
+    from baton.kernels.residual.hyper_connections import Mixture
+
+MAX_STREAMS = 16
+
+
+def spread(x: Tensor, num_streams: int) -> Tensor:
+    tokens, width = x.shape
+    streams = x.new_empty(tokens, num_streams, width)
+    call(
+        Call(
+            of_dtype("spread_streams", x.dtype),
+            rows=tokens,
+            inputs=(x.contiguous(),),
+            outputs=(streams,),
+            ints=(width, num_streams),
+            alone_rows=small_rows(num_streams * width * x.element_size()),
+        )
+    )
+    return streams
+
+
+def norm(streams: Tensor, eps: float) -> Tensor:
+    tokens, num_streams, width = streams.shape
+    normed = torch.empty(tokens, num_streams * width)
+    call(
+        Call(
+            of_dtype("norm_streams", streams.dtype),
+            rows=tokens,
+            inputs=(streams.contiguous(),),
+            outputs=(normed,),
+            ints=(num_streams * width,),
+            floats=(eps,),
+            alone_rows=small_rows(num_streams * width * normed.element_size()),
+        )
+    )
+    return normed
+
+
+def collapse(streams: Tensor, mixed: Tensor, mixture: Mixture) -> Tensor:
+    x = streams.new_empty(len(streams), streams.shape[2])
+    call(_mix(streams, mixed, mixture, (x,)))
+    return x
+
+
+def connect(streams: Tensor, mixed: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, num_streams, width = streams.shape
+    x, post = streams.new_empty(tokens, width), torch.empty(tokens, num_streams)
+    comb = torch.empty(tokens, num_streams, num_streams)
+    call(_mix(streams, mixed, mixture, (x, post, comb)))
+    return x, post, comb
+
+
+def _mix(streams: Tensor, mixed: Tensor, mixture: Mixture, outputs: tuple[Tensor, ...]) -> Call:
+    tokens, num_streams, width = streams.shape
+    return Call(
+        of_dtype("mix_streams", streams.dtype),
+        rows=tokens,
+        inputs=(streams.contiguous(), mixed.contiguous(), mixture.scale, mixture.base),
+        outputs=outputs,
+        ints=(num_streams, width, mixture.num_rounds, int(len(outputs) > 1)),
+        floats=(mixture.eps,),
+    )
+
+
+def expand(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    tokens, num_streams, width = streams.shape
+    out = torch.empty_like(streams)
+    call(
+        Call(
+            of_dtype("expand_streams", streams.dtype),
+            rows=tokens,
+            inputs=(streams.contiguous(), y.contiguous(), post, comb),
+            outputs=(out,),
+            ints=(num_streams, width),
+            alone_rows=small_rows(num_streams * width * out.element_size()),
+        )
+    )
+    return out

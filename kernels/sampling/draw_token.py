@@ -1,0 +1,82 @@
+"""A token drawn from each row of scores, by temperature, filters and noise.
+
+    x = (score - best) / temperature        kept by top-k, top-p and min-p: x >= floor
+    token = the largest of  x + noise(stream, token)
+
+No two noises differ by more than SPREAD, so a token further below the best is never drawn; noise
+is made for those only that may win.
+
+S rows of scores, n of them to draw from, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.cpu import operators
+from baton.kernels.sampling import draw_token_cpu as cpu
+from baton.kernels.sampling.best_token import best_token
+from baton.kernels.sampling.gumbel import SPREAD, gumbel, gumbel_all
+from baton.kernels.sampling.token_filter import Filters, shortlist
+
+LEAST_P = math.exp(-SPREAD - 1)
+"""Tokens this improbable beside the best are never drawn: no noise makes up for it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """What n rows draw by."""
+
+    rows: Tensor  # [n] int64, of the scores
+    temperature: Tensor  # [n] float32, above 0
+    filters: Filters  # [n] each; min-p is at least LEAST_P
+    streams: Tensor  # [n, 4] int64: see `baton.kernels.sampling.gumbel`
+
+
+def draw_token(scores: Tensor, best: Tensor, draws: Draws) -> Tensor:
+    """float32 scores [S, V] and the best token [S] of each -> the tokens [n] drawn.
+
+    A row whose best score is not finite gives any token.
+    """
+    if scores.is_cuda and scores.dtype is torch.float32 and scores.stride(-1) == 1:
+        from baton.kernels.sampling.draw_token_gpu import draw_token as on_gpu
+
+        return on_gpu(scores, draws.rows, best, draws.temperature, draws.filters, draws.streams)
+    if operators.runs(scores) and scores.dtype is torch.float32 and scores.stride(-1) == 1:
+        return cpu.draw_token(
+            scores, draws.rows, best, draws.temperature, draws.filters, draws.streams
+        )
+    picked = scores[draws.rows]
+    relative = relate(picked, draws.temperature)
+    return draw_related(relative, draws.filters, draws.streams)
+
+
+def relate(scores: Tensor, temperature: Tensor) -> Tensor:
+    """[n, V], the best being 0."""
+    return (scores - scores.amax(-1, keepdim=True)) / temperature.unsqueeze(-1)
+
+
+def draw_related(scores: Tensor, filters: Filters, streams: Tensor) -> Tensor:
+    """The tokens [n] drawn from scores [n, V] that temperature was applied to, in torch."""
+    vocab_size = scores.shape[-1]
+    if bool(((filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > LEAST_P)).any()):
+        listed = shortlist(scores, filters)
+        if listed.is_complete:
+            best = listed.scores.masked_fill(listed.scores < listed.floor, -torch.inf)
+            return _noisy_best(best, listed.tokens, streams)
+        scores = scores.masked_fill(scores < listed.floor, -torch.inf)
+    may_win = scores >= scores.amax(-1, keepdim=True) - SPREAD
+    num_live = max(1, int(may_win.sum(-1).max()))
+    if 4 * num_live >= vocab_size:
+        return best_token(scores + gumbel_all(streams, vocab_size))
+    return _noisy_best(*scores.topk(num_live, dim=-1), streams)
+
+
+def _noisy_best(scores: Tensor, tokens: Tensor, streams: Tensor) -> Tensor:
+    """Of some tokens [n, m], the one [n] that is best with its noise."""
+    winner = (scores + gumbel(streams, tokens)).argmax(-1, keepdim=True)
+    return tokens.gather(-1, winner).squeeze(-1)

@@ -1,0 +1,1 @@
+"""The states and words of one handoff. Pure."""

@@ -1,0 +1,31 @@
+"""What became of the transfers that are over, for a peer that asks late. Bounded: old ones go."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from baton.core.ids import Epoch, TransferId
+from baton.kv_transfer.handoff.messages import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    peer_epoch: Epoch
+    outcome: Outcome
+    reason: str = ""
+    """Of an abort."""
+
+
+class RecentOutcomes:
+    def __init__(self, max_remembered: int) -> None:
+        self._max_remembered = max_remembered
+        self._ended: OrderedDict[TransferId, Ended] = OrderedDict()
+
+    def record(self, transfer_id: TransferId, ended: Ended) -> None:
+        self._ended[transfer_id] = ended
+        if len(self._ended) > self._max_remembered:
+            self._ended.popitem(last=False)
+
+    def get(self, transfer_id: TransferId) -> Ended | None:
+        return self._ended.get(transfer_id)

@@ -1,0 +1,107 @@
+"""What a transport is: D's way to the pieces that P lends, and P's way to hand them over.
+
+    D: Fetcher -> Transport  ~~~ memory, gRPC, ... ~~~  SendingHalf <- SendingSide (P: Outbox)
+
+The pieces of most transports are announced on one stream (`transport/control.py`); what differs is
+how their bytes get across. Errors cross a transport as what they are: StaleEpoch, LayoutMismatch,
+UnknownTransfer and TransferAborted when P refuses or gives up, TransferCut when P cannot be reached
+or the connection breaks, TransportFailed (a kind of cut) when this way leads nowhere but another
+may. Nothing else is raised, but for cancellation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.ids import Epoch, TransferId
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentPiece:
+    """Some consecutive blocks of one plane, still in P's pool: lent until given back."""
+
+    transfer_id: TransferId
+    sender_epoch: Epoch
+    receiver_epoch: Epoch
+    plane: int
+    first_block: int
+    views: tuple[memoryview, ...]
+    """By block: [KV heads][2][block size][head dim] as bytes."""
+    blocks: tuple[int, ...]
+    """Their numbers in P's pool, for a D that reads P's memory by itself."""
+    checksums: tuple[int, ...]
+    """XXH3-64 of each (block, head), in the order of the views."""
+    give_back: Callable[[], None]
+    """The views will not be read again. Once, or more often; from any thread."""
+    block_offset: int = 0
+    """Where in each of the blocks its view begins, in bytes: D may hold only some of the heads."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(view.nbytes for view in self.views)
+
+
+class SendingSide(Protocol):
+    """P, as a transport sees it."""
+
+    def pieces(self, request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:
+        """Lend every piece from the first block asked for, as they are computed, then end.
+
+        Closing it early leaves the transfer open. What is not given back by then still must be.
+        """
+
+    async def settle(self, request: SettleTransfer) -> Outcome:
+        """Record the outcome, or tell it. May be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A lent piece as it goes out: its bytes, or a ticket that says how to get them."""
+
+    data: tuple[bytes | memoryview, ...] = ()
+    """End to end. They may look into the lent blocks: nobody else reads them before they left."""
+    ticket: bytes = b""
+
+
+class SendingHalf(Protocol):
+    """P's half of a transport whose pieces are announced on the control stream."""
+
+    max_piece_bytes: int
+    """0: as long as P likes them. What is not carried may be longer: there is less to announce."""
+
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+        """With data the piece is given back at once; with a ticket when D has taken it.
+
+        What is raised gives the piece back. Raises TransportFailed where this way is closed.
+        """
+
+    async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
+        """Answer what D's half must know first. Raises TransportFailed if they cannot meet."""
+
+    async def close(self) -> None:
+        """Nothing is packed any more. What P lends by then is given back by its streams."""
+
+
+class Transport(Protocol):
+    """D's side. Knows how to reach any P by its address."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
+        """Raise NoTransport where pieces may not, or cannot, come from this incarnation of P.
+
+        Asked before P is given anything to compute. May know too little to tell, and pass.
+        """
+
+    def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        """Yield the pieces P sends. Use it under `aclosing`: closing it early ends the stream."""
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        """Tell P the outcome, or ask for it. The caller bounds the time."""
+
+    async def close(self) -> None:
+        """Let go of all connections."""

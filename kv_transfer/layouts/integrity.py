@@ -1,0 +1,52 @@
+"""Checksums over KV: one XXH3-64 per unit (plane, block, head).
+
+A unit is K and V of one block and one head, or its latents, contiguous in every layout, so a
+checksum stays valid however blocks are grouped into pieces. It guards against broken memory, links
+and software, not against an attacker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import xxhash
+
+from baton.kernels.paging import checksum
+from baton.kernels.paging.checksum import Buffer
+
+
+def unit_checksums(data: Buffer, unit_bytes: int) -> tuple[int, ...]:
+    """The checksum of each unit of `data`, whose length is a multiple of `unit_bytes`."""
+    return checksums_of((data,), unit_bytes)
+
+
+def checksums_of(parts: Sequence[Buffer], unit_bytes: int) -> tuple[int, ...]:
+    """Of the units of several parts, one after the other."""
+    if checksum.is_compiled():
+        return tuple(checksum.checksums(parts, unit_bytes))
+    return tuple([each for part in parts for each in _digests(memoryview(part), unit_bytes)])
+
+
+def copied_checksums(
+    sources: Sequence[Buffer], targets: Sequence[memoryview], unit_bytes: int
+) -> tuple[int, ...]:
+    """Copy each source to the target of its length; the checksums are of the targets' units.
+
+    What comes from memory that another process can write to may change while it is read: only the
+    copy stays as it was verified.
+    """
+    if checksum.is_compiled():
+        return tuple(checksum.copy_checksums(sources, targets, unit_bytes))
+    for source, target in zip(sources, targets, strict=True):
+        target[:] = source
+    return checksums_of(targets, unit_bytes)
+
+
+def _digests(view: memoryview, unit_bytes: int) -> list[int]:
+    starts, digest = range(0, len(view), unit_bytes), xxhash.xxh3_64_intdigest
+    return [digest(view[start : start + unit_bytes]) for start in starts]
+
+
+def combined_checksum(checksums: tuple[int, ...]) -> int:
+    """One number that stands for several checksums, to remember and compare later."""
+    return int(xxhash.xxh3_64_intdigest(b"".join([c.to_bytes(8, "little") for c in checksums])))

@@ -1,0 +1,1 @@
+"""Cached KV lent between peers."""

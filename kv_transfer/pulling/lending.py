@@ -1,0 +1,171 @@
+"""The other end of a pull: lends a peer the KV that this pool holds of a sequence of tokens.
+
+    pull --> hold what is cached --> offer, published as a whole --> settled, expired or cut
+                  `--> no more than the peer has: nothing is lent
+
+The blocks are held by a lease of their own until the transfer is over, like those of a handoff.
+They take nothing from the pool but what could have been evicted: under pressure the youngest loan
+is called back before a request is preempted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import Overloaded, TransferError
+from baton.core.ids import TransferId
+from baton.core.kv_pool import Holder, HolderKind, KvPool
+from baton.core.messages import PullOffered, PullRequest
+from baton.core.owner_thread import OwnerThread
+from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.sending.sender import Sender
+
+MAX_LENT_FRACTION = 0.5
+"""Share of the pool that loans may hold together."""
+
+Hold = Callable[[Holder], int]
+"""Called on the owner's thread: lets the holder reference blocks, returns the tokens in them."""
+
+BringIn = Callable[[Sequence[int], bytes], AbstractAsyncContextManager[object]]
+"""Tokens and salt: within the context, what there is of them is in the pool's cache."""
+
+
+class Lender:
+    """Belongs to the event loop that serves peers; `ended` and `call_back` to the owner's thread.
+
+    Whoever owns the sender passes what `Sender.on_ended` says on to `ended`.
+    """
+
+    def __init__(
+        self, pool: KvPool, sender: Sender, owner: OwnerThread, *, clock: Clock = monotonic
+    ) -> None:
+        self.num_lent_tokens = 0
+        """Offered so far."""
+        self._pool = pool
+        self._sender = sender
+        self._owner = owner
+        self._clock = clock
+        self.is_idle = asyncio.Event()
+        """Set while nothing is lent."""
+        self.is_idle.set()
+        self.bring_in: BringIn | None = None
+        """Where KV is kept that has left the pool: gets it back before it is lent."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._has_ended: dict[TransferId, asyncio.Event] = {}
+        self._num_recallable: dict[TransferId, int] = {}  # oldest first
+        """Blocks of each loan that may be called back; 0 where none may."""
+
+    @property
+    def num_open(self) -> int:
+        return len(self._has_ended)
+
+    async def lend(
+        self, request: PullRequest, hold: Hold | None = None
+    ) -> AsyncGenerator[PullOffered, None]:
+        """Yield the offer, then end when the transfer is over; end at once if there is no more.
+
+        `hold` says which blocks, instead of those that are cached; they are never called back.
+        Closing the iterator aborts the transfer. Raises LayoutMismatch, TransferError, Overloaded.
+        """
+        check_layouts(self._pool.layout, request.layout)
+        transfer_id = request.transfer_id
+        if transfer_id in self._has_ended:
+            raise TransferError(f"{transfer_id} was asked for before; draw a new transfer id")
+        self._loop = asyncio.get_running_loop()
+        has_ended = self._has_ended[transfer_id] = asyncio.Event()
+        self.is_idle.clear()
+        try:
+            async with self._beyond_the_pool(request, hold):
+                num_tokens = await self._owner.call(partial(self._offer, request, hold))
+            if num_tokens <= request.num_held:
+                return
+            self.num_lent_tokens += num_tokens - request.num_held
+            yield PullOffered(
+                transfer_id=transfer_id,
+                sender_epoch=self._sender.epoch,
+                layout=self._pool.layout,
+                num_tokens=num_tokens,
+            )
+            await has_ended.wait()
+        finally:
+            del self._has_ended[transfer_id]
+            if not self._has_ended:
+                self.is_idle.set()
+            self._owner.post(partial(self._end, transfer_id, "the call of who pulled it ended"))
+
+    def _beyond_the_pool(
+        self, request: PullRequest, hold: Hold | None
+    ) -> AbstractAsyncContextManager[object]:
+        if hold is not None or self.bring_in is None:
+            return nullcontext()
+        return self.bring_in(request.tokens, request.salt)
+
+    # On the owner's thread.
+
+    def ended(self, transfer_id: TransferId) -> None:
+        """A transfer of the sender is over; nothing happens if it is no loan."""
+        self._num_recallable.pop(transfer_id, None)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and its calls with it
+                self._loop.call_soon_threadsafe(self._wake, transfer_id)
+
+    def call_back(self) -> bool:
+        """Under memory pressure: end the youngest loan of cached blocks, if there is one."""
+        for transfer_id, num_blocks in reversed(self._num_recallable.items()):
+            if num_blocks:
+                self._end(transfer_id, "its blocks are needed by running requests")
+                return True
+        return False
+
+    def _offer(self, request: PullRequest, hold: Hold | None) -> int:
+        lease = Holder(HolderKind.LEASE, request.transfer_id)
+        # Nor may it be a transfer that comes here: its blocks would be taken for this one's.
+        if request.transfer_id in self._sender.lease_ids or self._pool.table(lease):
+            raise TransferError(f"{request.transfer_id} exists; draw a new transfer id")
+        num_tokens = hold(lease) if hold is not None else self._hold_cached(lease, request)
+        try:
+            if num_tokens <= request.num_held:
+                self._pool.release(lease)
+                return num_tokens
+            self._sender.offer(
+                request.transfer_id,
+                request.receiver_epoch,
+                source=lease,
+                num_tokens=num_tokens,
+                time_left_s=request.time_left_ms / 1e3,
+                now=self._clock(),
+            )
+        except BaseException:
+            self._pool.release(lease)
+            raise
+        num_blocks = len(self._pool.table(lease)) if hold is None else 0
+        self._num_recallable[request.transfer_id] = num_blocks
+        self._sender.publish(request.transfer_id, num_tokens)
+        self._sender.finish(request.transfer_id)
+        return num_tokens
+
+    def _hold_cached(self, lease: Holder, request: PullRequest) -> int:
+        num_tokens = self._pool.hold_cached(lease, request.tokens, request.salt)
+        num_lent = sum(self._num_recallable.values()) + len(self._pool.table(lease))
+        if num_lent > MAX_LENT_FRACTION * self._pool.num_blocks:
+            self._pool.release(lease)
+            raise Overloaded(
+                f"{num_lent} blocks would be lent to peers, of {self._pool.num_blocks}"
+            )
+        return num_tokens
+
+    def _end(self, transfer_id: TransferId, reason: str) -> None:
+        """Only a loan of ours, and only one that is not over."""
+        if transfer_id in self._num_recallable:
+            self._sender.abort(transfer_id, reason)
+
+    # On the event loop.
+
+    def _wake(self, transfer_id: TransferId) -> None:
+        has_ended = self._has_ended.get(transfer_id)
+        if has_ended is not None:
+            has_ended.set()

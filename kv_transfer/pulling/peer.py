@@ -1,0 +1,215 @@
+"""One replica asks another for the KV it holds: `baton.replica.v1.Peer`, both ends.
+
+    PeerClient.source(peer) -- Pull --> PeerGrpc -> Lends (a worker: its Lender, or who moves away)
+                            <- Offered
+      the transfer itself goes by any transport; the call stays open until it is settled
+
+Cutting the call gives the loan up. Leaving the offer's context after a transfer does not cut it:
+the peer ends it on hearing that the transfer is sealed, which is waited for behind the caller's
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from baton.core.errors import (
+    BatonError,
+    LayoutMismatch,
+    Overloaded,
+    StaleEpoch,
+    TransferError,
+    Unavailable,
+)
+from baton.core.ids import Epoch, RequestId, TransferId
+from baton.core.kv_layout import KvLayout
+from baton.core.messages import PullOffered, PullRequest, ReplicaAddress
+from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels, explain
+from baton.proto.replica_pb2_grpc import PeerServicer, PeerStub
+from baton.proto.wire import offered_from_proto, offered_to_proto, pull_from_proto, pull_to_proto
+
+END_OF_CALL_S = 5.0
+
+_STATUS: dict[type[BatonError], grpc.StatusCode] = {
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    TransferError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+_ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.FAILED_PRECONDITION: LayoutMismatch,
+    grpc.StatusCode.INVALID_ARGUMENT: TransferError,
+    grpc.StatusCode.ABORTED: StaleEpoch,
+}
+
+
+class Lends(Protocol):
+    """A worker of either role, as its peers see it."""
+
+    epoch: Epoch
+
+    def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
+        """Yield the offer, then end when its transfer is over; end at once if there is none.
+
+        Closing the iterator gives the loan up. Raises BatonError.
+        """
+
+
+class PeerGrpc(PeerServicer):
+    def __init__(self, lends: Lends) -> None:
+        self._lends = lends
+
+    async def Pull(
+        self, request: pb.PullRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.PullEvent]:
+        if request.sender_epoch != self._lends.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.ABORTED, detail)
+        has_offered = False
+        try:
+            async with aclosing(self._lends.pull(_pull_from_proto(request))) as loan:
+                async for offered in loan:
+                    has_offered = True
+                    yield pb.PullEvent(offered=offered_to_proto(offered))
+        except BatonError as error:
+            await _abort(context, error)
+        if not has_offered:
+            detail = f"no more than the first {request.num_held} tokens are here"
+            await context.abort(grpc.StatusCode.NOT_FOUND, detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """The request that moves from the peer to here."""
+
+    request_id: RequestId
+    attempt: int
+    """The one that runs there, or a later one."""
+
+
+class PeerClient:
+    """Asks peers, on behalf of one receiver. Belongs to one event loop."""
+
+    def __init__(
+        self, channels: Channels, *, epoch: Epoch, layout: KvLayout, timeout_s: float
+    ) -> None:
+        self._channels = channels
+        self._epoch = epoch
+        self._layout = layout
+        self._timeout_s = timeout_s
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def source(self, peer: ReplicaAddress, leaving: Leaving | None = None) -> PeerSource:
+        """With `leaving` that request of the peer stops there, whatever it has to offer."""
+        return PeerSource(self, peer, leaving)
+
+    async def close(self) -> None:
+        """Return when no call is open any more."""
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    def request(self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes) -> PullRequest:
+        return PullRequest(
+            transfer_id=transfer_id,
+            receiver_epoch=self._epoch,
+            layout=self._layout,
+            tokens=tuple(tokens),
+            salt=salt,
+            time_left_ms=int(self._timeout_s * 1e3),
+        )
+
+    async def pull(
+        self, peer: ReplicaAddress, request: PullRequest
+    ) -> AsyncGenerator[PullOffered, None]:
+        """What the peer's `Lends.pull` yields. Raises BatonError."""
+        stub = PeerStub(self._channels.to(peer.address))
+        call = stub.Pull(pull_to_proto(request, peer.epoch), timeout=self._timeout_s)
+        try:
+            async for event in call:
+                if event.WhichOneof("event") == "offered":
+                    yield offered_from_proto(event.offered)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return
+            error_type = _ERROR_BY_CODE.get(error.code(), Unavailable)
+            raise error_type(explain(error)) from error
+        except ValueError as error:  # a layout that this version cannot even read
+            raise LayoutMismatch(str(error)) from error
+        finally:
+            call.cancel()
+
+    def let_end(self, loan: AsyncGenerator[PullOffered, None]) -> None:
+        """Close the loan when the peer has ended it, or has had the time to."""
+        task = asyncio.ensure_future(_exhaust(loan))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+class PeerSource:
+    """A `baton.kv_transfer.pulling.prefix_fetch.PrefixSource`: what one peer holds."""
+
+    def __init__(self, client: PeerClient, peer: ReplicaAddress, leaving: Leaving | None) -> None:
+        self.name: str = peer.replica_id
+        self._client = client
+        self._peer = peer
+        self._leaving = leaving
+
+    @asynccontextmanager
+    async def offer(
+        self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes, num_held: int
+    ) -> AsyncIterator[PrefixOffer | None]:
+        """See `PrefixSource.offer`."""
+        request = replace(self._client.request(transfer_id, tokens, salt), num_held=num_held)
+        if self._leaving is not None:
+            leaving = self._leaving
+            request = replace(request, request_id=leaving.request_id, attempt=leaving.attempt)
+        loan = self._client.pull(self._peer, request)
+        try:
+            offered = await anext(loan, None)
+            yield None if offered is None else _offer(offered, self._peer.address)
+        except BaseException:
+            await loan.aclose()
+            raise
+        self._client.let_end(loan)
+
+
+def _offer(offered: PullOffered, address: str) -> PrefixOffer:
+    return PrefixOffer(
+        sender_epoch=offered.sender_epoch,
+        layout=offered.layout,
+        num_tokens=offered.num_tokens,
+        address=address,
+    )
+
+
+async def _exhaust(loan: AsyncGenerator[PullOffered, None]) -> None:
+    with suppress(BatonError, TimeoutError):
+        async with asyncio.timeout(END_OF_CALL_S), aclosing(loan):
+            async for _ in loan:
+                pass
+
+
+def _pull_from_proto(message: pb.PullRequest) -> PullRequest:
+    """Raises LayoutMismatch for a layout that this version cannot even read."""
+    try:
+        return pull_from_proto(message)
+    except ValueError as error:
+        raise LayoutMismatch(str(error)) from error
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
+    """The one place where what keeps a peer from lending becomes a status."""
+    for kind in type(error).__mro__:
+        if kind in _STATUS:
+            await context.abort(_STATUS[kind], str(error))
+    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+    raise AssertionError("abort always raises")

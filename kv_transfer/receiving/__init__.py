@@ -1,0 +1,1 @@
+"""D's side of a handoff."""

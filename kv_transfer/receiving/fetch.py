@@ -1,0 +1,309 @@
+"""D's asyncio side of a transfer: brings the KV of one prompt into the blocks reserved for it.
+
+    open --> piece, piece, ... --> all there --> seal --> (tell P: SEALED)     the caller adopts
+      ^            |
+      |--- cut ----|      a few times, from the first block that is missing
+      `-- corrupt -'      a few pieces, and nothing but these, once the others are there
+
+    anything else, cancellation included --> abort --> (tell P: ABORTED)       the caller recomputes
+
+A prompt may come from several sources at once, the ranks of one P: each has a stream of its own,
+and the lease is sealed when all are whole. Telling P is done behind the caller's back, a bounded
+number of times: whatever P answers, D has verified the bytes or given them up. A P that cannot be
+told lets its lease expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import (
+    CorruptPiece,
+    EngineFailed,
+    TransferAborted,
+    TransferCut,
+    TransferError,
+    TransportFailed,
+)
+from baton.core.ids import Epoch, TransferId
+from baton.core.owner_thread import OwnerThread
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer, Span
+from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
+from baton.kv_transfer.handoff.scores import SourceScores
+from baton.kv_transfer.handoff.transport import Transport
+from baton.kv_transfer.receiving.filling import Filling
+from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
+from baton.kv_transfer.receiving.writer import Writer, WriterParts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    max_unwritten: int = 8
+    """Pieces of one stream that have come but are not written."""
+    num_threads: int = 2
+    """That write pieces and verify them."""
+    max_reopened: int = 3
+    """Of one stream."""
+    max_asked_again: int = 4
+    """Pieces of one stream that may come with wrong bytes: each is asked for again."""
+    reopen_delay_s: float = 0.05
+    """Before the first opening anew; doubles each time."""
+    max_settle_attempts: int = 3
+    settle_timeout_s: float = 2.0
+    """Of one attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferReport:
+    """How the KV of one prompt travelled."""
+
+    num_bytes: int
+    """That arrived, duplicates included."""
+    transfer_ms: float
+    """From the opening until the seal."""
+    transport: str
+    num_duplicates: int
+    """(plane, block)s that arrived more than once."""
+    num_reopened: int
+    num_asked_again: int
+    """Pieces that came with wrong bytes at first."""
+    notes: tuple[str, ...] = ()
+    """Why another transport had to be taken, or a piece be asked for again."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Flight:
+    """One transfer under way."""
+
+    reservation: Reservation
+    scope: asyncio.Timeout
+    transport: str
+    num_bytes: int = 0
+    num_duplicates: int = 0
+    num_reopened: int = 0
+    num_asked_again: int = 0
+    notes: list[str] = field(default_factory=list)
+    abort_reason: str = ""
+    """Why the receiver gave the lease up on its own, if it did."""
+
+
+class Fetcher:
+    """Runs the transfers of one `Receiver`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        owner: OwnerThread,
+        transport: Transport,
+        *,
+        clock: Clock = monotonic,
+        config: FetchConfig | None = None,
+        scores: SourceScores | None = None,
+    ) -> None:
+        self._receiver = receiver
+        self._owner = owner
+        self._transport = transport
+        self._clock = clock
+        self._config = config or FetchConfig()
+        self._scores = scores or SourceScores()
+        self._flights: dict[TransferId, _Flight] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Its threads end when the fetcher does.
+        self._writing = WriterParts(
+            executor=ThreadPoolExecutor(self._config.num_threads, "baton-fill"),
+            clock=clock,
+            max_unwritten=self._config.max_unwritten,
+            max_asked_again=self._config.max_asked_again,
+            on_released=partial(owner.post, receiver.end_quarantine),
+        )
+        receiver.on_aborted.append(self._lease_was_aborted)
+
+    async def fetch(self, reservation: Reservation) -> TransferReport:
+        """Return once every piece is verified and the lease sealed; it is the caller's to adopt.
+
+        On any failure, and when cancelled, the lease is aborted before this ends; only a task
+        cancelled before its first step never gets here, so await this where the lease was taken.
+        Raises TransferError or one of its kinds, or EngineFailed.
+        """
+        self._loop = asyncio.get_running_loop()
+        transfer_id, started = reservation.transfer_id, self._clock()
+        scope = asyncio.timeout(reservation.time_left_s)
+        flight = _Flight(reservation=reservation, scope=scope, transport=self._transport.name)
+        self._flights[transfer_id] = flight
+        try:
+            async with scope:
+                await self._fill(flight)
+                await self._owner.interject(partial(self._receiver.seal, transfer_id))
+        except BaseException as error:
+            self._give_up(flight, error)
+            if isinstance(error, TimeoutError):
+                why = flight.abort_reason or AbortReason.EXPIRED
+                raise TransferAborted(f"{transfer_id}: {why}") from error
+            raise
+        finally:
+            del self._flights[transfer_id]
+        self._tell(flight, Outcome.SEALED)
+        return TransferReport(
+            num_bytes=flight.num_bytes,
+            transfer_ms=(self._clock() - started) * 1e3,
+            transport=flight.transport,
+            num_duplicates=flight.num_duplicates,
+            num_reopened=flight.num_reopened,
+            num_asked_again=flight.num_asked_again,
+            notes=tuple(flight.notes),
+        )
+
+    async def check(self, address: str, sender: Epoch) -> None:
+        """Raise NoTransport if KV of that incarnation cannot, or may not, come here."""
+        await self._transport.check(address, sender, self._receiver.epoch)
+
+    async def close(self) -> None:
+        """Return when every P has been told, or cannot be. The transport stays open."""
+        while self._telling:
+            await asyncio.wait(self._telling)
+
+    async def _fill(self, flight: _Flight) -> None:
+        """Run all streams to their end. Raises what the first one to fail raised."""
+        transfer_id = flight.reservation.transfer_id
+        filling = await self._owner.interject(partial(self._receiver.filling, transfer_id))
+        streams = [
+            asyncio.ensure_future(self._fill_stream(flight, filling, index))
+            for index in range(len(flight.reservation.streams))
+        ]
+        try:
+            await asyncio.wait(streams, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+        for stream in streams:
+            if not stream.cancelled():
+                stream.result()
+
+    async def _fill_stream(self, flight: _Flight, filling: Filling, index: int) -> None:
+        stream, num_reopened = flight.reservation.streams[index], 0
+        writer, opening = Writer(filling, index, self._writing), _opening(flight, stream)
+        try:
+            while True:
+                cut = await self._read(flight, stream, opening, writer)
+                await writer.flush()
+                first_block = filling.first_missing(index)
+                if first_block == stream.blocks.stop:
+                    return
+                corrupt = writer.take_corrupt()
+                self._take_note(flight, corrupt)
+                if corrupt and cut is None:
+                    opening = _once_more(opening, corrupt)
+                    continue
+                if num_reopened == self._config.max_reopened:
+                    raise cut or TransferCut(f"{stream.source.address} ended the stream early")
+                await asyncio.sleep(self._config.reopen_delay_s * 2**num_reopened)
+                num_reopened += 1
+                flight.num_reopened += 1
+                opening = replace(opening, first_block=first_block, only=())
+        finally:
+            writer.close()
+            flight.num_duplicates += writer.num_duplicates
+            for _ in range(writer.num_corrupt):
+                self._scores.record(stream.source.epoch, stream.source.address, self._clock())
+
+    async def _read(
+        self, flight: _Flight, stream: ReservedStream, opening: OpenTransfer, writer: Writer
+    ) -> TransferCut | None:
+        """Hand the pieces of one stream to its writer until it ends; what cut it, if it was."""
+        try:
+            async with aclosing(self._transport.open(stream.source.address, opening)) as pieces:
+                async for piece in pieces:
+                    if not _is_asked_for(piece, opening):
+                        piece.release()
+                        raise CorruptPiece(f"{stream.source.address} sends no piece a second time")
+                    flight.num_bytes += piece.num_bytes
+                    flight.transport = piece.transport or flight.transport
+                    await writer.put(piece)
+        except TransferCut as cut:
+            if isinstance(cut, TransportFailed):
+                flight.notes.append(str(cut))
+            return cut
+        return None
+
+    def _take_note(self, flight: _Flight, corrupt: Sequence[CorruptPiece]) -> None:
+        self._receiver.counters.asked_again(len(corrupt))
+        flight.num_asked_again += len(corrupt)
+        flight.notes += [f"{error}: asked for again" for error in corrupt]
+
+    def _lease_was_aborted(self, transfer_id: TransferId, reason: str) -> None:
+        """Called on the engine's thread: expiry or pressure took the lease away."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and its transfers with it
+                self._loop.call_soon_threadsafe(self._stop, transfer_id, reason)
+
+    def _stop(self, transfer_id: TransferId, reason: str) -> None:
+        flight = self._flights.get(transfer_id)
+        if flight is not None and not flight.scope.expired():
+            flight.abort_reason = reason
+            flight.scope.reschedule(asyncio.get_running_loop().time())
+
+    def _give_up(self, flight: _Flight, error: BaseException) -> None:
+        is_ours = isinstance(error, TransferError | TimeoutError | EngineFailed)
+        reason = AbortReason.FAILED if is_ours else AbortReason.CANCELLED
+        # A piece that is on its way to a worker finds no lease any more.
+        transfer_id = flight.reservation.transfer_id
+        self._owner.post(partial(self._receiver.abort, transfer_id, reason))
+        self._tell(flight, Outcome.ABORTED)
+
+    def _tell(self, flight: _Flight, outcome: Outcome) -> None:
+        lease = flight.reservation
+        for source in {stream.source for stream in lease.streams}:
+            request = SettleTransfer(
+                transfer_id=lease.transfer_id,
+                sender_epoch=source.epoch,
+                receiver_epoch=lease.receiver_epoch,
+                outcome=outcome,
+            )
+            task = asyncio.ensure_future(self._settle(source.address, request))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _settle(self, address: str, request: SettleTransfer) -> None:
+        for attempt in range(self._config.max_settle_attempts):
+            try:
+                async with asyncio.timeout(self._config.settle_timeout_s):
+                    await self._transport.settle(address, request)
+                return
+            except (TransferCut, TimeoutError):
+                await asyncio.sleep(self._config.reopen_delay_s * 2**attempt)
+            except TransferError:
+                return  # another incarnation, say: it holds nothing of ours
+
+
+def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
+    """Of everything that the stream is to bring."""
+    return OpenTransfer(
+        transfer_id=flight.reservation.transfer_id,
+        sender_epoch=stream.source.epoch,
+        receiver_epoch=flight.reservation.receiver_epoch,
+        layout=stream.wanted,
+        first_block=stream.blocks.start,
+    )
+
+
+def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
+    """Of these pieces alone."""
+    only = tuple(Span(error.plane, error.blocks.start, error.blocks.stop) for error in corrupt)
+    return replace(opening, first_block=min(span.start for span in only), only=only)
+
+
+def _is_asked_for(piece: KvPiece, opening: OpenTransfer) -> bool:
+    """A sender that knows of no `only` sends everything: too much for the sake of a piece."""
+    start, stop = piece.first_block, piece.first_block + piece.num_blocks
+    return not opening.only or any(
+        plane == piece.plane and first <= start and stop <= end
+        for plane, first, end in opening.only
+    )

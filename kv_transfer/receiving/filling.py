@@ -1,0 +1,238 @@
+"""The blocks of one lease while they fill: the part of it that several threads may touch.
+
+    begin(piece)   checked against epoch, state, time, range; its empty slots are claimed
+    ...            its bytes are written and verified, on any thread (`placing.py`)
+    end(fill)      what is right is recorded, what is not is missing again
+
+Between `begin` and `end` the lease counts a fill: if it is aborted meanwhile its blocks stay in
+quarantine. One lock guards all of it; nothing that takes long, or calls out, happens under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from baton.core.errors import CorruptPiece, StaleEpoch, TransferAborted, UnknownTransfer
+from baton.core.ids import Epoch, TransferId
+from baton.core.kv_pool import BlockTargets
+from baton.kv_transfer.handoff.lease import (
+    ReceiverEvent,
+    ReceiverLease,
+    ReceiverState,
+    next_receiver_lease,
+)
+from baton.kv_transfer.handoff.messages import KvPiece
+from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
+from baton.kv_transfer.handoff.slots import Slots
+from baton.kv_transfer.layouts.integrity import combined_checksum
+from baton.kv_transfer.layouts.plan import Placement
+
+
+@dataclass(slots=True, kw_only=True)
+class FillCounters:
+    """Of all leases of a receiver, counted on whichever thread fills them."""
+
+    num_bytes: int = 0
+    """Verified and recorded, in the senders' layouts."""
+    num_corrupt: Counter[Epoch] = field(default_factory=Counter)
+    """Bad pieces, by the epoch of the sender they came from."""
+    num_asked_again: int = 0
+    """Of the bad pieces."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def filled(self, num_bytes: int) -> None:
+        with self._lock:
+            self.num_bytes += num_bytes
+
+    def refused(self, source: Epoch) -> None:
+        with self._lock:
+            self.num_corrupt[source] += 1
+
+    def asked_again(self, num_pieces: int) -> None:
+        with self._lock:
+            self.num_asked_again += num_pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fill:
+    """One piece that is being written. It must be ended, once."""
+
+    piece: KvPiece
+    stream: ReservedStream
+    slots: Slots
+    targets: BlockTargets
+    tokens: range
+    """That the lease lacks; no others are written."""
+    blocks: tuple[int, ...]
+    """Of the piece: those that were empty."""
+
+    @property
+    def placement(self) -> Placement:
+        """Of the plane that the piece is of."""
+        return self.stream.placement.planes[self.piece.plane]
+
+    def view(self, block: int) -> memoryview:
+        """Of the piece: the bytes of one block."""
+        return self.piece.views[block - self.piece.first_block]
+
+    def checksums(self, block: int) -> tuple[int, ...]:
+        """By head, as the sender computed them."""
+        num_heads = self.placement.arriving.num_kv_heads
+        start = (block - self.piece.first_block) * num_heads
+        return self.piece.checksums[start : start + num_heads]
+
+    @property
+    def num_duplicates(self) -> int:
+        return self.piece.num_blocks - len(self.blocks)
+
+
+class Filling:
+    def __init__(
+        self,
+        reservation: Reservation,
+        targets: BlockTargets,
+        expires_at: float,
+        counters: FillCounters,
+    ) -> None:
+        num_planes = reservation.streams[0].wanted.num_planes
+        self.reservation = reservation
+        self.expires_at = expires_at
+        self._targets = targets
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._lease = ReceiverLease()
+        self._reason = ""
+        self._slots = [
+            Slots(stream.blocks.start, stream.blocks.stop, num_planes)
+            for stream in reservation.streams
+        ]
+
+    @property
+    def transfer_id(self) -> TransferId:
+        return self.reservation.transfer_id
+
+    @property
+    def state(self) -> ReceiverState:
+        return self._lease.state
+
+    @property
+    def is_released(self) -> bool:
+        """Given up, and nothing writes to its blocks any more."""
+        return self._lease.is_released
+
+    @property
+    def num_missing(self) -> int:
+        """(plane, block)s that are not there, counted in the senders' blocks."""
+        return sum(slots.num_missing for slots in self._slots)
+
+    def first_missing(self, stream: int) -> int:
+        """The first block of the stream that is not there in all planes; its stop if all are."""
+        with self._lock:
+            return self._slots[stream].first_missing()
+
+    def begin(self, stream: int, piece: KvPiece, now: float) -> Fill:
+        """Raises StaleEpoch, UnknownTransfer, TransferAborted or CorruptPiece."""
+        reserved = self.reservation.streams[stream]
+        self._check_sender(piece, reserved)
+        with self._lock:
+            self._check_state(now)
+            self._check_shape(piece, reserved)
+            slots = self._slots[stream]
+            try:
+                blocks = slots.claim(piece.plane, piece.first_block, _by_block(piece))
+            except ValueError as conflict:
+                self._refuse(piece, str(conflict))
+            self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_BEGUN)
+        return Fill(
+            piece=piece,
+            stream=reserved,
+            slots=slots,
+            targets=self._targets,
+            tokens=self.reservation.tokens,
+            blocks=blocks,
+        )
+
+    def end(self, fill: Fill, is_written: bool) -> None:
+        """Its bytes are in place and verified, or they are not."""
+        plane = fill.piece.plane
+        with self._lock:
+            if is_written:
+                fill.slots.record(plane, fill.blocks)
+                size = fill.placement.arriving.layer_block_bytes
+                self._counters.filled(len(fill.blocks) * size)
+            else:
+                fill.slots.give_back(plane, fill.blocks)
+            self._lease = next_receiver_lease(self._lease, ReceiverEvent.FILL_ENDED)
+
+    def refuse(self, fill: Fill, bad: Sequence[object]) -> NoReturn:
+        """Its bytes are wrong. Raises CorruptPiece, and counts it against the source."""
+        piece, first = fill.piece, fill.piece.first_block
+        checksums = _by_block(piece)
+        with self._lock:
+            expected = [checksums[block - first] for block in fill.blocks]
+            fill.slots.expect(piece.plane, fill.blocks, expected)
+        what = f"(block, head) {bad[:8]} do not match their checksums"
+        self._refuse(piece, what, range(fill.blocks[0], fill.blocks[-1] + 1))
+
+    # On the owner's thread.
+
+    def happen(self, event: ReceiverEvent, reason: str = "") -> ReceiverLease:
+        """SEAL, ADOPT or ABORT; what the lease is then. Raises ValueError if it cannot happen."""
+        with self._lock:
+            self._lease = next_receiver_lease(self._lease, event)
+            self._reason = self._reason or reason
+            return self._lease
+
+    # With the lock.
+
+    def _check_state(self, now: float) -> None:
+        if self.state is ReceiverState.ABORTED:
+            raise TransferAborted(f"{self.transfer_id} was given up: {self._reason}")
+        if self.state in (ReceiverState.SEALED, ReceiverState.ADOPTED):
+            raise UnknownTransfer(f"{self.transfer_id} is sealed and takes no more pieces")
+        if self.expires_at <= now:
+            raise TransferAborted(f"{self.transfer_id}: its time is up")
+
+    def _check_sender(self, piece: KvPiece, stream: ReservedStream) -> None:
+        if piece.receiver_epoch != self.reservation.receiver_epoch:
+            raise StaleEpoch(f"a piece of {piece.transfer_id} is for an earlier incarnation")
+        if piece.sender_epoch != stream.source.epoch:
+            raise StaleEpoch(f"a piece of {piece.transfer_id} is from another incarnation")
+        if piece.transfer_id != self.transfer_id:
+            raise UnknownTransfer(f"a piece of {piece.transfer_id} came for {self.transfer_id}")
+
+    def _check_shape(self, piece: KvPiece, stream: ReservedStream) -> None:
+        planes, num_blocks = stream.placement.planes, piece.num_blocks
+        stop = piece.first_block + num_blocks
+        if not 0 <= piece.plane < len(planes):
+            self._refuse(piece, f"there are {len(planes)} planes")
+        layout = planes[piece.plane].arriving
+        has_other_size = any(view.nbytes != layout.layer_block_bytes for view in piece.views)
+        num_checksums = num_blocks * layout.num_kv_heads
+        if not 0 <= piece.first_block <= stop <= stream.blocks.stop:
+            self._refuse(piece, f"{num_blocks} blocks from {piece.first_block} are out of range")
+        if not num_blocks or has_other_size or len(piece.checksums) != num_checksums:
+            wanted = range(max(piece.first_block, stream.blocks.start), stop)
+            what = f"{piece.num_bytes} bytes, {len(piece.checksums)} checksums"
+            self._refuse(piece, what, wanted)
+
+    def _refuse(self, piece: KvPiece, what: str, blocks: range = range(0)) -> NoReturn:
+        """`blocks` may come again."""
+        self._counters.refused(piece.sender_epoch)
+        raise CorruptPiece(
+            f"{piece.transfer_id}, plane {piece.plane}: {what}", plane=piece.plane, blocks=blocks
+        )
+
+
+def _by_block(piece: KvPiece) -> list[int]:
+    heads = len(piece.checksums) // piece.num_blocks
+    if heads == 1:
+        return list(piece.checksums)
+    return [
+        combined_checksum(piece.checksums[start : start + heads])
+        for start in range(0, len(piece.checksums), heads)
+    ]

@@ -1,0 +1,79 @@
+"""Writing the bytes of a piece where they belong, and verifying them. Runs on a worker thread.
+
+    equal layouts   piece --copied and verified in one pass--> D's blocks
+    others          piece --likewise--> scratch --> converted --> D's blocks
+
+What is verified is always memory of D's own, never the piece itself: that may look into memory
+that its sender can write while we read. So the bytes that were verified are the bytes that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.kv_transfer.layouts.convert import converted
+from baton.kv_transfer.layouts.integrity import copied_checksums
+from baton.kv_transfer.receiving.filling import Fill
+
+
+class Unit(NamedTuple):
+    """Which part of a piece's plane."""
+
+    block: int
+    head: int
+    """Of those that travel."""
+
+
+def place(fill: Fill) -> list[Unit]:
+    """Write the fill's blocks; return the units that are not what their sender computed."""
+    if fill.placement.is_direct and fill.targets.is_in_memory:
+        return _place_directly(fill)
+    return _place_by_scratch(fill)
+
+
+def _place_directly(fill: Fill) -> list[Unit]:
+    placement, plane = fill.placement, fill.piece.plane
+    start, stop = placement.offset, placement.offset + placement.arriving.layer_block_bytes
+    targets = [fill.targets.view(block, plane)[start:stop] for block in fill.blocks]
+    bad_by_block = _copy(fill, fill.blocks, targets)
+    for block, target in zip(fill.blocks, targets, strict=True):
+        if block in bad_by_block:
+            target[:] = bytes(len(target))  # attention reads unused slots: they must be finite
+    return [unit for units in bad_by_block.values() for unit in units]
+
+
+def _place_by_scratch(fill: Fill) -> list[Unit]:
+    """Block by block: so little memory comes from the heap and goes back to it."""
+    bad: list[Unit] = []
+    own = memoryview(bytearray(fill.placement.arriving.layer_block_bytes))
+    for block in fill.blocks:
+        if found := _copy(fill, (block,), (own,)):
+            bad += found[block]
+        else:
+            _regroup(fill, block, own)
+    return bad
+
+
+def _regroup(fill: Fill, block: int, own: memoryview) -> None:
+    placement, plane = fill.placement, fill.piece.plane
+    if placement.is_converting:
+        own = converted(own, placement.arriving, placement.receiver.dtype)
+    for copy in placement.copies(block, fill.tokens):
+        part = own[copy.start : copy.start + copy.num_bytes]
+        fill.targets.write(copy.block, plane, copy.target, part)
+
+
+def _copy(
+    fill: Fill, blocks: Sequence[int], targets: Sequence[memoryview]
+) -> dict[int, list[Unit]]:
+    """Write the blocks to the targets; return the units that came out wrong, by block."""
+    sources = [fill.view(block) for block in blocks]
+    actual = copied_checksums(sources, targets, fill.placement.arriving.unit_bytes)
+    expected = [checksum for block in blocks for checksum in fill.checksums(block)]
+    bad_by_block: dict[int, list[Unit]] = {}
+    for index, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
+        if got != wanted:
+            position, head = divmod(index, len(expected) // len(blocks))
+            bad_by_block.setdefault(blocks[position], []).append(Unit(blocks[position], head))
+    return bad_by_block

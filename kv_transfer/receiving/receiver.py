@@ -1,0 +1,232 @@
+"""D's side of handoffs: blocks reserved for KV under way, filled piece by piece, then adopted.
+
+    reserve -> fill, fill, ... -> seal -> adopt       the request joins the batch
+               abort / expire / pressure              pieces are refused; blocks go back, or to
+                                                      quarantine while one is being written
+
+Only this process writes its pool. Synchronous: the receiver lives on the engine's thread, beside
+the pool; the filling of a lease (`filling.py`) may be used from any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.core.errors import TransferAborted, TransferError, UnknownTransfer
+from baton.core.ids import Epoch, TransferId
+from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import Holder, HolderKind, KvPool
+from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
+from baton.kv_transfer.handoff.messages import Outcome
+from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
+from baton.kv_transfer.handoff.reservation import KvSource, Reservation, ReservedStream, WantedKv
+from baton.kv_transfer.layouts.plan import Stream, placement, plan_streams
+from baton.kv_transfer.receiving.filling import FillCounters, Filling
+
+
+class AbortReason(StrEnum):
+    CANCELLED = "cancelled"
+    EXPIRED = "its time is up"
+    PRESSURE = "blocks are needed by running requests"
+    FAILED = "the transfer failed"
+
+
+AbortListener = Callable[[TransferId, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverConfig:
+    max_leased_fraction: float = 0.5
+    """Share of the pool that leases may hold together; 0 < x <= 1."""
+    max_remembered: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_leased_fraction <= 1:
+            raise ValueError(f"max_leased_fraction must be in (0, 1]: {self.max_leased_fraction}")
+
+
+@dataclass(slots=True, kw_only=True)
+class ReceiverCounters(FillCounters):
+    num_reserved: int = 0
+    num_refused: int = 0
+    """Reservations that did not fit."""
+    num_sealed: int = 0
+    num_adopted: int = 0
+    num_aborted: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+
+
+class Receiver:
+    def __init__(self, pool: KvPool, epoch: Epoch, config: ReceiverConfig | None = None) -> None:
+        self.epoch = epoch
+        self.counters = ReceiverCounters()
+        self.may_reserve: Callable[[], bool] = lambda: True
+        """Asked on the owner's thread before a lease takes blocks: chaos may say no."""
+        self.on_aborted: list[AbortListener] = []
+        """Each called on the engine's thread, after the blocks were given back or quarantined."""
+        self._pool = pool
+        self._config = config or ReceiverConfig()
+        self._leases: dict[TransferId, Filling] = {}  # oldest first
+        self._quarantined: dict[TransferId, Filling] = {}
+        self._recent = RecentOutcomes(self._config.max_remembered)
+
+    @property
+    def lease_ids(self) -> frozenset[TransferId]:
+        """Transfers that hold blocks, for the auditor."""
+        return frozenset((*self._leases, *self._quarantined))
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks that leases took from the pool; shared prefixes do not count."""
+        layout, fillings = self._pool.layout, (*self._leases.values(), *self._quarantined.values())
+        return sum(_num_fresh(filling.reservation, layout) for filling in fillings)
+
+    def state(self, transfer_id: TransferId) -> ReceiverState | None:
+        filling = self._leases.get(transfer_id)
+        return filling.state if filling is not None else None
+
+    def is_complete(self, transfer_id: TransferId) -> bool:
+        filling = self._leases.get(transfer_id)
+        return filling is not None and filling.num_missing == 0
+
+    def reserve(self, wanted: WantedKv, now: float) -> Reservation | None:
+        """Take blocks for the tokens; None, with nothing changed, if too few may be had.
+
+        Raises LayoutMismatch if the sources' KV cannot become KV of this pool, and ValueError for
+        a transfer id that was used before.
+        """
+        transfer_id, layout = wanted.transfer_id, self._pool.layout
+        if transfer_id in self.lease_ids or self._recent.get(transfer_id) is not None:
+            raise ValueError(f"{transfer_id} was reserved before; draw a new transfer id")
+        [streams] = plan_streams([source.layout for source in wanted.sources], [layout])
+        num_blocks = layout.num_blocks_for(len(wanted.tokens))
+        max_leased = self._config.max_leased_fraction * self._pool.num_blocks
+        holder = _holder(HolderKind.LEASE, transfer_id)
+        num_cached = None
+        if self.num_leased_blocks + num_blocks <= max_leased and self.may_reserve():
+            num_cached = self._pool.reserve(
+                holder, wanted.tokens, wanted.salt, tenant=wanted.tenant
+            )
+        if num_cached is None:
+            self.counters.num_refused += 1
+            return None
+        tokens = range(num_cached, len(wanted.tokens))
+        reservation = Reservation(
+            transfer_id=transfer_id,
+            receiver_epoch=self.epoch,
+            streams=tuple(_reserved(stream, wanted.sources, layout, tokens) for stream in streams),
+            num_blocks=num_blocks,
+            tokens=tokens,
+            time_left_s=wanted.time_left_s,
+        )
+        targets = self._pool.targets(holder, num_cached // layout.block_size)
+        expires_at = now + wanted.time_left_s
+        self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters)
+        self.counters.num_reserved += 1
+        return reservation
+
+    def filling(self, transfer_id: TransferId) -> Filling:
+        """Raises UnknownTransfer or TransferAborted."""
+        filling = self._leases.get(transfer_id)
+        if filling is not None:
+            return filling
+        ended = self._recent.get(transfer_id)
+        if ended is not None and ended.outcome is Outcome.ABORTED:
+            raise TransferAborted(f"{transfer_id} was given up by the receiver: {ended.reason}")
+        raise UnknownTransfer(f"the receiver holds nothing for {transfer_id}")
+
+    def seal(self, transfer_id: TransferId) -> None:
+        """Every piece is there and verified. May be repeated.
+
+        Raises UnknownTransfer, TransferAborted, or TransferError if something is missing.
+        """
+        filling = self.filling(transfer_id)
+        if filling.num_missing:
+            raise TransferError(f"{transfer_id} lacks {filling.num_missing} (plane, block)s")
+        if filling.state is not ReceiverState.SEALED:
+            self.counters.num_sealed += 1
+        filling.happen(ReceiverEvent.SEAL)
+
+    def adopt(self, transfer_id: TransferId) -> Holder:
+        """End a sealed lease; the caller hands the returned holder's blocks over to a request.
+
+        Call it and `Engine.adopt` in one go, with no engine step between. Raises UnknownTransfer
+        or TransferAborted; ValueError for a lease that is not sealed.
+        """
+        filling = self.filling(transfer_id)
+        filling.happen(ReceiverEvent.ADOPT)
+        del self._leases[transfer_id]
+        self._remember(filling, Outcome.SEALED)
+        self.counters.num_adopted += 1
+        return _holder(HolderKind.LEASE, transfer_id)
+
+    def abort(self, transfer_id: TransferId, reason: str) -> None:
+        """Give the blocks back, or quarantine them while one of them is being written.
+
+        Changes nothing for a lease that is over or was adopted.
+        """
+        filling = self._leases.pop(transfer_id, None)
+        if filling is None:
+            return
+        lease = _holder(HolderKind.LEASE, transfer_id)
+        if filling.happen(ReceiverEvent.ABORT, reason).is_released:
+            self._pool.release(lease)
+        else:
+            self._pool.hand_over(lease, _holder(HolderKind.QUARANTINE, transfer_id))
+            self._quarantined[transfer_id] = filling
+        self._remember(filling, Outcome.ABORTED, reason)
+        self.counters.num_aborted[reason] += 1
+        for listener in self.on_aborted:
+            listener(transfer_id, reason)
+
+    def end_quarantine(self) -> None:
+        """Give back the blocks of aborted leases that nothing writes to any more."""
+        for transfer_id, filling in list(self._quarantined.items()):
+            if filling.is_released:
+                self._pool.release(_holder(HolderKind.QUARANTINE, transfer_id))
+                del self._quarantined[transfer_id]
+
+    def abort_youngest_reserved(self) -> bool:
+        """Under memory pressure: give up the youngest lease nothing has arrived for, if any."""
+        for filling in reversed(self._leases.values()):
+            if filling.state is ReceiverState.RESERVED:
+                self.abort(filling.transfer_id, AbortReason.PRESSURE)
+                return True
+        return False
+
+    def expire(self, now: float) -> list[TransferId]:
+        """Abort what is past its time. The backstop, for senders that went silent."""
+        expired = [
+            transfer_id
+            for transfer_id, filling in self._leases.items()
+            if filling.expires_at <= now
+        ]
+        for transfer_id in expired:
+            self.abort(transfer_id, AbortReason.EXPIRED)
+        self.end_quarantine()
+        return expired
+
+    def _remember(self, filling: Filling, outcome: Outcome, reason: str = "") -> None:
+        self._recent.record(
+            filling.transfer_id,
+            Ended(filling.reservation.streams[0].source.epoch, outcome, reason),
+        )
+
+
+def _holder(kind: HolderKind, transfer_id: TransferId) -> Holder:
+    return Holder(kind, transfer_id)
+
+
+def _num_fresh(reservation: Reservation, layout: KvLayout) -> int:
+    return reservation.num_blocks - reservation.tokens.start // layout.block_size
+
+
+def _reserved(
+    stream: Stream, sources: tuple[KvSource, ...], layout: KvLayout, tokens: range
+) -> ReservedStream:
+    source = sources[stream.sender]
+    placed = placement(source.layout, stream, layout)
+    return ReservedStream(source=source, placement=placed, blocks=placed.blocks(tokens))

@@ -1,0 +1,151 @@
+"""Writes the pieces of one stream into their lease, on worker threads.
+
+    event loop      put --> waiting --.                .-- a batch is done: the next one begins
+    worker thread                      `--> begin, place, end, release; begin, ...
+
+One batch of a stream is under way at a time, and takes whatever has come in meanwhile: the quicker
+pieces come, the fewer hops between threads each of them costs. Each piece is released once,
+whatever happens to it.
+
+A piece with wrong bytes does not end its stream: it is put down to be asked for again, unless there
+were too many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from baton.core.clock import Clock
+from baton.core.errors import CorruptPiece
+from baton.kv_transfer.handoff.messages import KvPiece
+from baton.kv_transfer.receiving.filling import Filling
+from baton.kv_transfer.receiving.placing import place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterParts:
+    """What all writers of a fetcher share."""
+
+    executor: Executor
+    clock: Clock
+    max_unwritten: int
+    """Pieces of one stream that have come but are not written."""
+    max_asked_again: int
+    """Pieces of one stream that may come with wrong bytes."""
+    on_released: Callable[[], None]
+    """Called on a worker thread: nothing writes any more to a lease that was aborted."""
+
+
+class Writer:
+    """Belongs to one event loop."""
+
+    def __init__(self, filling: Filling, stream: int, parts: WriterParts) -> None:
+        self.num_duplicates = 0
+        self.num_corrupt = 0
+        """Pieces that came with wrong bytes."""
+        self._corrupt: list[CorruptPiece] = []
+        """Of them, those that may be asked for again."""
+        self._filling = filling
+        self._stream = stream
+        self._parts = parts
+        self._waiting: list[KvPiece] = []
+        self._batch: asyncio.Future[None] | None = None
+        self._num_in_batch = 0
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    async def put(self, piece: KvPiece) -> None:
+        """Return when there is room for the next one. Raises what an earlier one raised."""
+        if self._failure is not None:
+            piece.release()
+            raise self._failure
+        self._waiting.append(piece)
+        self._begin_batch()
+        await self._until(self._parts.max_unwritten - 1)
+
+    async def flush(self) -> None:
+        """Return when everything is written. Raises what a piece raised."""
+        await self._until(0)
+
+    def take_corrupt(self) -> list[CorruptPiece]:
+        """What came with wrong bytes since this was asked last. After `flush`."""
+        taken, self._corrupt = self._corrupt, []
+        return taken
+
+    def close(self) -> None:
+        """Let go of what is waiting. A batch under way ends by itself."""
+        self._is_closed = True
+        for piece in self._waiting:
+            piece.release()
+        self._waiting.clear()
+
+    async def _until(self, max_unwritten: int) -> None:
+        while self._failure is None and len(self._waiting) + self._num_in_batch > max_unwritten:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin_batch(self) -> None:
+        if self._batch is not None or not self._waiting:
+            return
+        pieces, self._waiting = self._waiting, []
+        self._num_in_batch = len(pieces)
+        loop = asyncio.get_running_loop()
+        try:
+            self._batch = loop.run_in_executor(self._parts.executor, self._write, pieces)
+        except RuntimeError:  # the fetcher was closed
+            for piece in pieces:
+                piece.release()
+            raise
+        self._batch.add_done_callback(self._end_batch)
+
+    def _end_batch(self, batch: asyncio.Future[None]) -> None:
+        error = batch.exception()  # asked for in any case, or asyncio complains
+        self._batch, self._num_in_batch = None, 0
+        self._failure = self._failure or error
+        self._changed.set()
+        if self._failure is not None:
+            self.close()
+        elif not self._is_closed:
+            self._begin_batch()
+
+    # On a worker thread.
+
+    def _write(self, pieces: list[KvPiece]) -> None:
+        left = iter(pieces)
+        try:
+            for piece in left:
+                try:
+                    self._write_one(piece)
+                except CorruptPiece as error:
+                    self._put_down(error)
+                finally:
+                    piece.release()
+        finally:
+            for piece in left:
+                piece.release()
+
+    def _put_down(self, error: CorruptPiece) -> None:
+        self.num_corrupt += 1
+        if not error.blocks or self.num_corrupt > self._parts.max_asked_again:
+            raise error
+        self._corrupt.append(error)
+
+    def _write_one(self, piece: KvPiece) -> None:
+        fill = self._filling.begin(self._stream, piece, self._parts.clock())
+        is_written, bad = False, []
+        try:
+            bad = place(fill)
+            is_written = not bad
+        finally:
+            self._filling.end(fill, is_written)
+            if self._filling.is_released:
+                self._parts.on_released()
+        if bad:
+            self._filling.refuse(fill, bad)
+        self.num_duplicates += fill.num_duplicates

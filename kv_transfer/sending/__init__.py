@@ -1,0 +1,1 @@
+"""P's side of a handoff."""

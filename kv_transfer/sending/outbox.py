@@ -1,0 +1,171 @@
+"""P's asyncio side of a transfer: turns what the engine publishes into a stream of pieces.
+
+    engine's thread   publish --> begin_read for the streams that wait               end_read
+    event loop                       `-> readings                                       ^
+    hashing threads                         `-> checksums, a few pieces ahead           |
+    transport                                        `-> lent ---------------- give back
+
+Pieces are lent, not copied, so reads really are in flight while the engine steps; and they begin
+between two layers of a step, so a layer leaves while later ones are computed. A reading is ended on
+the engine's thread when its last piece is given back, also if the stream is cut in the middle of
+one; until then the blocks cannot be reused.
+
+Hashing has a few threads of its own, and a stream never has more than a few pieces ready for its
+receiver: a slow one holds up nobody but itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+from baton.core.errors import TransferError
+from baton.core.ids import TransferId
+from baton.core.owner_thread import OwnerThread
+from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.sending.pieces import Reading, Stream
+from baton.kv_transfer.sending.read_ahead import ReadAhead
+from baton.kv_transfer.sending.sender import Sender
+
+MAX_PIECE_BYTES = 1 << 20
+NUM_HASHING_THREADS = 2
+
+
+class Outbox:
+    """Implements `SendingSide` for one `Sender`. Belongs to the event loop that serves D."""
+
+    def __init__(
+        self, sender: Sender, owner: OwnerThread, *, max_piece_bytes: int = MAX_PIECE_BYTES
+    ) -> None:
+        self.num_bytes_sent = 0
+        # Its threads end when the outbox does.
+        self.hashing: Executor = ThreadPoolExecutor(NUM_HASHING_THREADS, "baton-hashing")
+        """May be replaced before the first stream, by one that also measures."""
+        self._desk = _Desk(sender, owner)
+        self._max_piece_bytes = max_piece_bytes
+
+    async def pieces(self, request: OpenTransfer) -> AsyncGenerator[LentPiece, None]:
+        """See `SendingSide.pieces`. Raises what `Sender.open` and `Sender.begin_read` raise, and
+        TransferCut where the pool's memory cannot be read.
+
+        Being cancelled or closed does not abort the transfer: D may open it again.
+        """
+        opening = _Opening(request, self._desk)
+        ahead = ReadAhead(opening, self.hashing, request.max_piece_bytes or self._max_piece_bytes)
+        async with aclosing(ahead.pieces()) as pieces:
+            async for piece in pieces:
+                self.num_bytes_sent += piece.num_bytes
+                yield piece
+
+    async def settle(self, request: SettleTransfer) -> Outcome:
+        """See `SendingSide.settle`. Raises StaleEpoch.
+
+        Not interjected: D may have sealed before the step that computed the last layer is over,
+        and the end of a transfer must not overtake the first token.
+        """
+        return await self._desk.owner.call(partial(self._desk.sender.settle, request))
+
+
+class _Opening:
+    """One stream's readings, from the event loop: implements `Source`."""
+
+    def __init__(self, request: OpenTransfer, desk: _Desk) -> None:
+        self._request = request
+        self._desk = desk
+        self._stream: Stream | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._stream is not None and self._stream.progress.is_done
+
+    async def begin(self) -> list[Reading]:
+        readings = asyncio.get_running_loop().create_future()
+        question = _Question(self._request, self._stream, readings)
+        try:
+            await self._desk.owner.interject(partial(self._desk.ask, question))
+            self._stream = question.stream
+            return await asyncio.shield(question.readings)
+        except asyncio.CancelledError:
+            question.is_abandoned = True
+            question.readings.add_done_callback(self._end_unseen)  # begun all the same, perhaps
+            raise
+
+    def end(self, reading: Reading) -> None:
+        """Not interjected: what it frees is of use only to the next step."""
+        self._desk.owner.post(partial(self._desk.sender.end_read, reading))
+
+    def _end_unseen(self, answered: asyncio.Future[list[Reading]]) -> None:
+        if not answered.exception():
+            for reading in answered.result():
+                self.end(reading)
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """What may be read next? Asked until it is answered."""
+
+    request: OpenTransfer
+    stream: Stream | None
+    """None: it is to be opened first."""
+    readings: asyncio.Future[list[Reading]]
+    is_abandoned: bool = False
+    """Nobody would see an answer: it need not be made."""
+
+
+class _Desk:
+    """On the owner's thread: answers at once, or when something is published."""
+
+    def __init__(self, sender: Sender, owner: OwnerThread) -> None:
+        self.sender = sender
+        self.owner = owner
+        self._unanswered: defaultdict[TransferId, list[_Question]] = defaultdict(list)
+        sender.on_changed = self._look_again
+
+    def ask(self, question: _Question) -> None:
+        """Raises what `Sender.open` raises."""
+        if question.stream is None:
+            question.stream = self.sender.open(question.request)
+        if not self._answer(question, question.stream):
+            self._unanswered[question.stream.transfer_id].append(question)
+
+    def _look_again(self, transfer_id: TransferId) -> None:
+        """Something was published, or the transfer is over."""
+        if transfer_id not in self._unanswered:
+            return  # whoever asks later is answered then
+        for question in self._unanswered.pop(transfer_id):
+            self.ask(question)
+
+    def _answer(self, question: _Question, stream: Stream) -> bool:
+        """Whether it need not be asked again."""
+        if question.is_abandoned:
+            return True
+        future = question.readings
+        try:
+            readings = self.sender.begin_read(stream)
+        except TransferError as error:
+            _tell(future, partial(_fail, future, error))
+            return True
+        if readings and not _tell(future, partial(future.set_result, readings)):
+            for reading in readings:
+                self.sender.end_read(reading)
+        return bool(readings)
+
+
+def _fail(future: asyncio.Future[list[Reading]], error: TransferError) -> None:
+    future.set_exception(error)
+    future.exception()  # who asked may have gone
+
+
+def _tell(future: asyncio.Future[list[Reading]], function: Callable[[], None]) -> bool:
+    """Run `function` on the future's loop; False if that has ended, and its streams with it."""
+    try:
+        future.get_loop().call_soon_threadsafe(function)
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,207 @@
+"""How computed KV is cut into pieces.
+
+progress  how far one stream has read a transfer, plane by plane
+reading   consecutive blocks of one plane, still in the sender's pool, that the stream reads next
+cut       some of a reading's blocks, bounded in bytes
+piece     a cut that is lent to a transport, with the checksums of its bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from baton.core.errors import TransferError
+from baton.core.ids import Epoch, TransferId
+from baton.core.kv_layout import KvLayout
+from baton.core.kv_pool import BlockSource
+from baton.kv_transfer.handoff.messages import OpenTransfer, Span
+from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.layouts.integrity import checksums_of
+
+
+class Advancing(Protocol):
+    """How far one stream has read."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+        """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
+
+
+class Progress:
+    """Where a stream goes on reading: a cursor for each plane.
+
+    Blocks become readable layer by layer as they are computed. A stream takes the earliest first,
+    and of those the lowest plane: about the order in which they were computed.
+    """
+
+    def __init__(self, first_block: int, num_blocks: int, num_planes: int) -> None:
+        self._cursors = [first_block] * num_planes
+        self._num_blocks = num_blocks
+
+    @property
+    def is_done(self) -> bool:
+        return min(self._cursors) == self._num_blocks
+
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+        """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
+        spans: list[Span] = []
+        while max_blocks and (behind := self._behind(published)):
+            start, plane = min(behind)
+            stop = min(published[plane], start + max_blocks)
+            self._cursors[plane] = stop
+            max_blocks -= stop - start
+            spans.append(Span(plane, start, stop))
+        return spans
+
+    def _behind(self, published: Sequence[int]) -> list[tuple[int, int]]:
+        """Cursor and plane where more may be read."""
+        pairs = enumerate(zip(self._cursors, published, strict=True))
+        return [(cursor, plane) for plane, (cursor, limit) in pairs if cursor < limit]
+
+
+class Selection:
+    """What is left of the blocks that a stream asks for, where it asks for some only."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._left = list(spans)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+        """See `Advancing.advance`."""
+        found: list[Span] = []
+        left: list[Span] = []
+        for plane, start, end in self._left:
+            stop = max(start, min(end, published[plane], start + max_blocks))
+            max_blocks -= stop - start
+            if start < stop:
+                found.append(Span(plane, start, stop))
+            if stop < end:
+                left.append(Span(plane, stop, end))
+        self._left = left
+        return found
+
+
+def progress_of(request: OpenTransfer, num_blocks: int, num_planes: int) -> Advancing:
+    """Of a stream that is opened. Raises TransferError for more than there is."""
+    if not request.only:
+        return Progress(request.first_block, num_blocks, num_planes)
+    for plane, start, stop in request.only:
+        if not (0 <= plane < num_planes and 0 <= start < stop <= num_blocks):
+            raise TransferError(
+                f"{request.transfer_id}: blocks {start} to {stop} of plane {plane} asked for, "
+                f"there are {num_blocks} of {num_planes} planes"
+            )
+    if sum(stop - start for _, start, stop in request.only) > num_blocks * num_planes:
+        raise TransferError(f"{request.transfer_id}: blocks asked for more than once")
+    return Selection(request.only)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRange:
+    """The heads of a plane that both sides hold: of each of P's blocks, the part that travels."""
+
+    layout: KvLayout
+    """The sender's, with these heads and no others."""
+    block_offset: int
+    """Where their bytes begin in a block."""
+
+    @classmethod
+    def between(cls, sender: KvLayout, receiver: KvLayout) -> HeadRange:
+        """Raises ValueError if they have no head in common."""
+        first = max(sender.first_kv_head, receiver.first_kv_head)
+        num_heads = min(sender.stop_kv_head, receiver.stop_kv_head) - first
+        if num_heads < 1:
+            raise ValueError("sender and receiver hold different heads")
+        layout = replace(sender, first_kv_head=first, num_kv_heads=num_heads)
+        return cls(layout, (first - sender.first_kv_head) * sender.unit_bytes)
+
+    def of(self, block: memoryview) -> memoryview:
+        return block[self.block_offset : self.block_offset + self.layout.layer_block_bytes]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stream:
+    """One opening of a transfer."""
+
+    transfer_id: TransferId
+    heads: tuple[HeadRange, ...]
+    """By plane."""
+    progress: Advancing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reading:
+    """Some blocks of a transfer that are being read; compared by identity.
+
+    The source stays valid until `Sender.end_read` is given this reading.
+    """
+
+    transfer_id: TransferId
+    sender_epoch: Epoch
+    receiver_epoch: Epoch
+    heads: HeadRange
+    plane: int
+    first_block: int
+    blocks: tuple[int, ...]
+    """Their numbers in the pool."""
+    source: BlockSource
+    """Of the whole blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    reading: Reading
+    start: int
+    """Within the reading."""
+    stop: int
+
+    @property
+    def num_bytes(self) -> int:
+        return (self.stop - self.start) * self.reading.heads.layout.layer_block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Of a cut."""
+
+    views: tuple[memoryview, ...]
+    """By block: the heads that travel, [heads] units as bytes."""
+    checksums: tuple[int, ...]
+    """Of each (block, head), in the order of the views."""
+
+
+def cuts(reading: Reading, max_piece_bytes: int) -> Iterator[Cut]:
+    """The pieces to make of a reading: each at most `max_piece_bytes` long, or one block."""
+    num_blocks = max(1, max_piece_bytes // reading.heads.layout.layer_block_bytes)
+    for start in range(0, len(reading.blocks), num_blocks):
+        yield Cut(reading, start, min(start + num_blocks, len(reading.blocks)))
+
+
+def read(cut: Cut) -> Contents:
+    """Look at a cut's bytes and sum them up. May run on any thread while the reading lasts."""
+    reading, unit_bytes = cut.reading, cut.reading.heads.layout.unit_bytes
+    views = tuple(map(reading.heads.of, reading.source.views(cut.start, cut.stop)))
+    return Contents(views, checksums_of(views, unit_bytes))
+
+
+def lend(cut: Cut, contents: Contents, give_back: Callable[[], None]) -> LentPiece:
+    reading = cut.reading
+    return LentPiece(
+        transfer_id=reading.transfer_id,
+        sender_epoch=reading.sender_epoch,
+        receiver_epoch=reading.receiver_epoch,
+        plane=reading.plane,
+        first_block=reading.first_block + cut.start,
+        views=contents.views,
+        blocks=reading.blocks[cut.start : cut.stop],
+        block_offset=reading.heads.block_offset,
+        checksums=contents.checksums,
+        give_back=give_back,
+    )

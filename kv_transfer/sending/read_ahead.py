@@ -1,0 +1,196 @@
+"""Reads one stream of a transfer a few pieces ahead of its receiver.
+
+    begin_read --> readings --> cuts --> hashed on a thread --> shelf --> taken, lent, given back
+      ^  producing: a task of its own, as long as the shelf has room         the receiver's pace
+
+Small cuts (a short prompt, layer by layer) are hashed several at a time: a thread is not asked for
+each. A share of a reading goes with each of its cuts, and comes back exactly once: from whoever
+the piece was lent to, or from here if it never got that far. With the last the reading is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.errors import TransferCut
+from baton.kv_transfer.handoff.transport import LentPiece
+from baton.kv_transfer.sending.pieces import Contents, Cut, Reading, cuts, lend, read
+
+log = logging.getLogger(__name__)
+
+MAX_AHEAD = 4
+"""Batches that are hashed, or being hashed, before the receiver asks for them. One is a piece of
+full size, or as many smaller ones as that would hold."""
+
+
+class Source(Protocol):
+    """Where the readings of a stream come from, and go."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to begin."""
+
+    async def begin(self) -> list[Reading]:
+        """What may be read next, as soon as there is something."""
+
+    def end(self, reading: Reading) -> None:
+        """May be called from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A cut, and the part of its reading that goes with it."""
+
+    cut: Cut
+    give_back: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    shares: deque[_Share]
+    hashing: Future[list[Contents]]
+
+    async def pieces(self) -> AsyncGenerator[LentPiece, None]:
+        try:
+            for contents in await self._hashed():
+                piece = lend(self.shares[0].cut, contents, self.shares[0].give_back)
+                self.shares.popleft()
+                yield piece
+        finally:
+            self.discard()
+
+    async def _hashed(self) -> list[Contents]:
+        try:
+            return await asyncio.wrap_future(self.hashing)
+        except Exception as error:  # a device that fails
+            transfer_id = self.shares[0].cut.reading.transfer_id
+            log.exception("the KV of %s cannot be read", transfer_id)
+            raise TransferCut(f"{transfer_id} cannot be read: {error!r}") from error
+
+    def discard(self) -> None:
+        """Nobody wants what is left; its thread may be at it all the same."""
+        self.hashing.cancel()
+        self.hashing.add_done_callback(lambda _: self._give_back())
+
+    def _give_back(self) -> None:
+        while self.shares:
+            self.shares.popleft().give_back()
+
+
+class ReadAhead:
+    def __init__(self, source: Source, hashing: Executor, max_piece_bytes: int) -> None:
+        self._source = source
+        self._hashing = hashing
+        self._max_piece_bytes = max_piece_bytes
+        self._room = asyncio.Semaphore(MAX_AHEAD)
+        self._shelf: asyncio.Queue[_Batch | BaseException | None] = asyncio.Queue()
+        self._is_closed = False
+
+    async def pieces(self) -> AsyncGenerator[LentPiece, None]:
+        """Lend every piece, in order, then end.
+
+        Raises what `Source.begin` raises, and TransferCut where its blocks cannot be read.
+        """
+        producing = asyncio.create_task(self._produce())
+        producing.add_done_callback(self._produced)
+        try:
+            while (item := await self._shelf.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                self._room.release()
+                async with aclosing(item.pieces()) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        finally:
+            self._is_closed = True
+            self._clear()
+            producing.cancel()
+
+    async def _produce(self) -> None:
+        while not self._source.is_done:
+            await self._shelve(await self._source.begin())
+
+    async def _shelve(self, readings: Iterable[Reading]) -> None:
+        """Have them hashed, as far as there is room; on cancellation, give back the rest."""
+        shares = deque(share for reading in readings for share in self._shares(reading))
+        try:
+            while shares:
+                await self._room.acquire()
+                batch = self._next_batch(shares)
+                hashing = self._hashing.submit(_read_all, [share.cut for share in batch])
+                for _ in batch:
+                    shares.popleft()
+                self._shelf.put_nowait(_Batch(batch, hashing))
+        finally:
+            for share in shares:
+                share.give_back()
+
+    def _next_batch(self, shares: Iterable[_Share]) -> deque[_Share]:
+        """The first of them, and those behind it that a piece of full size would hold as well."""
+        batch, num_bytes = deque[_Share](), 0
+        for share in shares:
+            num_bytes += share.cut.num_bytes
+            if batch and num_bytes > self._max_piece_bytes:
+                break
+            batch.append(share)
+        return batch
+
+    def _shares(self, reading: Reading) -> list[_Share]:
+        found = list(cuts(reading, self._max_piece_bytes))
+        loan = _Loan(len(found), lambda: self._source.end(reading))
+        return [_Share(cut, _once(loan.give_back)) for cut in found]
+
+    def _produced(self, producing: asyncio.Task[None]) -> None:
+        """It is at its end, or has failed, or nobody listens any more."""
+        error = None if producing.cancelled() else producing.exception()
+        if self._is_closed:
+            self._clear()
+        else:
+            self._shelf.put_nowait(error)
+
+    def _clear(self) -> None:
+        with suppress(asyncio.QueueEmpty):
+            while True:
+                item = self._shelf.get_nowait()
+                if isinstance(item, _Batch):
+                    item.discard()
+
+
+def _read_all(wanted: Sequence[Cut]) -> list[Contents]:
+    """On a hashing thread."""
+    return [read(cut) for cut in wanted]
+
+
+class _Loan:
+    """One reading, until every share of it is given back."""
+
+    def __init__(self, num_shares: int, end: Callable[[], None]) -> None:
+        self._num_out = num_shares
+        self._end = end
+        self._lock = threading.Lock()
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._num_out -= 1
+            is_over = not self._num_out
+        if is_over:
+            self._end()
+
+
+def _once(function: Callable[[], None]) -> Callable[[], None]:
+    """Only the first call counts."""
+    left = [function]
+
+    def call() -> None:
+        with suppress(IndexError):
+            left.pop()()
+
+    return call

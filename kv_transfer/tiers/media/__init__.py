@@ -1,0 +1,1 @@
+"""What can keep a block: host memory, a disk, a store."""

@@ -1,0 +1,222 @@
+"""The tier in a folder of a local disk: one file a block, found again after a restart.
+
+    folder/v1/slot-N/ab/abcdef...-DIGEST.kv     slot-N is this replica's alone
+
+A slot for each replica, rather than one folder for all: its capacity is exact, and nobody's files
+vanish under a reader. A replica that starts again takes a slot that is free, with what is in it.
+The index is in memory, rebuilt from file times at `open`; a file is verified when it is read.
+
+What the system refuses (no space, no permission, read-only, the folder gone) pauses writing for a
+while; reading goes on. What is broken is removed. Files that are not named as ours are let alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import CorruptPiece
+from baton.kv_transfer.tiers.media.base import TierStats
+from baton.kv_transfer.tiers.media.files import TEMPORARY, Slot, read_whole, write_whole
+from baton.kv_transfer.tiers.media.lru import Lru
+from baton.kv_transfer.tiers.media.record import (
+    VERSION,
+    BlockRecord,
+    RecordFormat,
+    block_name,
+    is_record_name,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 30.0
+"""So long nothing is written after the system has refused."""
+
+
+class DiskTier:
+    name = "disk"
+    is_slow = True
+
+    def __init__(
+        self,
+        format_: RecordFormat,
+        folder: Path,
+        capacity_bytes: int,
+        *,
+        fsync: bool = False,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.stats = TierStats()
+        self._format = format_
+        self._folder = folder / f"v{VERSION}"
+        self._fsync = fsync
+        self._clock = clock
+        self._slot: Slot | None = None
+        self._paused_until = float("-inf")
+        self._lru: Lru[str] = Lru()
+        """By file name within the slot; other layouts' files take room as well."""
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._lru.num_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._lru)
+
+    def open(self) -> None:
+        with self._writing:
+            self._try_to_claim()
+
+    def holds(self, name: bytes) -> bool:
+        return self._format.file_name(name) in self._lru
+
+    def num_leading(self, names: Sequence[bytes]) -> int:
+        for index, name in enumerate(names):
+            if not self.holds(name):
+                return index
+        return len(names)
+
+    def read(self, names: Sequence[bytes]) -> list[BlockRecord]:
+        found: list[BlockRecord] = []
+        with self.stats.timed("read_s"):
+            for name in names:
+                record = self._read(name)
+                if record is None:
+                    break
+                found.append(record)
+        return found
+
+    def victims(self) -> list[bytes]:
+        with self._lock:
+            keys = self._lru.to_make_room(self._format.file_bytes, self.capacity_bytes)
+        for key in keys:
+            if not self._format.is_ours(key):
+                self._remove(key)
+                self.stats.count(num_evicted=1)
+        return [block_name(key) for key in keys if self._format.is_ours(key)]
+
+    def put(self, record: BlockRecord) -> bool:
+        key = self._format.file_name(record.name)
+        with self._writing:
+            if key in self._lru:
+                return True
+            size = self._format.file_bytes
+            if not self._is_writable() or self._lru.num_bytes + size > self.capacity_bytes:
+                return False
+            try:
+                with self.stats.timed("write_s"):
+                    self._write(key, record)
+            except OSError as error:
+                self._pause(error)
+                return False
+            with self._lock:
+                self._lru.add(key, size)
+        self.stats.count(num_written=1)
+        return True
+
+    def remove(self, name: bytes) -> None:
+        self._remove(self._format.file_name(name))
+
+    def recent(self) -> list[BlockRecord]:
+        return []  # it is all still there for whoever comes next
+
+    def close(self) -> None:
+        with self._writing:
+            self._let_go()
+
+    def _read(self, name: bytes) -> BlockRecord | None:
+        key, slot = self._format.file_name(name), self._slot
+        if slot is None or key not in self._lru:
+            return None
+        path = slot.path / key
+        try:
+            record = self._format.decode(read_whole(path, self._format.file_bytes), name)
+            os.utime(path)  # the next incarnation finds what is used, in order
+        except CorruptPiece as error:
+            log.warning("%s is dropped: %s", path, error)
+            self.stats.count(num_corrupt=1)
+            self._remove(key)
+            return None
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("cannot read KV from disk: %s", error)
+            self.stats.count(num_errors=1)
+            self._remove(key)
+            return None
+        with self._lock:
+            self._lru.touch(key)
+        return record
+
+    def _write(self, key: str, record: BlockRecord) -> None:
+        assert self._slot is not None
+        path = self._slot.path / key
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=0o700)  # not its parents: a slot that is gone is not ours
+        write_whole(path, self._format.encode(record), fsync=self._fsync)
+
+    def _remove(self, key: str) -> None:
+        with self._lock:
+            self._lru.remove(key)
+        slot = self._slot
+        if slot is not None:
+            with suppress(OSError):
+                (slot.path / key).unlink()
+
+    def _is_writable(self) -> bool:
+        if self._clock() < self._paused_until:
+            return False
+        if self._slot is None:
+            self._try_to_claim()
+        return self._slot is not None
+
+    def _pause(self, error: OSError) -> None:
+        self.stats.count(num_errors=1)
+        self._paused_until = self._clock() + RETRY_AFTER_S
+        log.warning("KV is not written to disk for %g s: %s", RETRY_AFTER_S, error)
+        if isinstance(error, FileNotFoundError):  # the folder was deleted under us
+            self._let_go()
+
+    def _try_to_claim(self) -> None:
+        try:
+            self._slot = Slot.claim(self._folder)
+            self._index(self._slot.path)
+        except OSError as error:
+            self._pause(error)
+
+    def _let_go(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            slot.release()
+        with self._lock:
+            self._lru.clear()
+
+    def _index(self, slot: Path) -> None:
+        """Find what is in the slot, oldest first; what a crash left half-written goes."""
+        found = sorted(_files(slot), key=lambda entry: entry.stat().st_mtime_ns)
+        with self._lock:
+            self._lru.clear()
+            for entry in found:
+                key = os.path.relpath(entry.path, slot)
+                self._lru.add(key, entry.stat().st_size)
+            excess = self._lru.to_make_room(0, self.capacity_bytes)
+        for key in excess:  # the capacity was larger once
+            self._remove(key)
+
+
+def _files(slot: Path) -> Iterator[os.DirEntry[str]]:
+    for shard in os.scandir(slot):
+        if shard.is_dir(follow_symlinks=False) and len(shard.name) == 2:
+            for entry in os.scandir(shard.path):
+                if entry.name.endswith(TEMPORARY):
+                    os.unlink(entry.path)
+                elif entry.is_file(follow_symlinks=False) and is_record_name(entry.name):
+                    yield entry

@@ -1,0 +1,289 @@
+"""The tier that replicas share: a folder, or a bucket that fsspec can reach.
+
+    URL/v1/ab/abcdef...-DIGEST.kv     equal names mean equal bytes, so writers cannot conflict
+
+Objects are written whole: renamed into place in a folder, put in one request in a bucket. Nobody
+owns the store, so its size is what the last listing said and what was written here since; whoever
+finds it too large removes the oldest. Others may do so at any time: an object that is gone is a
+miss. Whatever the far side raises pauses this tier for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import CorruptPiece, InvalidConfig
+from baton.kv_transfer.tiers.media.base import TierStats
+from baton.kv_transfer.tiers.media.files import read_whole, write_whole
+from baton.kv_transfer.tiers.media.lru import Lru
+from baton.kv_transfer.tiers.media.record import (
+    VERSION,
+    BlockRecord,
+    RecordFormat,
+    block_name,
+    is_record_name,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_AFTER_S = 30.0
+LIST_AFTER_S = 300.0
+"""A bounded store is listed anew when the listing is older than this, or when there were written"""
+LIST_AFTER_FRACTION = 0.05
+"""of its capacity since."""
+MAX_AT_ONCE = 8
+"""Requests to the store, of one replica."""
+MAX_KNOWN = 1 << 20
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""What fsspec's file systems call the time of the last write."""
+
+
+class StoreTier:
+    name = "store"
+    is_slow = True
+
+    def __init__(
+        self,
+        format_: RecordFormat,
+        url: str,
+        capacity_bytes: int | None,
+        *,
+        clock: Clock = monotonic,
+    ) -> None:
+        """Raises InvalidConfig for a URL that nothing here can open."""
+        self.capacity_bytes = capacity_bytes
+        self.stats = TierStats()
+        self._format = format_
+        self._fs, root = _file_system(url)
+        self._root = f"{root.rstrip('/')}/v{VERSION}"
+        self._is_folder = "file" in _protocols(self._fs)
+        self._clock = clock
+        self._paused_until = float("-inf")
+        self._listed_at = float("-inf")
+        self._num_bytes_since = 0
+        self._lru: Lru[str] = Lru()
+        """What is known to be there, by path within the root, the oldest first."""
+        self._lock = threading.Lock()
+        self._at_once = ThreadPoolExecutor(MAX_AT_ONCE, thread_name_prefix="baton-store")
+
+    @property
+    def num_bytes(self) -> int:
+        return self._lru.num_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._lru)
+
+    def open(self) -> None:
+        if self.capacity_bytes is not None:
+            self._list()
+
+    def holds(self, name: bytes) -> bool:
+        return self._format.file_name(name) in self._lru
+
+    def num_leading(self, names: Sequence[bytes]) -> int:
+        """Asks the store about names it has not heard of: objects may be others'."""
+        for start in range(0, len(names), MAX_AT_ONCE):
+            keys = [self._format.file_name(n) for n in names[start : start + MAX_AT_ONCE]]
+            for index, is_there in enumerate(self._map(self._exists, keys)):
+                if not is_there:
+                    return start + index
+        return len(names)
+
+    def read(self, names: Sequence[bytes]) -> list[BlockRecord]:
+        found: list[BlockRecord] = []
+        with self.stats.timed("read_s"):
+            for record in self._map(self._read, names):
+                if record is None:
+                    break
+                found.append(record)
+        return found
+
+    def victims(self) -> list[bytes]:
+        if self.capacity_bytes is None:
+            return []
+        if self._is_listing_old():
+            self._list()
+        with self._lock:
+            keys = self._lru.to_make_room(self._format.file_bytes, self.capacity_bytes)
+        for key in keys:
+            if not self._format.is_ours(key):
+                self._remove(key)
+                self.stats.count(num_evicted=1)
+        return [block_name(key) for key in keys if self._format.is_ours(key)]
+
+    def put(self, record: BlockRecord) -> bool:
+        key, size = self._format.file_name(record.name), self._format.file_bytes
+        if self._exists(key):
+            return True
+        is_over = self.capacity_bytes is not None and self.num_bytes + size > self.capacity_bytes
+        if self._is_paused or is_over:
+            return False
+        with self.stats.timed("write_s"):
+            is_written = self._try(lambda: self._write(key, record)) is not None
+        if is_written:
+            self._is_known(key)
+            self._num_bytes_since += size
+            self.stats.count(num_written=1)
+        return is_written
+
+    def remove(self, name: bytes) -> None:
+        self._remove(self._format.file_name(name))
+
+    def recent(self) -> list[BlockRecord]:
+        return []  # it is all still there for whoever comes next
+
+    def close(self) -> None:
+        self._at_once.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until
+
+    def _is_listing_old(self) -> bool:
+        assert self.capacity_bytes is not None
+        return (
+            self._num_bytes_since > self.capacity_bytes * LIST_AFTER_FRACTION
+            or self._clock() - self._listed_at > LIST_AFTER_S
+        )
+
+    def _exists(self, key: str) -> bool:
+        if key in self._lru:
+            return True
+        if self._is_paused or not self._try(lambda: self._fs.exists(self._path(key))):
+            return False
+        self._is_known(key)
+        return True
+
+    def _read(self, name: bytes) -> BlockRecord | None:
+        key = self._format.file_name(name)
+        if self._is_paused:
+            return None
+        data = self._try(lambda: self._fetch(key))
+        if data is None:
+            with self._lock:
+                self._lru.remove(key)
+            return None
+        try:
+            record = self._format.decode(data, name)
+        except CorruptPiece as error:
+            log.warning("%s is dropped: %s", self._path(key), error)
+            self.stats.count(num_corrupt=1)
+            self._remove(key)
+            return None
+        self._is_known(key)
+        return record
+
+    def _fetch(self, key: str) -> bytes | bytearray | None:
+        path = self._path(key)
+        try:
+            if not self._is_folder:
+                data: bytes = self._fs.cat_file(path)
+                return data
+            os.utime(path)
+            return read_whole(Path(path), self._format.file_bytes)
+        except FileNotFoundError:
+            return None
+
+    def _write(self, key: str, record: BlockRecord) -> bool:
+        path, parts = self._path(key), self._format.encode(record)
+        if self._is_folder:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            write_whole(Path(path), parts, fsync=False)
+        else:
+            self._fs.pipe_file(path, b"".join(parts))
+        return True
+
+    def _remove(self, key: str) -> None:
+        with self._lock:
+            self._lru.remove(key)
+        if not self._is_paused:
+            self._try(lambda: self._unlink(key))
+
+    def _unlink(self, key: str) -> None:
+        try:
+            self._fs.rm_file(self._path(key))
+        except FileNotFoundError:
+            return  # another replica was first
+
+    def _list(self) -> None:
+        """What is there by now, everybody's."""
+        found = self._try(self._found)
+        self._listed_at, self._num_bytes_since = self._clock(), 0
+        if found is not None:
+            with self._lock:
+                self._lru.clear()
+                for key, size in found:
+                    self._lru.add(key, size)
+
+    def _found(self) -> list[tuple[str, int]]:
+        """Keys and sizes, the oldest first."""
+        self._fs.invalidate_cache(self._root)
+        listed: dict[str, dict[str, Any]] = self._fs.find(self._root, detail=True)
+        records = [
+            (path, info) for path, info in listed.items() if is_record_name(path.rpartition("/")[2])
+        ]
+        records.sort(key=lambda found: _modified_at(found[1]))
+        return [
+            ("/".join(path.split("/")[-2:]), int(info.get("size") or 0)) for path, info in records
+        ]
+
+    def _is_known(self, key: str) -> None:
+        with self._lock:
+            if self.capacity_bytes is None and len(self._lru) >= MAX_KNOWN:
+                self._lru.clear()
+            self._lru.add(key, self._format.file_bytes)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _map(self, function: Callable[[Any], T], values: Iterable[Any]) -> Iterable[T]:
+        try:
+            return self._at_once.map(function, values)
+        except RuntimeError:  # closed meanwhile
+            return ()
+
+    def _try(self, function: Callable[[], T]) -> T | None:
+        """None, and a pause, if the far side refuses."""
+        try:
+            return function()
+        except Exception as error:  # each file system raises what its own library raises
+            self.stats.count(num_errors=1)
+            if not self._is_paused:
+                log.warning("the KV store is left alone for %g s: %r", RETRY_AFTER_S, error)
+            self._paused_until = self._clock() + RETRY_AFTER_S
+            return None
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise InvalidConfig(f"tiers.store.url: cannot open {url!r}: {error}") from error
+    return fs, str(root)
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _modified_at(info: dict[str, Any]) -> float:
+    for field in _MODIFIED:
+        value = info.get(field)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return 0.0

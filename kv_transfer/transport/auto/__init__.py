@@ -1,0 +1,1 @@
+"""Each way to a peer measured, and the fastest taken."""

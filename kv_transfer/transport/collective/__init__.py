@@ -1,0 +1,1 @@
+"""KV over torch.distributed: Gloo and NCCL pairs without a world."""

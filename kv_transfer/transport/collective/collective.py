@@ -1,0 +1,289 @@
+"""The transports through torch.distributed, point to point: Gloo for a CPU's memory, NCCL for GPUs.
+
+    D: CollectiveTransport -- Meet: key, host ---> CollectiveSending: P      once for the two
+                           <-- port --------------                           both join (joint.py)
+       expect(number) <----- ticket: number, size, on the control stream --- pack: copy, post
+            ^ <============= bytes, over the pair (pair.py) ================ /
+
+A pair is made when D first opens a transfer of an incarnation of P, and again at the next opening
+after it broke. P copies a piece before it announces it, so its blocks are free at once; D receives
+into buffers of its own. What a slow D has not taken is bounded by the control stream's window, for
+each transfer; D receives all of it, so no transfer waits for another's reader.
+
+The bytes travel in plain text, whatever secures the control stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from torch import Tensor
+
+from baton.core.errors import TransferCut, TransferError, TransportFailed
+from baton.core.ids import Epoch
+from baton.core.kv_arena import KvArena
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.collective.joint import (
+    Joint,
+    join_as_receiver,
+    join_as_sender,
+    listen,
+)
+from baton.kv_transfer.transport.collective.pair import Pair, ReceivingPair, SendingPair
+from baton.kv_transfer.transport.collective.staging import DeviceStaging, HostStaging, Staging
+from baton.kv_transfer.transport.control.ahead import ahead
+from baton.kv_transfer.transport.control.client import Announced, ControlClient
+
+MAX_PAIRS = 64
+"""Beyond it the one that was not used for longest goes, if it is idle."""
+
+_TICKET = struct.Struct("<QQ")  # number, size in bytes
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+_Key = TypeVar("_Key")
+_SomePair = TypeVar("_SomePair", bound=Pair)
+
+
+class _Join(msgspec.Struct, frozen=True, tag=True):
+    """Answered as soon as P listens."""
+
+    key: str
+    host: str
+
+
+class _Joining(msgspec.Struct, frozen=True):
+    port: int
+
+
+class _Inquiry(msgspec.Struct, frozen=True, tag=True):
+    """What are the sizes of the pieces [first, stop), or of all from `first` on?"""
+
+    first: int
+    stop: int | None
+
+
+class _Sizes(msgspec.Struct, frozen=True):
+    sizes: list[int]
+
+
+class CollectiveTransport:
+    def __init__(self, name: str, control: ControlClient) -> None:
+        self.name = name
+        self._control = control
+        self._staging = _staging(name, None)
+        self._pairs: dict[tuple[Epoch, Epoch], ReceivingPair] = {}
+        self._meetings: dict[tuple[Epoch, Epoch], asyncio.Task[ReceivingPair]] = {}
+
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
+        """The first opening will tell."""
+
+    async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        pair = await self._pair(address, request)
+        has_ended = False
+        pair.num_users += 1
+        try:
+            announcements = self._announcements(address, request, pair)
+            async with aclosing(
+                ahead(announcements, partial(_expect, pair), pair.drop)
+            ) as arrivals:
+                async for announced, claim in arrivals:
+                    yield await _landed(pair, announced, claim)
+            has_ended = True
+        finally:
+            pair.num_users -= 1
+            if not pair.num_users:
+                pair.forget_unclaimed()
+            if not has_ended:
+                pair.catch_up()
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        return await self._control.settle(address, request)
+
+    async def close(self) -> None:
+        for meeting in self._meetings.values():
+            meeting.cancel()
+        await _close(self._pairs)
+
+    async def _announcements(
+        self, address: str, request: OpenTransfer, pair: ReceivingPair
+    ) -> AsyncGenerator[Announced, None]:
+        try:
+            async with aclosing(self._control.open(address, request, self.name)) as announcements:
+                async for announced in announcements:
+                    yield announced
+        except TransferCut as error:  # P is gone, or has lost its end of the pair
+            pair.break_(str(error))
+            raise
+
+    async def _pair(self, address: str, request: OpenTransfer) -> ReceivingPair:
+        """The pair with that incarnation of P, formed if need be."""
+        key = (request.sender_epoch, request.receiver_epoch)
+        pair = self._pairs.pop(key, None)
+        if pair is not None and not pair.is_broken:
+            self._pairs[key] = pair  # the last used comes last
+            return pair
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            meeting = asyncio.create_task(self._meet(address, *key))
+            self._meetings[key] = meeting
+            meeting.add_done_callback(partial(self._has_met, key))
+        try:
+            return await asyncio.shield(meeting)
+        except asyncio.CancelledError:
+            if meeting.cancelled():
+                raise TransportFailed(f"{self.name}: this replica closes") from None
+            raise
+
+    def _has_met(self, key: tuple[Epoch, Epoch], meeting: asyncio.Task[ReceivingPair]) -> None:
+        del self._meetings[key]
+        if not meeting.cancelled():
+            meeting.exception()  # whoever wanted it may have left
+
+    async def _meet(self, address: str, sender: Epoch, receiver: Epoch) -> ReceivingPair:
+        ask = partial(self._control.meet, address, self.name, sender, receiver)
+        key, host = f"{sender}/{receiver}/{secrets.token_hex(16)}", _host_of(address)
+        answer = _read(await ask(_encode(_Join(key, host))), _Joining)
+        joint = Joint(backend=self.name, key=key, host=host, port=answer.port)
+
+        async def inquire(first: int, stop: int | None) -> list[int]:
+            return _read(await ask(_encode(_Inquiry(first, stop))), _Sizes).sizes
+
+        name = f"{self.name} from {address}"
+        pair = ReceivingPair(name, partial(join_as_receiver, joint), self._staging, inquire)
+        try:
+            await pair.joined()
+        except BaseException:
+            pair.break_("the meeting was called off")
+            raise
+        _keep(self._pairs, (sender, receiver), pair)
+        return pair
+
+
+class CollectiveSending:
+    max_piece_bytes = 0
+
+    def __init__(self, name: str, arena: KvArena) -> None:
+        self._name = name
+        self._arena = arena
+        self._staging: Staging | None = None
+        self._pairs: dict[Epoch, SendingPair] = {}
+
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+        pair = self._pair(request.receiver_epoch)
+        pair.num_users += 1
+        try:
+            ticket = _TICKET.pack(*await pair.send(piece))
+        finally:
+            pair.num_users -= 1
+        piece.give_back()
+        return Parcel(ticket=ticket)
+
+    async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
+        try:
+            question = msgspec.msgpack.decode(payload, type=_Join | _Inquiry)
+        except msgspec.DecodeError as error:
+            raise TransportFailed(f"{self._name}: {error}") from error
+        if isinstance(question, _Inquiry):
+            sizes = self._pair(receiver_epoch).sizes(question.first, question.stop)
+            return _encode(_Sizes(sizes))
+        return await self._join(receiver_epoch, question)
+
+    async def close(self) -> None:
+        await _close(self._pairs)
+
+    def _pair(self, receiver_epoch: Epoch) -> SendingPair:
+        pair = self._pairs.get(receiver_epoch)
+        if pair is None or pair.is_broken:
+            raise TransportFailed(f"{self._name}: the pair is gone; meet again")
+        return pair
+
+    async def _join(self, receiver_epoch: Epoch, question: _Join) -> bytes:
+        if self._name == "nccl" and self._arena.device == "cpu":
+            raise TransportFailed("nccl: the sender's KV is not on a GPU")
+        self._staging = self._staging or _staging(self._name, self._arena)
+        host = question.host
+        try:
+            listener = await asyncio.to_thread(listen, host)
+        except OSError as error:
+            raise TransportFailed(f"{self._name}: cannot listen at {host!r}: {error}") from error
+        port: int = listener.getsockname()[1]
+        joint = Joint(backend=self._name, key=question.key, host=host, port=port)
+        join = partial(join_as_sender, joint, listener)
+        pair = SendingPair(f"{self._name} to {receiver_epoch}", join, self._staging)
+        if (former := self._pairs.pop(receiver_epoch, None)) is not None:
+            former.break_("the receiver met anew")
+        _keep(self._pairs, receiver_epoch, pair)
+        return _encode(_Joining(port))
+
+
+def _expect(pair: ReceivingPair, announced: Announced) -> asyncio.Future[Tensor]:
+    try:
+        return pair.expect(*_TICKET.unpack(announced.message.ticket))
+    except struct.error as error:
+        raise TransferError(f"{pair.name}: a ticket that cannot be read") from error
+
+
+async def _landed(
+    pair: ReceivingPair, announced: Announced, claim: asyncio.Future[Tensor]
+) -> KvPiece:
+    try:
+        data = await asyncio.shield(claim)
+        views = _views(data.numpy().data, announced.message.num_blocks)
+    except BaseException:
+        pair.drop(claim)
+        raise
+
+    def release() -> None:
+        announced.take()
+        pair.drop(claim)
+
+    return replace(announced.piece(views), release=release)
+
+
+def _staging(name: str, arena: KvArena | None) -> Staging:
+    return DeviceStaging(arena) if name == "nccl" else HostStaging()
+
+
+def _keep(pairs: dict[_Key, _SomePair], key: _Key, pair: _SomePair) -> None:
+    pairs[key] = pair
+    for other_key, other in list(pairs.items())[:-1]:
+        if other.is_broken or (len(pairs) > MAX_PAIRS and not other.num_users):
+            other.break_("others are used more often")
+            del pairs[other_key]
+
+
+async def _close(pairs: dict[_Key, _SomePair]) -> None:
+    closing = [pair.close("the replica closes") for pair in pairs.values()]
+    pairs.clear()
+    await asyncio.gather(*closing)
+
+
+def _views(data: memoryview, num_blocks: int) -> tuple[memoryview, ...]:
+    size, rest = divmod(data.nbytes, max(1, num_blocks))
+    if rest or not num_blocks:
+        raise TransferError(f"{num_blocks} blocks in a piece of {data.nbytes} bytes")
+    return tuple(data[i * size : (i + 1) * size].toreadonly() for i in range(num_blocks))
+
+
+def _encode(message: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def _read(payload: bytes, kind: type[_Answer]) -> _Answer:
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise TransportFailed(f"an answer that cannot be read: {error}") from error
+
+
+def _host_of(address: str) -> str:
+    """Of host:port or [host]:port."""
+    return address.rpartition(":")[0].strip("[]")

@@ -1,0 +1,1 @@
+"""The control stream: pieces announced, lent and given back."""

@@ -1,0 +1,191 @@
+"""D's end of the control stream of a transfer (proto/kv.proto), on which P announces its pieces.
+
+D: ControlClient ~~~ KvTransferServicer -> SendingSide (P: Outbox)
+                                        -> SendingHalf: the bytes, or a ticket for them
+
+P: lend -> announce -------------------------> D: read -> release
+     ^--- give back <--- Taken(n) ----------------'         pieces with a ticket only
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.core.errors import TransferCut, TransferError
+from baton.core.ids import Epoch, TransferId
+from baton.core.kv_layout import KvLayout
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.transport.control.wire import (
+    error_from_status,
+    open_to_proto,
+    read_pieces,
+    reply_from_proto,
+    settle_to_proto,
+)
+from baton.proto import kv_pb2 as pb
+from baton.proto import kv_pb2_grpc as rpc
+from baton.proto.channels import Channels
+from baton.proto.kv_wire import layout_from_proto
+
+TELL_WITHIN_S = 0.002
+"""How long what was taken may go untold while there is more to take: one message for several."""
+
+SERVICE = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOffer:
+    """Blocks of no meaning that P lends for a measurement."""
+
+    transfer_id: TransferId
+    layout: KvLayout
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """A piece that P has announced. Call `take` once its bytes are read, or not wanted."""
+
+    message: pb.KvPiece
+    """Without its data."""
+    data: memoryview
+    take: Callable[[], None]
+    """Once, or more often; from any thread. Pieces may be taken in any order."""
+
+    def piece(self, views: tuple[memoryview, ...]) -> KvPiece:
+        message = self.message
+        return KvPiece(
+            transfer_id=TransferId(message.transfer_id),
+            sender_epoch=Epoch(message.sender_epoch),
+            receiver_epoch=Epoch(message.receiver_epoch),
+            plane=message.plane,
+            first_block=message.first_block,
+            views=views,
+            checksums=tuple(message.checksums),
+            release=self.take,
+        )
+
+
+class ControlClient:
+    """D's end, for all transports of a replica."""
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+
+    async def open(
+        self, address: str, request: OpenTransfer, transport: str
+    ) -> AsyncGenerator[Announced, None]:
+        """Yield what P announces. Pieces may be taken in any order, also after the next one."""
+        taking = _Taking(asyncio.get_running_loop())
+        call: Any = self._channels.to(address).stream_stream(
+            f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
+        )()
+        telling: asyncio.Task[None] | None = None
+        try:
+            await call.write(pb.OpenMessage(open=open_to_proto(request, transport)))
+            telling = asyncio.create_task(taking.tell(call))
+            async for message in call:
+                for header, data in read_pieces(message):
+                    yield Announced(message=header, data=data, take=taking.expect(header))
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error, address) from error
+        except asyncio.InvalidStateError as error:  # written to a stream that has just ended
+            raise TransferCut(f"{address}: the stream has ended") from error
+        finally:
+            if telling is not None:
+                telling.cancel()
+            call.cancel()
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        try:
+            reply = await self._stub(address).Settle(settle_to_proto(request))
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error, address) from error
+        return reply_from_proto(reply)
+
+    async def meet(
+        self, address: str, transport: str, sender: Epoch, receiver: Epoch, payload: bytes = b""
+    ) -> bytes:
+        """Ask P's half of a transport. Raises TransportFailed, StaleEpoch or TransferCut."""
+        request = pb.MeetRequest(
+            transport=transport, sender_epoch=sender, receiver_epoch=receiver, payload=payload
+        )
+        try:
+            reply = await self._stub(address).Meet(request)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error, address) from error
+        return reply.payload
+
+    async def offer_probe(
+        self, address: str, sender: Epoch, receiver: Epoch, num_bytes: int, time_left_s: float
+    ) -> ProbeOffer:
+        """Ask for blocks to measure with. Raises TransferError, StaleEpoch or TransferCut."""
+        request = pb.ProbeRequest(
+            sender_epoch=sender,
+            receiver_epoch=receiver,
+            num_bytes=num_bytes,
+            time_left_ms=int(time_left_s * 1e3),
+        )
+        try:
+            reply = await self._stub(address).OfferProbe(request)
+            layout = layout_from_proto(reply.layout)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(error, address) from error
+        except ValueError as error:
+            raise TransferError(f"{address}: {error}") from error
+        return ProbeOffer(
+            transfer_id=TransferId(reply.transfer_id), layout=layout, num_blocks=reply.num_blocks
+        )
+
+    def _stub(self, address: str) -> rpc.KvTransferAsyncStub:
+        return rpc.KvTransferStub(self._channels.to(address))
+
+
+class _Taking:
+    """Tells P how many pieces with a ticket, counted from the first, it may take back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_taken: deque[bool] = deque()
+        self._num_before = 0
+        """Pieces, from the first on, that are taken."""
+        self._changed = asyncio.Event()
+
+    def expect(self, message: pb.KvPiece) -> Callable[[], None]:
+        if not message.ticket:
+            return lambda: None  # its bytes are here: P does not wait
+        number = self._num_before + len(self._is_taken)
+        self._is_taken.append(False)
+
+        def take() -> None:
+            with suppress(RuntimeError):  # the loop has ended, and the stream with it
+                self._loop.call_soon_threadsafe(self._take, number)
+
+        return take
+
+    def _take(self, number: int) -> None:
+        if number < self._num_before:
+            return  # for the second time
+        self._is_taken[number - self._num_before] = True
+        while self._is_taken and self._is_taken[0]:
+            self._is_taken.popleft()
+            self._num_before += 1
+            self._changed.set()
+
+    async def tell(self, call: Any) -> None:
+        while True:
+            await self._changed.wait()
+            if self._is_taken:
+                await asyncio.sleep(TELL_WITHIN_S)
+            self._changed.clear()
+            try:
+                await call.write(pb.OpenMessage(taken=pb.Taken(num_pieces=self._num_before)))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # the reader hears of it as well

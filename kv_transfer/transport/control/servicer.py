@@ -1,0 +1,149 @@
+"""P's end of the control stream: lends the pieces of a transfer to D, and tells how to get them.
+
+SendingSide --pieces--> StreamWindow --packed, as many as are ready--> D
+                             lent <------------ Taken(n) ------------'
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+
+from baton.core.errors import (
+    EngineFailed,
+    StaleEpoch,
+    TransferError,
+    TransportFailed,
+)
+from baton.core.ids import Epoch
+from baton.kv_transfer.handoff.messages import OpenTransfer
+from baton.kv_transfer.handoff.transport import SendingHalf, SendingSide
+from baton.kv_transfer.transport.control.client import SERVICE, ProbeOffer
+from baton.kv_transfer.transport.control.stream_window import MAX_UNTAKEN, StreamWindow
+from baton.kv_transfer.transport.control.wire import (
+    ServicerContext,
+    abort_call,
+    open_from_proto,
+    reply_to_proto,
+    settle_from_proto,
+)
+from baton.proto import kv_pb2 as pb
+from baton.proto.kv_wire import layout_to_proto
+
+LAST_READS_S = 1.0
+"""When P gives a transfer up, D may finish reading what it was lent before."""
+
+
+class ProbeDesk(Protocol):
+    async def offer(self, receiver_epoch: Epoch, num_bytes: int, time_left_s: float) -> ProbeOffer:
+        """Raises TransferError when there is no room for a probe."""
+
+
+class KvTransferServicer:
+    """Serves one `SendingSide` by any of `halves`, which are known by name."""
+
+    def __init__(
+        self,
+        side: SendingSide,
+        epoch: Epoch,
+        halves: Mapping[str, SendingHalf],
+        probes: ProbeDesk | None = None,
+    ) -> None:
+        self._side = side
+        self._epoch = epoch
+        self._halves = halves
+        self._probes = probes
+
+    def serve(self, server: grpc.aio.Server) -> None:
+        """As the generated code would, but that pieces are bytes already."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Open": stream(self.Open, pb.OpenMessage.FromString),
+            "Settle": unary(
+                self.Settle, pb.SettleRequest.FromString, pb.SettleReply.SerializeToString
+            ),
+            "Meet": unary(self.Meet, pb.MeetRequest.FromString, pb.MeetReply.SerializeToString),
+            "OfferProbe": unary(
+                self.OfferProbe, pb.ProbeRequest.FromString, pb.ProbeOffer.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def Open(
+        self, messages: AsyncIterator[pb.OpenMessage], context: ServicerContext
+    ) -> AsyncIterator[bytes]:
+        window = StreamWindow()
+        try:
+            request, half = await self._opened(messages)
+            window.listen(messages)
+            window.prepare(self._side.pieces(request))
+            while (piece := await window.next()) is not None:
+                message = await window.announce(piece, half, request)
+                with window.waiting():
+                    yield message
+                await window.shrink(MAX_UNTAKEN - 1)
+            await window.shrink(0)  # D still reads; the stream's end would take its views away
+        except (TransferError, EngineFailed) as error:
+            with suppress(TransferError, TimeoutError):
+                async with asyncio.timeout(LAST_READS_S):
+                    await window.shrink(0)
+            await abort_call(context, error)
+        finally:
+            await window.close()
+
+    async def Settle(self, request: pb.SettleRequest, context: ServicerContext) -> pb.SettleReply:
+        try:
+            outcome = await self._side.settle(settle_from_proto(request))
+        except (TransferError, EngineFailed) as error:
+            await abort_call(context, error)
+        return reply_to_proto(outcome)
+
+    async def Meet(self, request: pb.MeetRequest, context: ServicerContext) -> pb.MeetReply:
+        try:
+            self._check_epoch(request.sender_epoch)
+            half = self._half(request.transport)
+            payload = await half.meet(Epoch(request.receiver_epoch), request.payload)
+        except TransferError as error:
+            await abort_call(context, error)
+        return pb.MeetReply(payload=payload)
+
+    async def OfferProbe(self, request: pb.ProbeRequest, context: ServicerContext) -> pb.ProbeOffer:
+        try:
+            self._check_epoch(request.sender_epoch)
+            if self._probes is None:
+                raise TransferError("this replica lends nothing to measure with")
+            time_left_s = request.time_left_ms / 1e3
+            receiver = Epoch(request.receiver_epoch)
+            offer = await self._probes.offer(receiver, request.num_bytes, time_left_s)
+        except (TransferError, EngineFailed) as error:
+            await abort_call(context, error)
+        return pb.ProbeOffer(
+            transfer_id=offer.transfer_id,
+            layout=layout_to_proto(offer.layout),
+            num_blocks=offer.num_blocks,
+        )
+
+    async def _opened(
+        self, messages: AsyncIterator[pb.OpenMessage]
+    ) -> tuple[OpenTransfer, SendingHalf]:
+        message = await anext(messages, None)
+        if message is None or not message.HasField("open"):
+            raise TransferError("a stream begins with `open`")
+        half = self._half(message.open.transport or "grpc")
+        return replace(open_from_proto(message.open), max_piece_bytes=half.max_piece_bytes), half
+
+    def _half(self, transport: str) -> SendingHalf:
+        half = self._halves.get(transport)
+        if half is None:
+            known = ", ".join(self._halves)
+            raise TransportFailed(f"this replica does not send by {transport!r}, but by {known}")
+        return half
+
+    def _check_epoch(self, epoch: str) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch("this is for an earlier incarnation of the sender")

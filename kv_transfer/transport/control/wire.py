@@ -1,0 +1,228 @@
+"""The messages of the control stream as protobuf bytes, and errors as gRPC statuses.
+
+Errors travel as a status code and, because several share one, their name in the trailing metadata.
+A status that P did not set on purpose means that the stream broke.
+
+Pieces are written by hand: `data` is the last field of each, so the bytes of blocks are copied once
+when it is written and not at all when it is read. Any protobuf library reads the same message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from baton.core.errors import (
+    BatonError,
+    EngineFailed,
+    LayoutMismatch,
+    StaleEpoch,
+    TransferAborted,
+    TransferCut,
+    TransferError,
+    TransportFailed,
+    UnknownTransfer,
+)
+from baton.core.ids import Epoch, TransferId
+from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer, Span
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.proto import kv_pb2 as pb
+from baton.proto.channels import explain
+from baton.proto.kv_wire import layout_from_proto, layout_to_proto
+
+ServicerContext = grpc.aio.ServicerContext[Any, Any]
+
+_ERROR_KEY = "baton-error"
+_STATUS: dict[type[BatonError], grpc.StatusCode] = {
+    StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    TransportFailed: grpc.StatusCode.FAILED_PRECONDITION,
+    UnknownTransfer: grpc.StatusCode.NOT_FOUND,
+    TransferAborted: grpc.StatusCode.ABORTED,
+    TransferCut: grpc.StatusCode.UNAVAILABLE,
+    EngineFailed: grpc.StatusCode.UNAVAILABLE,
+    TransferError: grpc.StatusCode.INVALID_ARGUMENT,
+}
+_ERROR_TYPES = {
+    error_type.__name__: error_type
+    for error_type in _STATUS
+    if issubclass(error_type, TransferError)
+}
+
+_OUTCOME_TO_PROTO = {
+    None: pb.OUTCOME_UNSPECIFIED,
+    Outcome.OPEN: pb.OUTCOME_OPEN,
+    Outcome.SEALED: pb.OUTCOME_SEALED,
+    Outcome.ABORTED: pb.OUTCOME_ABORTED,
+    Outcome.UNKNOWN: pb.OUTCOME_UNKNOWN,
+}
+_OUTCOME_FROM_PROTO = {number: outcome for outcome, number in _OUTCOME_TO_PROTO.items()}
+
+_PIECES = pb.KvPieces.DESCRIPTOR.fields_by_name["pieces"].number
+_DATA = pb.KvPiece.DESCRIPTOR.fields_by_name["data"].number
+_BYTES = 2
+"""Protobuf's wire type of what has a length."""
+
+
+async def abort_call(context: ServicerContext, error: TransferError | EngineFailed) -> NoReturn:
+    """The one place where P's errors become statuses."""
+    status = _STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+    await context.abort(status, str(error), ((_ERROR_KEY, type(error).__name__),))
+    raise AssertionError("abort always raises")
+
+
+def error_from_status(error: grpc.aio.AioRpcError, address: str) -> TransferError:
+    """The one place where statuses become D's errors."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _ERROR_KEY and value in _ERROR_TYPES:
+            return _ERROR_TYPES[str(value)](error.details() or "")
+    return TransferCut(f"{address}: {error.code().name}: {explain(error)}")
+
+
+def open_to_proto(request: OpenTransfer, transport: str) -> pb.OpenRequest:
+    return pb.OpenRequest(
+        transfer_id=request.transfer_id,
+        sender_epoch=request.sender_epoch,
+        receiver_epoch=request.receiver_epoch,
+        layout=layout_to_proto(request.layout),
+        first_block=request.first_block,
+        transport=transport,
+        only=[
+            pb.KvSpan(plane=plane, first_block=start, num_blocks=stop - start)
+            for plane, start, stop in request.only
+        ],
+    )
+
+
+def open_from_proto(message: pb.OpenRequest) -> OpenTransfer:
+    """Raises LayoutMismatch for a layout that this version cannot even read."""
+    try:
+        layout = layout_from_proto(message.layout)
+    except ValueError as error:
+        raise LayoutMismatch(str(error)) from error
+    return OpenTransfer(
+        transfer_id=TransferId(message.transfer_id),
+        sender_epoch=Epoch(message.sender_epoch),
+        receiver_epoch=Epoch(message.receiver_epoch),
+        layout=layout,
+        first_block=message.first_block,
+        only=tuple(
+            Span(span.plane, span.first_block, span.first_block + span.num_blocks)
+            for span in message.only
+        ),
+    )
+
+
+def settle_to_proto(request: SettleTransfer) -> pb.SettleRequest:
+    return pb.SettleRequest(
+        transfer_id=request.transfer_id,
+        sender_epoch=request.sender_epoch,
+        receiver_epoch=request.receiver_epoch,
+        outcome=_OUTCOME_TO_PROTO[request.outcome],
+    )
+
+
+def settle_from_proto(message: pb.SettleRequest) -> SettleTransfer:
+    return SettleTransfer(
+        transfer_id=TransferId(message.transfer_id),
+        sender_epoch=Epoch(message.sender_epoch),
+        receiver_epoch=Epoch(message.receiver_epoch),
+        outcome=_OUTCOME_FROM_PROTO.get(message.outcome),
+    )
+
+
+def reply_to_proto(outcome: Outcome) -> pb.SettleReply:
+    return pb.SettleReply(outcome=_OUTCOME_TO_PROTO[outcome])
+
+
+def reply_from_proto(reply: pb.SettleReply) -> Outcome:
+    return _OUTCOME_FROM_PROTO.get(reply.outcome) or Outcome.UNKNOWN
+
+
+def write_piece(piece: LentPiece, parcel: Parcel) -> bytes:
+    """A `KvPieces` message of one piece. Several, end to end, are a message as well."""
+    header = pb.KvPiece(
+        transfer_id=piece.transfer_id,
+        sender_epoch=piece.sender_epoch,
+        receiver_epoch=piece.receiver_epoch,
+        plane=piece.plane,
+        first_block=piece.first_block,
+        num_blocks=len(piece.views),
+        ticket=parcel.ticket,
+        checksums=piece.checksums,
+    ).SerializeToString()
+    num_bytes = sum([memoryview(data).nbytes for data in parcel.data])
+    if num_bytes:
+        header += _varint(_DATA << 3 | _BYTES) + _varint(num_bytes)
+    begin = _varint(_PIECES << 3 | _BYTES) + _varint(len(header) + num_bytes)
+    return b"".join((begin, header, *parcel.data))
+
+
+def read_pieces(message: bytes) -> Iterator[tuple[pb.KvPiece, memoryview]]:
+    """Each piece but for its data, and its data where it lies. Raises TransferCut if malformed."""
+    view = memoryview(message)
+    try:
+        for _, field, start, stop in _fields(view):
+            if field == _PIECES:
+                yield _read_piece(view[start:stop])
+    except (ValueError, IndexError, DecodeError) as error:
+        raise TransferCut(f"a piece that cannot be read: {error}") from error
+
+
+def _read_piece(view: memoryview) -> tuple[pb.KvPiece, memoryview]:
+    """As we write it, `data` is last; others may write it anywhere."""
+    begin = start = stop = len(view)
+    for field_begin, field, value_start, value_stop in _fields(view):
+        if field == _DATA:
+            begin, start, stop = field_begin, value_start, value_stop
+            break
+    return pb.KvPiece.FromString(bytes(view[:begin]) + bytes(view[stop:])), view[start:stop]
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """(where it begins, its number, where its value begins and ends) of each field."""
+    at = 0
+    while at < len(message):
+        begin = at
+        tag, at = _read_varint(message, at)
+        stop = at
+        match tag & 7:
+            case 0:
+                _, stop = _read_varint(message, at)
+            case 1:
+                stop = at + 8
+            case 2:
+                size, at = _read_varint(message, at)
+                stop = at + size
+            case 5:
+                stop = at + 4
+            case unknown:
+                raise ValueError(f"wire type {unknown}")
+        if stop > len(message):
+            raise ValueError("it ends in the middle of a field")
+        yield begin, tag >> 3, at, stop
+        at = stop
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
+    """The number, and where the rest begins."""
+    value = 0
+    for shift in range(0, 70, 7):
+        digit = message[at]
+        at += 1
+        value |= (digit & 0x7F) << shift
+        if digit < 0x80:
+            return value, at
+    raise ValueError("a number of more than 64 bits")

@@ -1,0 +1,295 @@
+"""The transport through NIXL: D reads P's memory one-sided, over whatever UCX finds between them.
+
+    D: NixlTransport -- Meet ------------------> NixlSending: P     once for an incarnation of P
+                     <-- agent, where its KV is -                   P's arena is registered, whole
+       read <----------- a ticket for each piece, on the control stream
+            =============> P's memory                               P's processor has no part in it
+
+A piece stays lent until D has taken it. Should its stream be cut, P may use its blocks again while
+a read of D's is still on its way: that read's bytes go nowhere, and its buffer is not used again
+before it is over (nixl_reads.py). D verifies what it got in any case.
+
+The bytes travel in plain text, and who knows P's agent can read all of its KV: for networks that
+are the cluster's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+import torch
+
+from baton.core.errors import TransferCut, TransferError, TransportFailed
+from baton.core.ids import Epoch
+from baton.core.kv_arena import KvArena
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.control.ahead import ahead
+from baton.kv_transfer.transport.control.client import Announced, ControlClient
+from baton.kv_transfer.transport.daemon import DaemonThread
+from baton.kv_transfer.transport.nixl.buffers import BuffersInUse
+from baton.kv_transfer.transport.nixl.reads import (
+    Agent,
+    Landed,
+    Name,
+    NixlReads,
+    Stretch,
+    new_agent,
+)
+
+PATIENCE_S = 10.0
+"""For one piece."""
+MAX_PEERS = 64
+"""Beyond it the one that was not used for longest is forgotten, unless it is in use."""
+
+_SPAN = struct.Struct("<II")  # where in its block a view begins, and how long it is
+CreateAgent = Callable[[str], Agent]
+
+
+class _Arena(msgspec.Struct, frozen=True):
+    """P's answer: how to reach its memory."""
+
+    agent: bytes
+    planes: list[int]
+    """Addresses."""
+    num_blocks: int
+    block_bytes: list[int]
+    """By plane."""
+    mem_type: str
+    device: int
+
+    def stretches(self, announced: Announced) -> list[Stretch]:
+        """Where the blocks of a piece lie. Raises TransferError for what is not in the arena."""
+        message = announced.message
+        try:
+            offset, size = _SPAN.unpack_from(message.ticket)
+            blocks = memoryview(message.ticket)[_SPAN.size :].cast("I")
+        except (struct.error, TypeError) as error:
+            raise TransferError(f"a ticket that cannot be read: {error}") from error
+        is_inside = (
+            len(blocks) == message.num_blocks > 0
+            and size > 0
+            and message.plane < len(self.planes)
+            and offset + size <= self.block_bytes[message.plane]
+            and max(blocks) < self.num_blocks
+        )
+        if not is_inside:
+            raise TransferError("a ticket for what is not in the sender's memory")
+        base, block_bytes = self.planes[message.plane] + offset, self.block_bytes[message.plane]
+        return [(base + block * block_bytes, size, self.device) for block in blocks]
+
+
+class _Peer(msgspec.Struct, frozen=True):
+    name: Name
+    arena: _Arena
+
+
+@dataclass(slots=True, eq=False)
+class _Meeting:
+    """An incarnation of P that was met, or is being met."""
+
+    meeting: asyncio.Task[_Peer]
+    num_streams: int = 0
+    """That read from it, or wait to."""
+    is_idle: asyncio.Event = field(default_factory=asyncio.Event)
+    was_cut: bool = False
+    """To be met anew, if it is still there: but not under the streams that go on."""
+    has_failed: bool = False
+    """Nothing may come over this connection any more: nobody else begins on it."""
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[_Peer]:
+        self.num_streams += 1
+        self.is_idle.clear()
+        try:
+            yield await self._peer()
+        except BuffersInUse:
+            raise
+        except TransferCut as error:
+            self.was_cut = True
+            self.has_failed |= isinstance(error, TransportFailed)
+            raise
+        finally:
+            self.num_streams -= 1
+            if not self.num_streams:
+                self.is_idle.set()
+
+    async def _peer(self) -> _Peer:
+        try:
+            return await asyncio.shield(self.meeting)
+        except asyncio.CancelledError:
+            if self.meeting.cancelled():
+                raise TransportFailed("NIXL: this replica closes") from None
+            raise
+        except TransferError:
+            self.was_cut = self.has_failed = True
+            raise
+
+
+class NixlTransport:
+    name = "nixl"
+
+    def __init__(self, control: ControlClient, create: CreateAgent = new_agent) -> None:
+        self._control = control
+        self._create = create
+        self._reads: NixlReads | None = None
+        self._meetings: OrderedDict[Epoch, _Meeting] = OrderedDict()
+        """The one used last comes last."""
+
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None:
+        """The first opening will tell."""
+
+    async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        meeting = await self._meeting(address, request)
+        try:
+            async with meeting.used() as peer:
+                reads = self._agent()
+
+                def start(announced: Announced) -> asyncio.Future[Landed]:
+                    return reads.read(
+                        peer.name, peer.arena.stretches(announced), peer.arena.mem_type
+                    )
+
+                announcements = self._control.open(address, request, self.name)
+                async with aclosing(ahead(announcements, start, _drop)) as arrivals:
+                    async for announced, reading in arrivals:
+                        yield await _landed(announced, reading)
+        finally:
+            self._forget_unused()
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        return await self._control.settle(address, request)
+
+    async def close(self) -> None:
+        for known in self._meetings.values():
+            known.meeting.cancel()
+        if self._reads is not None:
+            await self._reads.close()
+
+    def _agent(self) -> NixlReads:
+        if self._reads is None:
+            name = f"baton-{secrets.token_hex(8)}"
+            self._reads = NixlReads(partial(self._create, name))
+        return self._reads
+
+    async def _meeting(self, address: str, request: OpenTransfer) -> _Meeting:
+        sender = request.sender_epoch
+        while (found := self._meetings.get(sender)) is not None and found.has_failed:
+            await found.is_idle.wait()
+            self._forget_unused()
+        if found is None:
+            task = asyncio.create_task(self._meet(address, request))
+            found = self._meetings[sender] = _Meeting(task)
+        self._meetings.move_to_end(sender)
+        return found
+
+    async def _meet(self, address: str, request: OpenTransfer) -> _Peer:
+        sender, receiver = request.sender_epoch, request.receiver_epoch
+        answer = await self._control.meet(address, self.name, sender, receiver)
+        try:
+            arena = msgspec.msgpack.decode(answer, type=_Arena)
+        except msgspec.DecodeError as error:
+            raise TransportFailed(f"an answer that cannot be read: {error}") from error
+        return _Peer(await self._agent().add_peer(arena.agent), arena)
+
+    def _forget_unused(self) -> None:
+        """Peers whose streams broke, and those used longest ago where there are too many."""
+        idle = [sender for sender, known in self._meetings.items() if not known.num_streams]
+        num_excess = max(0, len(self._meetings) - MAX_PEERS)
+        for number, sender in enumerate(idle):
+            if number < num_excess or self._meetings[sender].was_cut:
+                self._forget(self._meetings.pop(sender).meeting)
+
+    def _forget(self, meeting: asyncio.Task[_Peer]) -> None:
+        """The next transfer meets it anew, if it is still there."""
+        if not meeting.done() or meeting.cancelled():
+            meeting.cancel()
+        elif meeting.exception() is None:
+            self._agent().forget_peer(meeting.result().name)
+
+
+class NixlSending:
+    max_piece_bytes = 0
+
+    def __init__(self, arena: KvArena, create: CreateAgent = new_agent) -> None:
+        self._arena = arena
+        self._create = create
+        self._thread: DaemonThread | None = None
+        self._introduction: asyncio.Future[bytes] | None = None
+        self._agent: Agent | None = None
+
+    async def pack(self, piece: LentPiece, request: OpenTransfer) -> Parcel:
+        span = _SPAN.pack(piece.block_offset, piece.views[0].nbytes)
+        return Parcel(ticket=span + struct.pack(f"={len(piece.blocks)}I", *piece.blocks))
+
+    async def meet(self, receiver_epoch: Epoch, payload: bytes) -> bytes:
+        if self._introduction is None:
+            self._thread = DaemonThread("nixl registers")
+            self._introduction = self._thread.call(self._introduce)
+        try:
+            return await asyncio.shield(self._introduction)
+        except Exception as error:
+            raise TransportFailed(f"NIXL does not work at the sender: {error}") from error
+
+    async def close(self) -> None:
+        self._agent = None  # unregisters the arena
+        if self._thread is not None:
+            self._thread.stop()
+
+    def _introduce(self) -> bytes:
+        """On the thread: to start UCX and register much memory takes a while."""
+        arena = self._arena
+        device = torch.device(arena.device)
+        mem_type, index = ("DRAM", 0) if device.type == "cpu" else ("VRAM", device.index or 0)
+        addresses = [plane.data_ptr() for plane in arena.planes]
+        agent = self._create(f"baton-{secrets.token_hex(8)}")
+        sizes = [arena.num_blocks * size for size in arena.block_bytes]
+        stretches = [
+            (address, size, index, "") for address, size in zip(addresses, sizes, strict=True)
+        ]
+        agent.register_memory(stretches, mem_type)
+        self._agent = agent
+        return msgspec.msgpack.encode(
+            _Arena(
+                agent=agent.get_agent_metadata(),
+                planes=addresses,
+                num_blocks=arena.num_blocks,
+                block_bytes=list(arena.block_bytes),
+                mem_type=mem_type,
+                device=index,
+            )
+        )
+
+
+async def _landed(announced: Announced, reading: asyncio.Future[Landed]) -> KvPiece:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            landed = await asyncio.shield(reading)
+    except TimeoutError:
+        _drop(reading)
+        raise TransportFailed(f"NIXL: a read was not over after {PATIENCE_S:g} s") from None
+    except BaseException:
+        _drop(reading)
+        raise
+    size = landed.data.nbytes // announced.message.num_blocks
+    starts = range(0, landed.data.nbytes, size)
+    views = tuple(landed.data[start : start + size] for start in starts)
+
+    def release() -> None:
+        announced.take()
+        landed.give_back()
+
+    return replace(announced.piece(views), release=release)
+
+
+def _drop(reading: asyncio.Future[Landed]) -> None:
+    if not reading.cancel() and not reading.cancelled() and not reading.exception():
+        reading.result().give_back()

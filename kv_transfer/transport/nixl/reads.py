@@ -1,0 +1,268 @@
+"""Reads of other replicas' memory through NIXL, and the thread that looks after them.
+
+    WANTED -> posted -> local completion -> LANDED     its bytes are the caller's until given back
+                 |             |
+                 | given up    `-> FAILED
+                 v
+            QUARANTINED --- local completion ---> its memory may be used again
+
+Memory that a read may still write to is never used for anything else: a read that nobody waits for
+any more stays, with its buffer, until NIXL says that it is over. All calls of an agent are made on
+one thread: some block while a peer is being connected to, and completions have to be polled for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from baton.core.errors import TransferCut, TransportFailed
+from baton.kv_transfer.transport.nixl.buffers import Buffer, Buffers, Registrar
+
+MIN_POLL_S, MAX_POLL_S = 0.0001, 0.002
+CLOSING_S = 1.0
+
+T = TypeVar("T")
+Name: TypeAlias = str | bytes
+Stretch: TypeAlias = tuple[int, int, int]
+"""Address, length in bytes, number of the device."""
+
+
+class Agent(Registrar, Protocol):
+    """What is used of `nixl_agent`."""
+
+    def get_agent_metadata(self) -> bytes: ...
+    def add_remote_agent(self, metadata: bytes) -> Name: ...
+    def remove_remote_agent(self, name: Name) -> None: ...
+    def get_xfer_descs(self, stretches: Any, mem_type: str) -> Any: ...
+    def initialize_xfer(self, operation: str, local: Any, remote: Any, name: Name) -> Any: ...
+    def transfer(self, handle: Any) -> str: ...
+    def check_xfer_state(self, handle: Any) -> str: ...
+    def release_xfer_handle(self, handle: Any) -> None: ...
+
+
+def new_agent(name: str) -> Agent:
+    from nixl._api import nixl_agent, nixl_agent_config
+
+    agent: Agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    return agent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Landed:
+    """Bytes that were read. Call `give_back` once, from any thread."""
+
+    data: memoryview
+    give_back: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    peer: Name
+    stretches: Sequence[Stretch]
+    mem_type: str
+    landed: asyncio.Future[Landed]
+    buffer: Buffer
+    handle: Any = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(length for _, length, _ in self.stretches)
+
+
+class NixlReads:
+    """One agent of D's. Belongs to an event loop."""
+
+    def __init__(self, create: Callable[[], Agent]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._is_closed = False
+        # What follows is the thread's.
+        self._agent: Agent | None = None
+        self._why_none = "it was closed"
+        self._buffers = Buffers()
+        self._in_flight: list[_Read] = []
+        self._leaving: set[Name] = set()
+        """Peers to forget once nothing is read from them."""
+        threading.Thread(target=self._run, args=(create,), name="nixl reads", daemon=True).start()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Reads that are not over, whether anybody waits for them or not."""
+        return len(self._in_flight)
+
+    async def add_peer(self, metadata: bytes) -> Name:
+        """Raises TransportFailed."""
+        added: asyncio.Future[Name] = self._loop.create_future()
+        self._post(partial(self._add_peer, metadata, added))
+        return await added
+
+    def forget_peer(self, peer: Name) -> None:
+        with suppress(TransportFailed):
+            self._post(partial(self._leaving.add, peer))
+
+    def read(
+        self, peer: Name, stretches: Sequence[Stretch], mem_type: str
+    ) -> asyncio.Future[Landed]:
+        """Fetch these stretches of the peer's memory, end to end.
+
+        Cancelling gives the read up; its memory stays taken until it is over. Raises
+        TransportFailed, by itself or through the future, and BuffersInUse through the future.
+        """
+        landed: asyncio.Future[Landed] = self._loop.create_future()
+        self._post(partial(self._start, peer, stretches, mem_type, landed))
+        return landed
+
+    async def close(self) -> None:
+        """Return soon, at the latest after a second; what is in flight keeps its memory."""
+        self._is_closed = True
+        self._jobs.put(None)
+        await asyncio.wait({self._ended}, timeout=CLOSING_S)
+
+    def _post(self, job: Callable[[], None]) -> None:
+        if self._is_closed:
+            raise TransportFailed("NIXL: this replica closes")
+        self._jobs.put(job)
+
+    def _run(self, create: Callable[[], Agent]) -> None:
+        try:
+            self._agent = create()
+        except Exception as error:
+            self._why_none = str(error)
+        poll_s, is_open = MIN_POLL_S, True
+        while is_open or self._in_flight:
+            with suppress(Empty):
+                if (job := self._jobs.get(timeout=poll_s if self._in_flight else None)) is None:
+                    is_open = False
+                else:
+                    job()
+                    poll_s = MIN_POLL_S
+            poll_s = MIN_POLL_S if self._poll() else min(2 * poll_s, MAX_POLL_S)
+            self._forget_leaving()
+        self._agent = None  # unregisters the buffers
+        self._buffers.clear()
+        self._settle(self._ended, None)
+
+    def _ready(self) -> Agent:
+        if self._agent is None:
+            raise TransportFailed(f"NIXL does not work here: {self._why_none}")
+        return self._agent
+
+    def _add_peer(self, metadata: bytes, added: asyncio.Future[Name]) -> None:
+        try:
+            name = self._ready().add_remote_agent(metadata)
+        except Exception as error:
+            self._fail(added, error)
+        else:
+            self._leaving.discard(name)
+            self._settle(added, name)
+
+    def _forget_leaving(self) -> None:
+        for peer in self._leaving - {read.peer for read in self._in_flight}:
+            self._leaving.remove(peer)
+            with suppress(Exception):  # it is gone already
+                self._ready().remove_remote_agent(peer)
+
+    def _start(
+        self,
+        peer: Name,
+        stretches: Sequence[Stretch],
+        mem_type: str,
+        landed: asyncio.Future[Landed],
+    ) -> None:
+        if landed.cancelled():
+            return
+        try:
+            agent, num_bytes = self._ready(), sum(length for _, length, _ in stretches)
+            buffer = self._buffers.take(agent, num_bytes)
+        except Exception as error:
+            return self._fail(landed, error)
+        read = _Read(peer, stretches, mem_type, landed, buffer)
+        try:
+            local = agent.get_xfer_descs(_targets(buffer.memory, stretches), "DRAM")
+            remote = agent.get_xfer_descs(list(stretches), mem_type)
+            read.handle = agent.initialize_xfer("READ", local, remote, peer)
+            self._in_flight.append(read)
+            agent.transfer(read.handle)  # what it says, `_poll` hears again
+        except Exception as error:
+            self._fail(landed, error)
+            if read.handle is None:
+                self._keep(buffer)
+
+    def _poll(self) -> bool:
+        """Whether any read is over."""
+        over = [read for read in self._in_flight if self._is_over(read)]
+        for read in over:
+            self._in_flight.remove(read)
+        return bool(over)
+
+    def _is_over(self, read: _Read) -> bool:
+        """And if so, see to its buffer."""
+        agent = self._ready()
+        try:
+            state = agent.check_xfer_state(read.handle)
+        except Exception as error:
+            state = "ERR"
+            self._fail(read.landed, error)
+        if state == "PROC":
+            return False
+        try:
+            agent.release_xfer_handle(read.handle)
+        except Exception:
+            return False  # NIXL still works on it: quarantined, asked again later
+        if state == "DONE":
+            give_back = partial(self._give_back, read.buffer)
+            data = read.buffer.memory.numpy().data[: read.num_bytes].toreadonly()
+            self._tell(partial(_hand_over, read.landed, Landed(data, give_back)))
+        else:
+            self._fail(read.landed, TransportFailed("NIXL: a read failed"))
+            self._keep(read.buffer)
+        return True
+
+    def _keep(self, buffer: Buffer) -> None:
+        self._buffers.keep(self._ready(), buffer)
+
+    def _give_back(self, buffer: Buffer) -> None:
+        with suppress(TransportFailed):
+            self._post(partial(self._keep, buffer))
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function)
+
+    def _settle(self, future: asyncio.Future[T], value: T) -> None:
+        self._tell(lambda: None if future.done() else future.set_result(value))
+
+    def _fail(self, future: asyncio.Future[T], error: Exception) -> None:
+        if not isinstance(error, TransferCut):  # the library's own
+            error = TransportFailed(f"NIXL: {str(error) or type(error).__name__}")
+        self._tell(partial(_set_failure, future, error))
+
+
+def _targets(buffer: Tensor, stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Where in a buffer stretches come to lie end to end."""
+    starts = itertools.accumulate((length for _, length, _ in stretches), initial=buffer.data_ptr())
+    return [(start, length, 0) for start, (_, length, _) in zip(starts, stretches, strict=False)]
+
+
+def _hand_over(future: asyncio.Future[Landed], landed: Landed) -> None:
+    if future.done():  # given up
+        landed.give_back()
+    else:
+        future.set_result(landed)
+
+
+def _set_failure(future: asyncio.Future[T], error: TransferCut) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # a stream that ends early looks at none

@@ -1,0 +1,89 @@
+"""`baton bench`: what an engine does here, beside what this machine allows."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from baton.platform.cli.options.completion import complete_model
+from baton.platform.cli.options.config_options import (
+    ENGINE_OPTIONS,
+    MODEL_OPTIONS,
+    with_config_options,
+)
+from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.cli.terminal.progress import download_bars
+from baton.platform.config.deployment import configure
+from baton.platform.models.model_folder import find_model
+
+app = typer.Typer(help="Measure, beside what the machine allows.", no_args_is_help=True)
+
+LENGTHS = (128, 512, 2048, 8192, 32_768)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (128, 1024, 4096)
+
+
+class Measures(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ALL = "all"
+
+
+@app.callback()
+def bench() -> None:
+    """Measure, beside what the machine allows."""
+
+
+@app.command()
+@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS))
+def engine(  # noqa: PLR0913 - one parameter an option
+    changes: dict[str, Any],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Model folder, Hugging Face id, or `demo`.", autocompletion=complete_model
+        ),
+    ],
+    measure: Annotated[Measures, typer.Option(help="Prompts, tokens, or both.")] = Measures.ALL,
+    length: Annotated[
+        list[int] | None, typer.Option(min=1, help="Of a prompt; may be repeated.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests that decode; may be repeated.")
+    ] = None,
+    context: Annotated[
+        list[int] | None, typer.Option(min=2, help="Of what decodes; may be repeated.")
+    ] = None,
+    max_seconds: Annotated[
+        float, typer.Option(min=1, help="No measurement begins after so long.")
+    ] = 120.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all of it there.")] = None,
+    png_file: Annotated[
+        Path | None, typer.Option("--png", help="Draw the roofline, and tokens/s over the batch.")
+    ] = None,
+) -> None:
+    """One engine in this process: prefill by length, decode by batch and context.
+
+    Each number stands beside its ceiling, measured in the same minute, and the regime it is in:
+    bound by bandwidth, by arithmetic, by what surrounds the model, or by its kernels. Weights may
+    be made up (--load-format dummy): speed depends on shapes alone.
+    """
+    with told_in_one_line("baton bench engine"):
+        config = configure(None, {**changes, "model": model})
+        with download_bars() as bars:
+            folder = find_model(model, wants_weights=config.wants_weights, report=bars)
+        from baton.platform.cli.runs.bench import Job, run  # torch is imported from here on
+
+        job = Job(
+            lengths=sorted(length or LENGTHS) if measure is not Measures.DECODE else [],
+            batches=sorted(batch or BATCHES) if measure is not Measures.PREFILL else [],
+            contexts=sorted(context or CONTEXTS) if measure is not Measures.PREFILL else [],
+            max_seconds=max_seconds,
+            json_file=json_file,
+            png_file=png_file,
+        )
+        with warnings_silenced():
+            run(config, folder, job)

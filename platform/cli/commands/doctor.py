@@ -1,0 +1,88 @@
+"""`baton doctor`: looks before traffic does, and says what to do about what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from baton.core.errors import Unavailable
+from baton.platform.cli.options.gateway_options import ApiKey, CaFile
+from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
+from baton.platform.config.deployment import DeploymentConfig, configure
+from baton.platform.observe.gateway_pages import GatewayPages
+
+
+def doctor(
+    config_file: Annotated[
+        Path | None, typer.Option("-f", "--config", help="The deployment as a YAML file.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running gateway's HTTP address. Not given: the configured one."),
+    ] = None,
+    api_key: ApiKey = None,
+    ca_file: CaFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check this machine, and a running deployment if there is one: is it fit for traffic?
+
+    Every way KV can take between replicas is measured. Exits with 1 if anything will not work.
+    """
+    with told_in_one_line("baton doctor"), warnings_silenced():
+        config = configure(config_file, {})
+        key = api_key or min(config.gateway.operator_keys, default=None)
+        pages = GatewayPages(url or _own_url(config), key, ca_file)
+        is_healthy = asyncio.run(_examine(config, pages, is_asked=url is not None, as_json=as_json))
+    raise typer.Exit(0 if is_healthy else 1)
+
+
+async def _examine(
+    config: DeploymentConfig, pages: GatewayPages, *, is_asked: bool, as_json: bool
+) -> bool:
+    # Here, so that `baton --help` need not wait for torch.
+    from baton.platform.doctor import report
+    from baton.platform.doctor.finding import fail, is_healthy, skipped
+    from baton.platform.doctor.run import examine_here, examine_live, examine_security
+
+    console = Console(stderr=True)
+    with console.status("looking at this machine"):
+        status, trouble = await _status(pages)
+        here, findings = await asyncio.to_thread(
+            examine_here, config, is_serving=status is not None
+        )
+        security, finding = examine_security(config)
+        findings.append(finding)
+    ways = []
+    if status is None:
+        remedy = "start it with `baton serve`, then ask again; or give its address with --url"
+        findings.append((fail if is_asked else skipped)("deployment", trouble, remedy))
+    elif security is not None:
+        with console.status("measuring the ways between replicas"):
+            live = await examine_live(config, security, status, here)
+        findings += live.findings
+        ways = live.ways
+    if as_json:
+        typer.echo(msgspec.json.encode(report.as_json(findings, ways)).decode())
+    else:
+        report.show(Console(), findings, ways)
+    return is_healthy(findings)
+
+
+async def _status(pages: GatewayPages) -> tuple[dict[str, Any] | None, str]:
+    """The gateway's /debug/status, or why there is none."""
+    try:
+        return await asyncio.to_thread(pages.get, "/debug/status"), ""
+    except Unavailable as error:
+        return None, str(error)
+
+
+def _own_url(config: DeploymentConfig) -> str:
+    gateway = config.gateway
+    host = "localhost" if gateway.host in ("0.0.0.0", "::") else gateway.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if gateway.tls_cert_file else 'http'}://{host}:{gateway.port}"

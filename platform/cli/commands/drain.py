@@ -1,0 +1,62 @@
+"""`baton drain`: empties a replica, so that it can be taken away without anybody noticing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from baton.core.errors import DeadlineExceeded
+from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.observe.gateway_pages import GatewayPages
+
+POLL_S = 0.5
+
+
+def drain(
+    replica: Annotated[str, typer.Argument(help="Its id, as `baton status` shows it.")],
+    url: GatewayUrl = LOCAL_GATEWAY,
+    api_key: ApiKey = None,
+    ca_file: CaFile = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if no other decode replica takes requests.")
+    ] = False,
+    wait: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds to wait until nothing is left there; 0 returns at once."),
+    ] = 300.0,
+) -> None:
+    """Move all requests of a replica elsewhere, with their KV, and place nothing more there."""
+    with told_in_one_line("baton drain"):
+        pages = GatewayPages(url, api_key, ca_file)
+
+        def ask() -> int:
+            answer = pages.post("/debug/drain", {"replica": replica, "force": force})
+            return int(answer["num_open"])
+
+        num_open = ask()
+        if wait and num_open:
+            _wait_until_empty(ask, replica, num_open, wait)
+            num_open = 0
+    text = f"{num_open} requests have yet to leave" if num_open else "nothing is left there"
+    typer.echo(f"{replica} is draining: {text}")
+
+
+def _wait_until_empty(ask: Callable[[], int], replica: str, num_open: int, limit_s: float) -> None:
+    """Raises DeadlineExceeded; the replica goes on draining."""
+    deadline = time.monotonic() + limit_s
+    num_told = -1
+    while num_open:
+        if num_open != num_told:
+            typer.echo(f"{replica}: {num_open} requests have yet to leave")
+            num_told = num_open
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(
+                f"{num_open} requests are still on {replica} after {limit_s:g} s; it goes on "
+                "draining, ask again for how far it is"
+            )
+        time.sleep(POLL_S)
+        num_open = ask()

@@ -1,0 +1,84 @@
+"""`baton serve`: checks what can be checked at once, then runs the deployment."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from baton.core.errors import InvalidConfig
+from baton.gateway.access.tls import tls_identity
+from baton.gateway.text.model_files import ModelFiles
+from baton.platform.cli.options.completion import complete_model
+from baton.platform.cli.options.config_options import SERVE_OPTIONS, with_config_options
+from baton.platform.cli.runs.process_session import run_in_session
+from baton.platform.cli.terminal.errors import told_in_one_line
+from baton.platform.cli.terminal.progress import download_bars
+from baton.platform.config.deployment import DeploymentConfig, configure
+from baton.platform.machine.ports import check_bindable
+from baton.platform.models.model_folder import find_model
+from baton.platform.security.connections import load_security
+
+
+@with_config_options(SERVE_OPTIONS)
+def serve(
+    changes: dict[str, Any],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model folder, Hugging Face id, or `demo`, the default.",
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("-f", "--config", help="The deployment as a YAML file.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show replicas' logs.")] = False,
+) -> None:
+    """Serve a model: OpenAI-compatible HTTP and gRPC, prefill and decode in separate processes."""
+    with told_in_one_line("baton serve"):
+        config = configure(config_file, changes if model is None else {**changes, "model": model})
+        _check_transport(config)
+        with download_bars() as bars:
+            folder = find_model(config.model, wants_weights=config.wants_weights, report=bars)
+        ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+        if not config.ray.address:  # else they are needed where the gateway is placed
+            tls_identity(config.gateway)
+            load_security(config.security)
+        _check_ports(config)
+    arguments = [
+        "-m",
+        "baton.platform.cli.runs.serve",
+        str(folder),
+        *(["--verbose"] if verbose else []),
+    ]
+    grace_s = 2 * config.health.drain_s + 30.0
+    stdin = msgspec.json.encode(config)
+    raise typer.Exit(run_in_session(arguments, stop_grace_s=grace_s, stdin=stdin))
+
+
+def _check_transport(config: DeploymentConfig) -> None:
+    if config.transfer.transport == "memory" and config.prefill.replicas:
+        raise InvalidConfig(
+            "transfer.transport: replicas are processes of their own, which `memory` does not "
+            "cross; choose another with --transport, or have no prefill replicas (--prefill 0)"
+        )
+
+
+def _check_ports(config: DeploymentConfig) -> None:
+    """Gateways share their port with successors (SO_REUSEPORT); strangers must not, unnoticed."""
+    for option, port in (
+        ("--port", config.gateway.port),
+        ("--grpc-port", config.gateway.grpc_port),
+    ):
+        try:
+            check_bindable(config.gateway.host, port)
+        except OSError as error:
+            remedy = option if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+            raise InvalidConfig(
+                f"cannot listen on {config.gateway.host}:{port} ({error.strerror}); "
+                f"choose another with {remedy}"
+            ) from None

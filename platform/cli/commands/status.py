@@ -1,0 +1,94 @@
+"""`baton status`: what the gateway knows of the pools, as a table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from baton.core.errors import Unavailable
+from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.terminal.errors import complain
+from baton.platform.observe.gateway_pages import GatewayPages
+
+
+def status(
+    url: GatewayUrl = LOCAL_GATEWAY,
+    api_key: ApiKey = None,
+    ca_file: CaFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the gateway says.")] = False,
+) -> None:
+    """Show pools, replicas, load and KV use."""
+    try:
+        report = GatewayPages(url, api_key, ca_file).get("/debug/status")
+    except Unavailable as error:
+        complain("baton status", str(error))
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+        return
+    Console().print(_table(report))
+    for line in _engines(report):
+        typer.echo(line)
+
+
+def _table(report: dict[str, Any]) -> Table:
+    table = Table(
+        title=f"{report['num_waiting']} requests wait for a replica", box=SIMPLE, pad_edge=False
+    )
+    table.add_column("replica", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("running", "waiting", "queued\ntokens", "KV blocks\nused", "sampled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for replicas in report["pools"].values():
+        for replica in replicas:
+            table.add_row(replica["replica"], *_cells(replica))
+    return table
+
+
+def _cells(replica: dict[str, Any]) -> list[str]:
+    if not replica["is_reachable"]:
+        return [f"[red]{_trouble(replica)}[/red]", *["-"] * 5]
+    num_blocks = replica["num_blocks"]
+    num_used = num_blocks - replica["num_free_blocks"]
+    return [
+        "[green]ready[/green]" if replica["is_ready"] else "[yellow]draining[/yellow]",
+        str(replica["num_running"]),
+        str(replica["num_waiting"]),
+        str(replica["num_queued_tokens"]),
+        f"{num_used} of {num_blocks}",
+        f"{replica['metrics'].get('tokens_sampled_total', 0):.0f}",
+    ]
+
+
+def _engines(report: dict[str, Any]) -> list[str]:
+    """How the replicas compute: a line for each way that a pool's have, most often one a pool."""
+    said = [
+        f"{pool}: {_engine(replica['engine'])}"
+        for pool, replicas in report["pools"].items()
+        for replica in replicas
+        if replica.get("engine")
+    ]
+    return list(dict.fromkeys(said))
+
+
+def _engine(facts: dict[str, Any]) -> str:
+    is_rounded = facts["quantize"] != "none"
+    weights = f"{facts['quantize']} weights" if is_rounded else "weights as they are"
+    threads = f" on {facts['num_threads']} threads" if facts["device"] == "cpu" else ""
+    num_ranks = facts.get("num_ranks", 1)
+    ranks = f"{num_ranks} ranks of " if num_ranks > 1 else ""
+    return (
+        f"{facts['model']} ({facts['architecture']}), {facts['dtype']}, {weights}, "
+        f"KV {facts['kv_dtype']}; {ranks}{facts['device']}, {facts['kernels']} kernels by "
+        f"{facts['passes']}{threads}"
+    )
+
+
+def _trouble(replica: dict[str, Any]) -> str:
+    is_refused = "cluster token" in replica.get("trouble", "")
+    return "refused: cluster token" if is_refused else "unreachable"

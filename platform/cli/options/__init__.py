@@ -1,0 +1,1 @@
+"""Options made from the types they fill."""

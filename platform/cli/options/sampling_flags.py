@@ -1,0 +1,48 @@
+"""The options of sampling as options of a command: those of the API, in its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from baton.gateway.requests.options import SamplingOptions
+from baton.platform.cli.options.generated_options import Command, GeneratedOption, with_options
+
+PANEL = "Sampling"
+NAMES = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def with_sampling_options(into: str) -> Callable[[Command], Command]:
+    """Give a command these options in the place of its parameter `into`: a `SamplingOptions`."""
+    hints = get_type_hints(SamplingOptions, include_extras=True)
+
+    def to_options(values: Mapping[str, Any]) -> SamplingOptions:
+        return SamplingOptions(**values)
+
+    return with_options(into, [_option(name, hints[name]) for name in NAMES], to_options)
+
+
+def _option(name: str, hint: Any) -> GeneratedOption:
+    return GeneratedOption(
+        parameter=name,
+        flag=f"--{name.replace('_', '-')}",
+        hint=hint,
+        help=hint.__metadata__[0].description,
+        panel=PANEL,
+    )

@@ -1,0 +1,157 @@
+"""Bringing the application up in Ray, and knowing when it never will be.
+
+    gateway    answers `ports` when it listens, `lacks` what it still waits for
+    registry   says meanwhile how far the replicas are, or why one gave up
+    Serve      says when it has tried often enough, and when all gateways run
+
+Ray is imported inside functions: its environment is set first.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.core.errors import InvalidConfig
+from baton.core.messages import Membership
+from baton.gateway.requests.readiness import missing
+from baton.platform.cli.terminal.start_report import StartReport
+from baton.platform.config.deployment import DeploymentConfig
+
+if TYPE_CHECKING:  # Ray is imported once its environment is set
+    from ray.serve.schema import ApplicationStatusOverview
+
+PATIENCE_S = 0.5
+"""How often the registry is looked at while replicas come up."""
+LOOK_S = 0.1
+"""How long that may hold up what is waited for."""
+STATUS_PERIOD_S = 1.0
+"""How often Serve is asked whether it has given up."""
+
+
+def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple[int, int]:
+    """Return the ports when requests would be answered. Raises RuntimeError if that cannot be."""
+    from ray import serve
+
+    from baton.platform.cluster.deploy import APP_NAME, build_app
+
+    report.enter(f"starting {_counted(config)}")
+    serve.start(proxy_location="Disabled", logging_config={"log_level": logging.ERROR})
+    target = serve.RunTarget(build_app(config, folder), name=APP_NAME, route_prefix=None)
+    serve.run_many([target], wait_for_applications_running=False)
+    gateway = serve.get_app_handle(APP_NAME)
+    registry = _Answer(serve.get_deployment_handle("Registry", APP_NAME).membership.remote)
+    status_at = time.monotonic() + STATUS_PERIOD_S
+
+    def look() -> None:
+        nonlocal status_at
+        if registry.has_come(LOOK_S):
+            follow(registry.take(), config, report)
+        if time.monotonic() > status_at:
+            _raise_if_given_up()
+            status_at = time.monotonic() + STATUS_PERIOD_S
+
+    ports: tuple[int, int] = wait_for(gateway.ports.remote, look)
+    report.enter(f"gateway listening on {config.gateway.host}:{ports[0]}, gRPC on :{ports[1]}")
+    while lacking := wait_for(gateway.lacks.remote, look):
+        report.wait_for(lacking)
+    while config.gateway.replicas > 1 and not _runs():  # one of them answers for itself alone
+        report.wait_for("the other gateways")
+        look()
+        time.sleep(PATIENCE_S)
+    return ports
+
+
+def wait_for(ask: Callable[[], Any], look: Callable[[], None]) -> Any:
+    """The answer of an actor, with a `look` at something else from time to time."""
+    answer = _Answer(ask)
+    while not answer.has_come(PATIENCE_S):
+        look()
+    return answer.take()
+
+
+def follow(known: Membership, config: DeploymentConfig, report: StartReport) -> None:
+    """Say how far replicas are. Raises InvalidConfig for what a new attempt would meet again."""
+    for one in known.starting:
+        if one.is_final:
+            raise InvalidConfig(f"{one.replica_id} failed while {one.stage}: {one.failure}")
+    trouble = {info: "" if info.is_ready else "draining" for info in known.replicas}
+    lacking = missing(config.wanted_replicas, trouble, known.starting)
+    report.see(known.replicas, known.starting, lacking)
+
+
+class _Answer:
+    """Of an actor that may not be there yet, or be replaced by another: then it is asked anew."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self._response: Any = None
+        self._value: Any = None
+
+    def has_come(self, patience_s: float) -> bool:
+        from ray.exceptions import RayError
+
+        self._response = self._response or self._ask()
+        try:
+            self._value = self._response.result(timeout_s=patience_s)
+        except TimeoutError:
+            return False
+        except RayError:
+            self._response = None
+            return False
+        return True
+
+    def take(self) -> Any:
+        """What has come. Then another answer may be waited for."""
+        self._response = None
+        return self._value
+
+
+def _counted(config: DeploymentConfig) -> str:
+    counts = [f"{number} {role}" for role, number in config.wanted_replicas.items()]
+    return f"{' and '.join(counts)} replicas, {config.gateway.replicas} gateway"
+
+
+def _raise_if_given_up() -> None:
+    overview = _overview()
+    if overview.status == "DEPLOY_FAILED":
+        raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")
+
+
+def _runs() -> bool:
+    return _overview().status == "RUNNING"
+
+
+def _overview() -> ApplicationStatusOverview:
+    from ray import serve
+
+    from baton.platform.cluster.deploy import APP_NAME
+
+    return serve.status().applications[APP_NAME]
+
+
+def _reason(overview: ApplicationStatusOverview) -> str:
+    """What Serve says of the deployments that failed, without its traces."""
+    failed = {
+        name: deployment.message
+        for name, deployment in overview.deployments.items()
+        if deployment.status == "DEPLOY_FAILED"
+    }
+    return "; ".join(f"{name}: {cause_of(text)}" for name, text in failed.items()) or cause_of(
+        overview.message
+    )
+
+
+def cause_of(message: str) -> str:
+    """The one sentence that matters in what Serve says of a replica that does not come up."""
+    _, _, error = message.rpartition("Error:\n")
+    lines = [line for line in (error or message).splitlines() if line.strip()]
+    if any("Traceback" in line for line in lines):
+        return next(line for line in reversed(lines) if not line.startswith(" ")).strip()
+    if detail := re.search(r"Worker exit detail: (.*?\.)(?: |$)", message):
+        return f"its process died: {detail[1]}"
+    return lines[0].strip() if lines else "Serve gives no reason"

@@ -1,0 +1,71 @@
+"""What `baton plan` does once its model is found: plan each layout, show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+
+from baton.core.errors import InvalidConfig
+from baton.engine.checkpoint.load import read_config
+from baton.engine.checkpoint.quantized.methods import parse_layout
+from baton.engine.models.config.model_config import read_json
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.doctor.demand import served_dtype
+from baton.platform.layout_plan.layout import Layout, Refused, Traffic, meshes, plan
+from baton.platform.layout_plan.report import Plan, show, tree
+from baton.platform.machine.gpu_topology import (
+    GpuTopology,
+    TopologyUnreadable,
+    parse_topology,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    is_given: bool
+    """One layout, that of the configuration; else all."""
+    num_ranks: int
+    traffic: Traffic
+    device_gib: float | None = None
+    link_gbps: float | None = None
+    topology: str | None = None
+    is_json: bool = False
+
+
+def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
+    """Raises CheckpointError, or InvalidConfig, also if the one layout that is given is refused."""
+    topology = _topology(job.topology)
+    wanted = [config.prefill.parallel.mesh] if job.is_given else list(meshes(job.num_ranks))
+    model = read_config(folder)
+    found = [plan(config, model, mesh, job.traffic, job.device_gib) for mesh in wanted]
+    if job.is_given and isinstance(found[0], Refused):
+        raise InvalidConfig(f"{found[0].name}: {found[0].reason}")
+    result = Plan(
+        model=config.model_name,
+        dtype=served_dtype(config.dtype, model),
+        traffic=job.traffic,
+        link_gbps=job.link_gbps,
+        is_quantised=parse_layout(read_json(folder / "config.json")) is not None,
+        topology=topology,
+        layouts=[each for each in found if isinstance(each, Layout)],
+        refused=[each for each in found if isinstance(each, Refused)],
+    )
+    if job.is_json:
+        typer.echo(msgspec.json.encode(tree(result)).decode())
+        return
+    show(Console(highlight=False, markup=False), result)
+
+
+def _topology(text: str | None) -> GpuTopology | None:
+    if text is None:
+        return None
+    try:
+        return parse_topology(text)
+    except TopologyUnreadable as error:
+        raise InvalidConfig(
+            f"--topology is not what `nvidia-smi topo -m` prints: {error}"
+        ) from None

@@ -1,0 +1,98 @@
+"""What `baton profile` does once its model is found: load, run, tell."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+
+from baton.core.errors import InvalidConfig
+from baton.platform.cli.terminal.output_files import check_writable
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.instruments.chrome_trace import chrome_trace
+from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
+from baton.platform.instruments.step_table import step_table
+from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
+
+WARM_UP_TOKENS = 4
+NUM_KERNELS = 30
+"""Of a GPU, in the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    trace_file: Path | None = None
+
+    @property
+    def request_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
+    """Raises CheckpointError or InvalidConfig."""
+    if job.trace_file is not None:
+        check_writable(job.trace_file, "--trace")
+    with Console(stderr=True).status(f"reading {config.model_name}"):
+        loaded = load_measured(
+            folder,
+            config,
+            sizes=[job.num_requests * (job.request_tokens + config.decode.cache.block_size)],
+            max_running=job.num_requests,
+        )
+    _check(loaded, job)
+    with ExitStack() as stack:
+        watch = stack.enter_context(watching(loaded.engine, loaded.loaded.model))
+        _run_requests(loaded, watch, job, WARM_UP_TOKENS, "warm up")
+        kernels = stack.enter_context(_gpu_profiler()) if loaded.device == "cuda" else None
+        steps = _run_requests(loaded, watch, job, job.output_tokens, "measured")
+    console = Console(highlight=False)
+    title = (
+        f"{config.model_name}, {loaded.loaded.info.dtype}: {job.num_requests} requests of "
+        f"{job.prompt_tokens} tokens, {job.output_tokens} more each"
+    )
+    console.print(step_table(steps, title))
+    if kernels is not None:
+        console.print(kernels.key_averages().table("self_device_time_total", NUM_KERNELS))
+    if job.trace_file is not None:
+        _write_trace(job.trace_file, steps, kernels)
+        console.print(f"trace: {job.trace_file}; open it at https://ui.perfetto.dev")
+
+
+def _check(loaded: LoadedEngine, job: Job) -> None:
+    if job.request_tokens > loaded.engine.max_model_len:
+        raise InvalidConfig(
+            f"--prompt-tokens and --output-tokens are {job.request_tokens} together; this model "
+            f"and its cache take {loaded.engine.max_model_len} a request"
+        )
+
+
+def _run_requests(
+    loaded: LoadedEngine, watch: StepWatch, job: Job, max_tokens: int, name: str
+) -> list[StepTime]:
+    """All at once; every step until the last is done."""
+    for index in range(job.num_requests):
+        loaded.add(job.prompt_tokens, f"{name} {index}", max_tokens)
+    steps = []
+    while loaded.engine.has_work:
+        steps.append(watch.step())
+    return steps
+
+
+def _gpu_profiler() -> Any:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    return torch.profiler.profile(activities=activities)
+
+
+def _write_trace(file: Path, steps: list[StepTime], kernels: Any) -> None:
+    if kernels is not None:
+        kernels.export_chrome_trace(str(file))
+    else:
+        file.write_bytes(msgspec.json.encode(chrome_trace(steps)))

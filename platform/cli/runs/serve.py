@@ -1,0 +1,248 @@
+"""The process behind `baton serve`: a Ray cluster, the application in it, and the way back.
+
+Run as `python -m baton.platform.cli.runs.serve MODEL_FOLDER [--verbose]`, the configuration (which
+may hold secrets) as JSON on its standard input, in a process session of its own. SIGTERM ends it,
+and everything it started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from baton.core.errors import BatonError
+from baton.gateway.text.model_files import ModelFiles
+from baton.platform.cli.runs.deploy import deploy
+from baton.platform.cli.runs.process_session import end_session, end_with_parent, is_orphan
+from baton.platform.cli.terminal.errors import complain, status_of
+from baton.platform.cli.terminal.progress import StartBars, start_bars
+from baton.platform.cli.terminal.start_report import StartReport
+from baton.platform.cli.terminal.worker_log import WorkerLog, follow_workers
+from baton.platform.cluster.local_cluster import (
+    OBJECT_STORE_BYTES,
+    num_logical_cpus,
+    ray_environment,
+)
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.interpreter import collector_at_rest
+from baton.platform.observe.logs import Lines, start_log
+
+log = logging.getLogger("baton.platform.cli.runs.serve")  # this file runs as `__main__`
+console = Console(highlight=False)
+
+
+class _Stop(BaseException):
+    """SIGTERM, wherever the main thread is."""
+
+
+def main(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
+    end_with_parent()
+    signal.signal(signal.SIGTERM, _raise_stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards one SIGTERM instead
+    os.environ.update(ray_environment())
+    started = time.monotonic()
+    is_started = False
+    try:
+        with start_bars() as bars:
+            out = _start_log(config, bars, is_verbose)
+            report = StartReport(log.info, bars)
+            with report.ticking():
+                report.enter("starting Ray")
+                checking = _in_background(lambda: _check_ranks(config, folder))
+                _start_ray(config, WorkerLog(out, config.log_format, shows_all=is_verbose))
+                signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
+                is_started = True
+                checking.result()
+                ports = deploy(config, folder, report)
+        _announce(config, folder, ports, time.monotonic() - started)
+        signal.pause()
+    except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return 0
+    except BatonError as error:
+        _complain(config, error)
+        return status_of(error)
+    except (ConnectionError, RuntimeError) as error:
+        _complain(config, error)
+        return 1
+    finally:
+        if is_started:
+            _shut_down(config)
+    return 0
+
+
+def _start_log(config: DeploymentConfig, bars: StartBars, is_verbose: bool) -> Lines:
+    """Where it goes: above the bars, which show the stages, so that only warnings are worth a
+    line there; or to a file that standard output is."""
+    is_file = not sys.stdout.isatty()
+    out: Lines = sys.stdout if is_file else bars
+    shows_stages = is_file or is_verbose or not bars.are_drawn or config.log_format == "json"
+    level = logging.INFO if shows_stages else logging.WARNING
+    start_log(config.log_format, "serve", level=level, stream=out)
+    return out
+
+
+def _complain(config: DeploymentConfig, error: Exception) -> None:
+    if config.log_format == "json":
+        log.error("%s", error)
+    else:
+        complain("baton serve", str(error))
+
+
+def _in_background(function: Callable[[], None]) -> Future[None]:
+    """Run it on a thread that nobody has to wait for."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            function()
+            future.set_result(None)
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def _check_ranks(config: DeploymentConfig, folder: Path) -> None:
+    """Refuse what the ranks of a replica cannot share, while Ray comes up.
+
+    What one process alone cannot load it says itself, as soon: importing torch for that here would
+    take the time from the replicas.
+    """
+    if config.prefill.parallel.size == config.decode.parallel.size == 1:
+        return
+    from baton.engine.assemble import find_device
+    from baton.engine.checkpoint.load import check_model
+    from baton.platform.cluster.rank_check import check_ranks
+
+    check_ranks(config, folder)
+    check_model(
+        folder,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        quantize=config.quantize,
+        streaming=config.streaming,
+        device=None if config.ray.address else find_device(config.device),  # else theirs, unknown
+    )
+
+
+def _start_ray(config: DeploymentConfig, worker_log: WorkerLog) -> None:
+    with collector_at_rest():
+        import ray
+
+        importing = _in_background(_import_serve)
+        if config.ray.address:
+            ray.init(address=config.ray.address, logging_level=logging.ERROR)
+        else:
+            ray.init(
+                num_cpus=num_logical_cpus(config),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=config.ray.dashboard,
+                logging_level=logging.ERROR,
+            )
+        follow_workers(worker_log, prints_rays_own=config.log_format == "text")
+        importing.result()
+
+
+def _import_serve() -> None:
+    """Half a second of work, done while Ray's own processes come up."""
+    importlib.import_module("baton.platform.cluster.deploy")
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
+
+
+def _announce(
+    config: DeploymentConfig, folder: Path, ports: tuple[int, int], seconds: float
+) -> None:
+    port, grpc_port = ports
+    host = "localhost" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
+    host = f"[{host}]" if ":" in host else host
+    name = config.model_name
+    url = f"{'https' if config.gateway.tls_cert_file else 'http'}://{host}:{port}"
+    if config.log_format == "json":
+        addresses = {"url": f"{url}/v1", "grpc": f"{host}:{grpc_port}", "model": name}
+        log.info("ready after %.1f s", seconds, extra=addresses)
+    else:
+        console.print(
+            f"[bold]Baton serves {name}[/bold] with {config.prefill.num_engines} prefill and "
+            f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
+            f"  OpenAI API   {url}/v1\n"
+            f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
+            f"  status       {url}/debug/status   /metrics   /debug/leaks\n\n"
+            f"{_example(config, folder, url)}\n\n"
+            "Ctrl-C stops it.",
+            soft_wrap=True,
+        )
+    if config.chaos.enabled:
+        log.warning(
+            "CHAOS is enabled: faults are made on purpose; never serve anybody who depends on "
+            "the answers"
+        )
+
+
+def _example(config: DeploymentConfig, folder: Path, url: str) -> str:
+    """A request to try, as a shell command."""
+    body: dict[str, Any] = {"model": config.model_name}
+    files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+    if files.chat_template is None:
+        path = "completions"
+        body["prompt"] = "def add(a, b):"
+    else:
+        path = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "Write the function `add`."}]
+    key = " -H 'authorization: Bearer KEY'" if config.gateway.needs_key else ""
+    return (
+        f"  curl {url}/v1/{path} -H 'content-type: application/json'{key} \\\n"
+        f"    -d '{msgspec.json.encode(body).decode()}'"
+    )
+
+
+def _shut_down(config: DeploymentConfig) -> None:
+    import ray
+    from ray import serve
+
+    from baton.platform.cluster.deploy import APP_NAME
+
+    log.warning("finishing requests and stopping")
+    _silence()  # Ray reports the end of its own actors as errors
+    if config.ray.address:
+        serve.delete(APP_NAME)
+    else:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+    ray.shutdown()
+
+
+def _silence() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(nowhere, stream.fileno())
+
+
+def _raise_stop(signum: int, frame: FrameType | None) -> None:
+    raise _Stop
+
+
+if __name__ == "__main__":
+    exit_status = main(
+        msgspec.json.decode(sys.stdin.buffer.read(), type=DeploymentConfig),
+        Path(sys.argv[1]),
+        is_verbose="--verbose" in sys.argv[2:],
+    )
+    if is_orphan():  # nobody else is left to end what Ray leaves behind
+        end_session(os.getsid(0))
+        os._exit(exit_status)
+    sys.exit(exit_status)

@@ -1,0 +1,120 @@
+"""What `baton verify` does once its model is found: load it once, try all cases, print."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
+from baton.engine.assemble import engine_around, find_device
+from baton.engine.checkpoint.load import LoadedModel, load_model
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.kv_transfer.transports import usable_transports
+from baton.platform.cli.terminal.progress import weights_bar
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.verify.cases import CASES
+from baton.platform.verify.near_tie import gap_bound_of
+from baton.platform.verify.run import verify
+from baton.platform.verify.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was asked for; where nothing was, everything is tried."""
+
+    transports: Sequence[str] = ()
+    cases: Sequence[str] = ()
+    tolerance: float | None = None
+
+
+def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) -> bool:
+    """Whether all is well. Raises CheckpointError or InvalidConfig."""
+    transports = _chosen("--transport", trial.transports, usable_transports())
+    names = _chosen("--case", trial.cases, [case.name for case in CASES])
+    device = find_device(config.device)
+    with weights_bar(config.model_name) as progress:
+        loaded = load_model(
+            folder,
+            dtype=config.dtype,
+            device=device,
+            load_format=config.load_format,
+            quantize=config.quantize,
+            streaming=config.streaming,
+            progress=progress,
+        )
+    tolerance = trial.tolerance
+    if tolerance is None:
+        tolerance = gap_bound_of(loaded, device)
+    verifying = verify(
+        partial(_make_engine, loaded, device),
+        loaded.info,
+        config,
+        transports,
+        [case for case in CASES if case.name in names],
+        tolerance=tolerance,
+    )
+    verdicts = asyncio.run(_collect(verifying))
+    if is_json:
+        rows = [{**msgspec.to_builtins(one), "is_good": one.is_good} for one in verdicts]
+        typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    else:
+        _print(verdicts, f"{config.model_name}, {loaded.info.dtype}")
+    return all(verdict.is_good for verdict in verdicts)
+
+
+def _chosen(option: str, names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    for name in names:
+        if name not in known:
+            names_known = ", ".join(map(repr, known))
+            raise InvalidConfig(f"there is no {name!r}; choose {option} from {names_known}")
+    return names or known
+
+
+def _make_engine(loaded: LoadedModel, device: str, role: Role, config: EngineConfig) -> Engine:
+    return engine_around(loaded, config, device)
+
+
+async def _collect(verifying: AsyncIterator[Verdict]) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    with Console(stderr=True).status("asking one engine alone") as status:
+        async for verdict in verifying:
+            verdicts.append(verdict)
+            status.update(f"{len(verdicts)} cases tried; the last: {verdict.case}")
+    return verdicts
+
+
+def _print(verdicts: Sequence[Verdict], title: str) -> None:
+    table = Table(title=title, box=SIMPLE, pad_edge=False)
+    for name in ("transport", "case"):
+        table.add_column(name, no_wrap=True)
+    for name in ("equal", "KV bytes", "ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for one in verdicts:
+        found = [*one.problems, *([str(one.first_difference)] if one.first_difference else [])]
+        table.add_row(
+            one.transport,
+            one.case,
+            f"{one.num_equal} of {one.num_prompts}",
+            f"{one.kv_bytes}",
+            f"{one.ms:.0f}",
+            _good(one) if one.is_good else Text("; ".join(found), "red"),
+        )
+    Console(highlight=False).print(table)
+
+
+def _good(verdict: Verdict) -> Text:
+    ties = f", {verdict.num_near_ties} near ties" if verdict.num_near_ties else ""
+    return Text(f"good{ties}", "green")

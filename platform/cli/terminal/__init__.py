@@ -1,0 +1,1 @@
+"""Errors, progress bars and files, as a terminal shows them."""

@@ -1,0 +1,117 @@
+"""What `baton serve` says while a deployment comes up: a line a stage, and what it waits for.
+
+starting Ray
+starting 1 prefill and 1 decode replica
+decode-ab12: importing
+decode-ab12: loading weights
+still waiting after 15 s: decode 0/1: decode-ab12: loading weights 40% (9 s)
+decode-ab12: ready
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from baton.core.clock import Clock, monotonic
+from baton.core.ids import ReplicaId
+from baton.core.messages import ReplicaInfo, StartingReplica
+from baton.gateway.requests.readiness import Missing
+from baton.platform.cli.terminal.progress import StartBars
+
+REPEAT_S = 15.0
+TICK_S = 1.0
+
+
+class StartReport:
+    """`say` gets each line once; the bars always show the newest."""
+
+    def __init__(
+        self, say: Callable[[str], None], bars: StartBars, clock: Clock = monotonic
+    ) -> None:
+        self._say = say
+        self._bars = bars
+        self._clock = clock
+        self._began_at = self._said_at = clock()
+        self._stage = ""
+        self._missing = ""
+        self._fractions: Mapping[str, float] = {}
+        self._stage_by_replica: dict[ReplicaId, str] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, stage: str) -> None:
+        """A stage of the whole deployment."""
+        with self._lock:
+            self._stage = stage
+            self._tell(stage)
+
+    def see(
+        self,
+        ready: Sequence[ReplicaInfo],
+        starting: Sequence[StartingReplica],
+        missing: Sequence[Missing],
+    ) -> None:
+        """What the registry knows by now."""
+        stages = {one.replica_id: _stage(one) for one in starting}
+        stages |= {info.replica_id: "ready" for info in ready}
+        with self._lock:
+            self._fractions = {
+                f"{one.replica_id} {one.stage}": one.fraction
+                for one in starting
+                if one.fraction is not None
+            }
+            for replica_id, stage in stages.items():
+                if self._stage_by_replica.get(replica_id) != stage:
+                    self._stage_by_replica[replica_id] = stage
+                    self._tell(f"{replica_id}: {stage}")
+            self._missing = "; ".join(map(str, missing))
+            self._show()
+
+    def wait_for(self, what: str) -> None:
+        """Which no stage is: only said if it lasts."""
+        with self._lock:
+            self._stage = what
+            self._show()
+
+    def tick(self) -> None:
+        """Repeat what is waited for if nothing has been said for a while."""
+        with self._lock:
+            now = self._clock()
+            if now - self._said_at >= REPEAT_S:
+                self._tell(
+                    f"still waiting after {now - self._began_at:.0f} s: {self._waiting_for()}"
+                )
+
+    @contextmanager
+    def ticking(self) -> Iterator[None]:
+        """On a thread of its own, for the main one may be held up by what it waits for."""
+        is_over = threading.Event()
+
+        def run() -> None:
+            while not is_over.wait(TICK_S):
+                self.tick()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _waiting_for(self) -> str:
+        """Once the registry misses nobody, it is the gateway that has not reached all."""
+        return self._missing or self._stage
+
+    def _tell(self, line: str) -> None:
+        self._said_at = self._clock()
+        self._say(line)
+        self._show()
+
+    def _show(self) -> None:
+        self._bars.show(self._waiting_for(), self._fractions)
+
+
+def _stage(one: StartingReplica) -> str:
+    return f"failed while {one.stage}: {one.failure}" if one.failure else one.stage

@@ -1,0 +1,52 @@
+"""One gateway, ready to serve: dispatcher and faces, put together.
+
+Used by the Ray actor of `platform/cluster/deploy.py` and, without Ray, by tests and benches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from baton.core.errors import Unavailable
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.fleet import RegistryClient
+from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.server import GatewayServer
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.security.connections import load_security
+from baton.proto.channels import Channels
+from baton.router.policy import LeastWork
+
+
+class GatewayNode:
+    def __init__(self, config: DeploymentConfig, folder: Path) -> None:
+        gateway = config.gateway
+        self.dispatcher = ReplicaDispatcher(
+            LeastWork(local_prefill_tokens=gateway.short_prompt_tokens),
+            max_waiting=gateway.max_waiting,
+            no_replica_grace_s=gateway.no_replica_grace_s,
+            channels=Channels(load_security(config.security)),
+            pull_rates=config.transfer.pull.rates,
+        )
+        model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
+        self.server = GatewayServer(
+            model=model, dispatcher=self.dispatcher, config=gateway, wanted=config.wanted_replicas
+        )
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self, registry: RegistryClient) -> None:
+        self._following = asyncio.create_task(self.dispatcher.run(registry))
+        await self.server.start()
+
+    def check_health(self) -> None:
+        """Raise Unavailable if this gateway hears of replicas no more, which nothing else mends."""
+        if self._following is not None and self._following.done():
+            raise Unavailable(f"the gateway has stopped following the registry: {self._following}")
+
+    async def stop(self, drain_s: float) -> None:
+        """Turn unready, let the requests under way finish, then close the ports."""
+        await self.server.stop(drain_s)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)

@@ -1,0 +1,45 @@
+"""A Ray cluster of our own on this machine, for as long as one process serves.
+
+Resources are logical: as many CPUs are declared as the deployment asks for, so that a laptop of two
+cores runs the same application as a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from pathlib import Path
+
+from baton.core.cores import usable_cores
+from baton.platform.config.deployment import DeploymentConfig
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Ray's minimum is 75 MiB. No request passes through the object store."""
+
+
+def ray_environment() -> dict[str, str]:
+    """What must be set before Ray is imported."""
+    environment = {
+        "RAY_worker_niceness": "0",  # Ray's default, 15, would make the engine yield to everybody
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Libraries with threads of their own would count the cores of the machine.
+        "OMP_NUM_THREADS": str(max(1, int(usable_cores()))),
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_COLOR_PREFIX": "0",  # its lines may go to a file
+        # A replica that fails its health checks is not asked to leave in its own time first.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    }
+    token = Path.home() / ".ray" / "auth_token"
+    if token.exists():
+        environment["RAY_AUTH_MODE"] = "token"  # or a cluster that was started here refuses us
+    elif not os.access(Path.home(), os.W_OK):
+        # Ray keeps its access token there; without one it needs it from here.
+        environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return {key: value for key, value in environment.items() if key not in os.environ}
+
+
+def num_logical_cpus(config: DeploymentConfig) -> int:
+    pools = (config.prefill, config.decode)
+    wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)
+    return max(1, int(usable_cores()), math.ceil(wanted))

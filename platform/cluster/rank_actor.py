@@ -1,0 +1,155 @@
+"""One rank of a replica that is spread over several, in a process of its own.
+
+    lead      the first rank of an engine: it serves, as a replica of its own name and address
+    follow    a share of the model that a lead computes with; no port
+
+Rank 0 is the replica itself: `platform/cluster/deploy.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role
+from baton.platform.cluster.rank_seats import own_seat, read_links
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.pools import PoolConfig
+from baton.platform.machine.interpreter import spare_what_stays
+from baton.platform.machine.link_matrix import Seat
+from baton.platform.observe.logs import start_log
+from baton.platform.replica.startup import Startup
+
+if TYPE_CHECKING:
+    from baton.engine.mesh.ranks import Rendezvous
+    from baton.engine.passes.runner import Runner
+    from baton.platform.replica.lifetime import Lifetime, RegistryClient
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What all ranks of a replica are told."""
+
+    app_name: str
+    """Of the Serve application."""
+    config: DeploymentConfig
+    role: Role
+    folder: Path
+    replica_id: ReplicaId
+    """Of rank 0; of a rank that leads, its own."""
+    registry: RegistryClient
+
+    def actor_name(self, seat: int) -> str:
+        """As Ray's dashboard and logs show it. Serve draws a new id for every start of a replica,
+        so no name is in use when it is given, whoever is still about to end."""
+        return f"{self.app_name}:{self.replica_id}:seat-{seat}"
+
+    def task_name(self, rank: int) -> str:
+        """Of what the actor that has become this rank runs."""
+        return f"{self.app_name}:{self.replica_id}:rank-{rank}"
+
+    @property
+    def pool(self) -> PoolConfig:
+        return self.config.prefill if self.role is Role.PREFILL else self.config.decode
+
+
+class RankActor:
+    """One rank; its process does nothing else but answer that it is there, and well."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._life: Lifetime | None = None
+        self._has_left = asyncio.Event()
+
+    def __repr__(self) -> str:
+        """What Ray puts before its lines in logs, and shows as the actor's."""
+        return self._name
+
+    async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+        """Returns when its lead lets go, and raises when a rank is gone."""
+        start_log(assignment.config.log_format, f"{assignment.replica_id}:rank-{rank}")
+        await asyncio.to_thread(_follow, assignment, meeting, rank)
+
+    async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+        """Serve with an engine of its own. Returns when told to leave; raises if it cannot."""
+        from baton.engine.mesh.ranks import join
+        from baton.platform.replica.lifetime import Lifetime
+
+        place = meeting.mesh.place(rank)
+        own = replace(assignment, replica_id=ReplicaId(f"{assignment.replica_id}.{place.data}"))
+        start_log(own.config.log_format, own.replica_id)
+        async with Startup(own.registry, own.replica_id, own.role) as startup:
+            life = self._life = Lifetime(own, startup)
+            await life.load(await asyncio.to_thread(join, meeting, rank))
+            await life.serve(own_address(own.config))
+        spare_what_stays()
+        await self._has_left.wait()
+
+    async def drain(self) -> None:
+        """Of a lead."""
+        if self._life is not None:
+            await self._life.drain()
+
+    async def leave(self) -> None:
+        """Of a lead, once it is drained; it takes part until all leave."""
+        if self._life is not None and self._life.is_serving:
+            await self._life.leave()
+            await asyncio.to_thread(closing(self._life.engine.runner))
+        self._has_left.set()
+
+    async def seat(self, device: str) -> Seat:
+        return own_seat(device)
+
+    async def read_links(self) -> tuple[str, str]:
+        return read_links()
+
+    async def is_there(self) -> None:
+        """Raises EngineFailed if what it leads has."""
+        if self._life is not None:
+            self._life.check_health()
+
+
+def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
+    import torch
+
+    from baton.engine.assemble import follow_lead
+    from baton.engine.mesh.ranks import join
+    from baton.platform.machine.core_share import share_of_cores
+
+    config, pool = assignment.config, assignment.pool
+    torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
+    follow_lead(
+        assignment.folder,
+        replace(pool.engine, kv_shares=config.gateway.kv_shares),
+        join(meeting, rank),
+        dtype=config.dtype,
+        device=config.device,
+        load_format=config.load_format,
+        quantize=config.quantize,
+        streaming=config.streaming,
+    )
+
+
+def closing(runner: Runner) -> Callable[[], None]:
+    """How the lead of several ranks lets go of them."""
+    from baton.engine.ranks.lead import LeadRunner
+    from baton.engine.ranks.lockstep import LockstepRunner
+
+    assert isinstance(runner, LeadRunner | LockstepRunner)
+    return runner.close
+
+
+def own_address(config: DeploymentConfig) -> str:
+    """Where this process listens. Replicas trust each other: on one machine, to nobody else."""
+    if not config.ray.address:
+        return "127.0.0.1"
+    node_id = ray.get_runtime_context().get_node_id()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    [address] = [node["NodeManagerAddress"] for node in nodes if node["NodeID"] == node_id]
+    return str(address)

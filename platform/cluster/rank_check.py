@@ -1,0 +1,148 @@
+"""Whether a model can be spread over the ranks that a deployment asks for, before they start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from baton.core.errors import InvalidConfig
+from baton.engine.checkpoint.load import read_config
+from baton.engine.checkpoint.quantized.methods import parse_layout
+from baton.engine.mesh.mesh import Axis, Mesh
+from baton.engine.models.config.model_config import ModelConfig, read_json
+from baton.engine.sharding.cutting import check_context, share_of
+from baton.engine.sharding.held_experts import check_experts
+from baton.kv_transfer.transports import AUTO, TRANSPORTS
+from baton.platform.config.deployment import DeploymentConfig
+
+MOST_NAMED = 16
+"""Ranks that are tried when others must be named."""
+
+
+def check_ranks(config: DeploymentConfig, folder: Path) -> None:
+    """Raises InvalidConfig with the key, the reason and what would do; CheckpointError."""
+    _check_context(config)
+    _check_gpus(config)
+    _check_transport(config)
+    _check_rounding(config, folder)
+    model = read_config(folder)
+    for pool, key in ((config.prefill, "prefill"), (config.decode, "decode")):
+        if pool.replicas:
+            _check_pool(model, pool.parallel.mesh, f"{key}.parallel")
+
+
+def _check_pool(model: ModelConfig, mesh: Mesh, key: str) -> None:
+    """Raises InvalidConfig with the axis along which it cannot be split."""
+    try:
+        mesh.check_data()
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{key}.data: {error}") from None
+    try:
+        check_experts(model, mesh)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{key}.expert: {error}") from None
+    for axis, tried in ((Axis.TENSOR, replace(mesh, pipeline=1)), (Axis.PIPELINE, mesh)):
+        if reason := why_not(model, tried):
+            sizes = list(_sizes(model, tried, axis))
+            raise InvalidConfig(f"{key}.{axis.value}: {reason}; this model takes {_listed(sizes)}")
+
+
+def _sizes(model: ModelConfig, mesh: Mesh, axis: Axis) -> Iterator[int]:
+    """That an axis may have, all others being as they are; whole experts go with tensors."""
+    of_tensor = mesh.expert // mesh.tensor if axis is Axis.TENSOR else 0
+    for size in range(1, MOST_NAMED + 1):
+        with suppress(InvalidConfig):
+            expert = of_tensor * size or mesh.expert
+            share_of(model, replace(mesh, **{axis.value: size, "expert": expert}))
+            yield size
+
+
+def _check_context(config: DeploymentConfig) -> None:
+    """Raises InvalidConfig where there are no prompts to share, or not in that way."""
+    prefill, decode = config.prefill, config.decode
+    for pool, key in ((prefill, "prefill"), (decode, "decode")):
+        try:
+            check_context(pool.parallel.mesh)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{key}.parallel.context: {error}") from None
+        if pool.replicas and pool.parallel.context > 1 and pool.cache.kv_dtype == "int4":
+            raise InvalidConfig(
+                f"{key}.cache.kv_dtype: int4 with parallel.context {pool.parallel.context}: blocks "
+                "that are open are not exchanged between ranks; take int8"
+            )
+    if prefill.replicas and decode.parallel.context > 1:
+        raise InvalidConfig(
+            "decode.parallel.context: prompts are computed by the prefill replicas, and decoding "
+            "is repeated on each of these ranks; set prefill.parallel.context"
+        )
+    if not prefill.replicas and prefill.parallel.context > 1:
+        raise InvalidConfig(
+            "prefill.parallel.context: without prefill replicas prompts are computed where they "
+            "decode; set decode.parallel.context"
+        )
+
+
+def _check_gpus(config: DeploymentConfig) -> None:
+    """Raises InvalidConfig where Ray would put two ranks of a replica on one GPU."""
+    for pool, key in ((config.prefill, "prefill"), (config.decode, "decode")):
+        share = pool.resources.num_gpus
+        if pool.replicas and pool.parallel.size > 1 and 0 < share <= 0.5:
+            raise InvalidConfig(
+                f"{key}.resources.num_gpus: at {share:g} of a GPU, {pool.parallel.size} ranks come "
+                "to share one, and NCCL joins no two on the same; set it to 1"
+            )
+
+
+def _check_transport(config: DeploymentConfig) -> None:
+    """Raises InvalidConfig if what several ranks prefill could never be handed over."""
+    if not config.prefill.replicas or config.prefill.parallel.mesh.engine.has_whole_models:
+        return
+    transfer = config.transfer
+    key = "transport"
+    names: tuple[str, ...] = (transfer.transport,)
+    if transfer.transport == AUTO:
+        key, names = "require", transfer.require
+    carries = [name for name, kind in TRANSPORTS.items() if not kind.reads_arena]
+    if names and not set(names) & set(carries):
+        raise InvalidConfig(
+            f"transfer.{key}: {', '.join(names)} would read KV where it lies, and that of "
+            f"{config.prefill.parallel.size} prefill ranks is in pieces; {', '.join(carries)} "
+            "can carry it"
+        )
+
+
+def _check_rounding(config: DeploymentConfig, folder: Path) -> None:
+    """Raises InvalidConfig for a checkpoint that comes quantised, and stays so where matrices are
+    whole: pools of which only one cuts them would compute different KV, and never hand it over."""
+    layouts = [pool.parallel for pool in (config.prefill, config.decode) if pool.replicas]
+    are_cut = {parallel.tensor > 1 for parallel in layouts}
+    is_mixed = len(are_cut) > 1
+    experts_differ = are_cut == {True} and len({each.expert > 1 for each in layouts}) > 1
+    if config.quantize != "none" or not (is_mixed or experts_differ):
+        return
+    if not parse_layout(read_json(folder / "config.json")):
+        return
+    if experts_differ:
+        raise InvalidConfig(
+            "quantize: this checkpoint comes quantised, which experts stay where ranks have whole "
+            "ones, and others do not; set it to wide, or parallel.expert above 1 for both pools"
+        )
+    raise InvalidConfig(
+        "quantize: this checkpoint comes quantised, which tensor ranks widen when they load it, "
+        "and others do not; set it to wide, or give both pools several ranks"
+    )
+
+
+def why_not(model: ModelConfig, mesh: Mesh) -> str:
+    """Empty if it can be."""
+    try:
+        share_of(model, mesh)
+    except InvalidConfig as error:
+        return str(error)
+    return ""
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes[:-1])) + f" or {sizes[-1]}" if sizes[1:] else str(sizes[0])

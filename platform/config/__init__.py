@@ -1,0 +1,1 @@
+"""The deployment as one tree."""

@@ -1,0 +1,297 @@
+"""The deployment as one frozen tree. A process is handed the branch it needs, never the root.
+
+    model, served_model_name, dtype, quantize, load_format, device
+    attention_window, attention_sinks
+    prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
+    transfer             how KV travels between them
+    tiers                where KV is kept that leaves a device: host memory, disk, a shared store
+    gateway              the ports, limits and keys clients meet
+    health               when a replica counts as broken, and how one leaves
+    ray                  the cluster to join
+    security             how its processes know each other, and whether others can listen
+    chaos                faults on purpose; off
+
+`baton serve -f baton.yaml` reads it, `baton serve` options override it, and the Helm chart's
+values embed it under one key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from baton.core.config_node import ConfigNode, Count, Fraction, NonNegative, Seconds
+from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
+from baton.core.wire_security import PRIVATE_TRANSPORTS
+from baton.gateway.access.config import GatewayConfig
+from baton.kernels.paging.window import Streaming
+from baton.kv_transfer.tiers.config import TiersConfig
+from baton.platform.chaos.config import ChaosConfig
+from baton.platform.config.pools import DecodeConfig, PrefillConfig
+from baton.platform.observe.logs import LogFormat
+from baton.platform.security.config import SecurityConfig
+from baton.router.config import PullConfig
+
+DEMO_MODEL = "demo"
+"""The small model that comes with Baton."""
+
+TransportName = Literal["auto", "memory", "shm", "grpc", "gloo", "nccl", "nixl"]
+
+
+class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
+    """What clients meet: the ports, and the limits and keys behind them."""
+
+    replicas: Count = 1
+    """Gateway processes; those of one machine share the ports."""
+    no_replica_grace_s: Seconds = 60.0
+    """How long a request waits while no decode replica takes requests, before it gets a 503."""
+
+
+class TransferConfig(ConfigNode, frozen=True, kw_only=True):
+    """How KV travels from prefill to decode replicas."""
+
+    transport: TransportName = "auto"
+    """`auto` measures and takes the fastest way to each peer. `memory` works only where both
+    replicas live in one process, as in `baton verify`; `shm` on one machine."""
+    require: tuple[str, ...] = ()
+    """What `auto` may choose from. A peer that none of these leads to is not used: what it would
+    have computed is computed where it is needed. Empty: anything."""
+    max_leased_fraction: Fraction = 0.5
+    """Share of a decode replica's blocks that handoffs under way may hold."""
+    max_held_fraction: Fraction = 0.5
+    """Share of a prefill replica's blocks that computed prompts may hold until decode replicas have
+    fetched them. Beyond it prompts are refused at once, and computed elsewhere."""
+    prefill_timeout_s: Seconds = 60.0
+    """After this long the decode replica computes the prompt itself."""
+    max_corrupt: Count = 3
+    """Bad pieces of KV within a minute after which their sender is not asked for one."""
+    allow_plain: bool = False
+    """KV may travel unencrypted, by gloo, nccl or nixl, although `security` asks for TLS."""
+    pull: PullConfig = PullConfig()
+
+    def __post_init__(self) -> None:
+        ways = typing.get_args(TransportName)[1:]  # `auto` chooses, and is none itself
+        for name in self.require:
+            if name not in ways:
+                raise ValueError(
+                    f"transfer.require: {name!r} is no way to move KV; there are {', '.join(ways)}"
+                )
+        if self.require and self.transport != "auto" and self.transport not in self.require:
+            raise ValueError(
+                f"transfer.transport {self.transport!r} is not among transfer.require; "
+                "let it be `auto`, or require nothing"
+            )
+
+
+class HealthConfig(ConfigNode, frozen=True, kw_only=True):
+    """When a replica counts as broken, and how one leaves."""
+
+    check_period_s: Seconds = 1.0
+    """How often every replica is asked whether it is well."""
+    stuck_after_s: Seconds = 120.0
+    """A step that takes longer than this is taken for a hang, and the replica is replaced."""
+    drain_s: Seconds = 30.0
+    """How long a replica that must go may finish what it has."""
+
+
+class RayConfig(ConfigNode, frozen=True, kw_only=True):
+    """The cluster the replicas run on."""
+
+    address: str = ""
+    """Of the cluster to join. Empty: start one on this machine, and stop it at the end.
+
+    In a joined cluster the gateway listens on the node it is placed on: `gateway.host` decides who
+    reaches it there.
+    """
+    dashboard: bool = False
+    """Start Ray's dashboard with a local cluster (port 8265)."""
+
+
+class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
+    """One model, served by two pools of replicas behind a gateway."""
+
+    model: str = DEMO_MODEL
+    """A folder in Hugging Face format, a Hugging Face id (`org/name` or `org/name@revision`), or
+    `demo`."""
+    served_model_name: str = ""
+    """What clients call it. Empty: the last part of `model`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and KV. `auto` takes what the checkpoint says."""
+    quantize: Literal["none", "wide", "int8", "int4"] = "none"
+    """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
+    and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
+    checkpoint has quantised stays so where the device multiplies it, unless this is `wide`."""
+    attention_window: int | None = None
+    """StreamingLLM: in layers where a token would see all before it, it sees so many of the last,
+    itself among them, and the first `attention_sinks`. None: the model is served as it is."""
+    attention_sinks: NonNegative = 4
+    """Tokens at the beginning that all see beside their `attention_window`."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`dummy` makes up random weights from `config.json` alone, for benchmarks."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
+    log_format: LogFormat = "text"
+    """Of the log of every process. `json`: an object a line, with ts, level, source, logger,
+    message, and request_id where it is about a request."""
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    gateway: GatewayPoolConfig = GatewayPoolConfig()
+    transfer: TransferConfig = TransferConfig()
+    tiers: TiersConfig = TiersConfig()
+    health: HealthConfig = HealthConfig()
+    ray: RayConfig = RayConfig()
+    security: SecurityConfig = SecurityConfig()
+    chaos: ChaosConfig = ChaosConfig()
+
+    def __post_init__(self) -> None:
+        small, large = sorted((self.prefill.cache.block_size, self.decode.cache.block_size))
+        if large % small:
+            raise ValueError(
+                f"prefill.cache.block_size is {self.prefill.cache.block_size}, that of decode "
+                f"{self.decode.cache.block_size}: one must divide the other, or KV cannot be "
+                "handed over"
+            )
+        if self.gateway.port == self.gateway.grpc_port != 0:
+            raise ValueError("gateway.port and gateway.grpc_port must differ")
+        self._check_encryption()
+        self._check_tiers()
+        self._check_sealed()
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(f"attention_window must be at least 1, not {self.attention_window}")
+
+    def _check_sealed(self) -> None:
+        pools = (self.prefill.cache, self.decode.cache)
+        are_alike = len({(pool.kv_dtype, pool.block_size) for pool in pools}) == 1
+        is_sealed = any(pool.kv_dtype == "int4" for pool in pools)
+        if self.prefill.replicas and is_sealed and not are_alike:
+            raise ValueError(
+                "cache.kv_dtype int4: prefill and decode must have it both, and the same "
+                "cache.block_size, for sealed blocks are handed over as they are"
+            )
+
+    def _check_tiers(self) -> None:
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if self.tiers.is_on and not pool.cache.prefix_caching:
+                raise ValueError(
+                    f"tiers need {name}.cache.prefix_caching: turn it on, or the tiers off"
+                )
+
+    def _check_encryption(self) -> None:
+        transfer, is_encrypted = self.transfer, self.security.is_encrypted
+        ways = {transfer.transport, *transfer.require} - {"auto"}  # which leaves out what is plain
+        plain = sorted(ways - PRIVATE_TRANSPORTS)
+        if is_encrypted and plain and not transfer.allow_plain:
+            raise ValueError(
+                f"transfer.transport {plain[0]!r} does not encrypt, and security asks for TLS; "
+                "choose another, or set transfer.allow_plain if the network is your own"
+            )
+
+    @property
+    def streaming(self) -> Streaming | None:
+        if self.attention_window is None:
+            return None
+        return Streaming(self.attention_window, self.attention_sinks)
+
+    @property
+    def wanted_replicas(self) -> dict[Role, int]:
+        """As clients count them: each engine is one."""
+        counts = {Role.DECODE: self.decode.num_engines, Role.PREFILL: self.prefill.num_engines}
+        return {role: number for role, number in counts.items() if number}
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether this is about what the model says, not only about how fast."""
+        return self.load_format != "dummy"
+
+    @property
+    def model_name(self) -> str:
+        name = Path(self.model).name or self.model
+        if not self.model.startswith((".", "/", "~")):
+            name = name.partition("@")[0] or name  # the revision of a Hugging Face id
+        return self.served_model_name or name
+
+
+def read_config(path: Path) -> DeploymentConfig:
+    """Raises InvalidConfig with the path to the mistake."""
+    try:
+        raw = msgspec.yaml.decode(path.read_bytes())
+    except OSError as error:
+        raise InvalidConfig(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, msgspec.DecodeError) as error:  # ValueError: month 13 of a date
+        reason = " ".join(str(error).replace('in "<byte string>",', "at").split())
+        raise InvalidConfig(f"{path}: not YAML: {reason}") from error
+    try:
+        return parse_config({} if raw is None else raw)
+    except InvalidConfig as error:
+        raise InvalidConfig(
+            f"{path}: {error}; `baton config schema` says what it may hold"
+        ) from None
+
+
+def configure(file: Path | None, changes: dict[str, Any]) -> DeploymentConfig:
+    """The file, if there is one, and what was said besides. Raises InvalidConfig."""
+    return override(DeploymentConfig() if file is None else read_config(file), changes)
+
+
+def parse_config(raw: Any) -> DeploymentConfig:
+    try:
+        config = msgspec.convert(raw, DeploymentConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(str(error)) from None
+    _check_keys_and_numbers(raw, DeploymentConfig, "$")
+    return config
+
+
+def override(config: DeploymentConfig, changes: dict[str, Any]) -> DeploymentConfig:
+    """Apply `{"decode.replicas": 2}`-like changes, validated like the file itself."""
+    raw = msgspec.to_builtins(config)
+    for path, value in changes.items():
+        *parents, key = path.split(".")
+        node = raw
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise InvalidConfig(f"`{parent}` has no keys of its own - in `{path}`")
+        node[key] = value
+    return parse_config(raw)
+
+
+def _check_keys_and_numbers(raw: Any, node: type, path: str) -> None:
+    """Refuse what msgspec lets pass.
+
+    It refuses unknown keys of structs, but the engine's branches are dataclasses; and it accepts
+    infinity and NaN, which JSON, on the way to another process, cannot hold.
+    """
+    hints = typing.get_type_hints(node)
+    for key, value in raw.items():
+        if key not in hints:
+            raise InvalidConfig(f"Object contains unknown field `{key}` - at `{path}`")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidConfig(f"Expected a finite number, got {value} - at `{path}.{key}`")
+        child = hints[key]
+        if isinstance(value, dict) and _has_fields(child):
+            _check_keys_and_numbers(value, child, f"{path}.{key}")
+        elif isinstance(value, dict) and (named := node_by_name(child)) is not None:
+            for name, entry in value.items():
+                _check_keys_and_numbers(entry, named, f"{path}.{key}.{name}")
+        elif isinstance(value, list) and _has_fields(item := typing.get_args(child)[0]):
+            for number, entry in enumerate(value):
+                _check_keys_and_numbers(entry, item, f"{path}.{key}[{number}]")
+
+
+def node_by_name(hint: Any) -> type | None:
+    """Of what a setting holds by names of the operator's choosing, if that has settings itself."""
+    args = typing.get_args(hint)
+    return args[1] if typing.get_origin(hint) is dict and _has_fields(args[1]) else None
+
+
+def _has_fields(node: Any) -> bool:
+    return dataclasses.is_dataclass(node) or (
+        isinstance(node, type) and issubclass(node, msgspec.Struct)
+    )

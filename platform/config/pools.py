@@ -1,0 +1,126 @@
+"""What is configured of one pool: how many replicas it has, and what each of them is given.
+
+    resources          what Ray sets aside for a replica
+    parallel           its ranks, along each axis
+    cache, scheduler   of its engine
+
+Part of the tree in config.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from baton.core.config_node import ConfigNode, Count, NonNegative
+from baton.core.errors import InvalidConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.mesh.mesh import Mesh
+
+
+class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
+    """What one replica asks of Ray."""
+
+    num_cpus: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """CPUs that Ray counts for it; threads are another matter."""
+    num_gpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """GPUs, or a share of one."""
+    num_threads: NonNegative = 0
+    """Threads on a CPU. 0: its share of the machine's cores, less one core for the gateway where
+    no operators are compiled."""
+
+
+class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
+    """Over how many ranks one replica is spread: processes, each with a device and a share."""
+
+    tensor: Count = 1
+    """Ranks that share every matrix and every head, all on one node. Each asks Ray for what
+    `resources` says."""
+    pipeline: Count = 1
+    """Stages, all on one node, each with some of the layers; times `tensor`. A pass goes through
+    them in pieces: see `scheduler.micro_batch_tokens`."""
+    context: Count = 1
+    """Ranks that share the tokens of long prompts, all on one node, each with the whole model and
+    a copy of all KV; times `tensor`. Of the pool that computes prompts."""
+    data: Count = 1
+    """Engines that share experts and nothing else: each has a scheduler, a cache and requests of
+    its own, and is a replica like others to clients. Each is on one node, and has `tensor` ranks;
+    `expert` must be `data` times `tensor`."""
+    expert: Count = 1
+    """Ranks that experts are spread over, each with some whole ones: `tensor`, or that times
+    `data`. 1: each rank has a slice of every expert."""
+    redundant_experts: NonNegative = 0
+    """Experts that each of these ranks keeps beyond its part: copies, which share what the busy
+    ones have to do."""
+    rebalance_passes: NonNegative = 0
+    """After so many forward passes experts are moved to where ranks get like loads, while requests
+    run. 0: they stay."""
+
+    def __post_init__(self) -> None:
+        try:
+            mesh = self.mesh
+        except InvalidConfig as error:
+            raise ValueError(str(error)) from None
+        for name in ("redundant_experts", "rebalance_passes"):
+            if getattr(self, name) and mesh.expert == 1:
+                raise ValueError(f"{name} is of ranks with whole experts: set expert above 1")
+
+    @property
+    def mesh(self) -> Mesh:
+        """Raises InvalidConfig for sizes that do not go together."""
+        return Mesh(
+            tensor=self.tensor,
+            context=self.context,
+            pipeline=self.pipeline,
+            data=self.data,
+            expert=self.expert,
+            redundant_experts=self.redundant_experts,
+        )
+
+    @property
+    def size(self) -> int:
+        """Ranks of one replica."""
+        return self.mesh.size
+
+
+class PoolConfig(ConfigNode, frozen=True, kw_only=True):
+    """The replicas of one role, all alike."""
+
+    replicas: NonNegative = 1
+    """Engines of this role. Without prefill replicas prompts are computed where they decode."""
+    resources: ResourcesConfig = ResourcesConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+    @property
+    def num_engines(self) -> int:
+        """Each is a replica to clients, with tiers of its own."""
+        return self.replicas * self.parallel.data
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            cache=self.cache,
+            scheduler=self.scheduler,
+            rebalance_passes=self.parallel.rebalance_passes,
+        )
+
+
+class PrefillConfig(PoolConfig, frozen=True, kw_only=True):
+    """Replicas that compute prompts."""
+
+    max_queued_tokens: Count = 32_768
+    """Prompts that would queue more tokens than these on one replica are refused at once."""
+
+
+class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
+    """Replicas that generate tokens."""
+
+    max_open: Count = 128
+    """Requests a replica takes at once; more wait at the gateways."""
+
+    def __post_init__(self) -> None:
+        if self.replicas == 0:
+            raise ValueError("decode.replicas must be at least 1: every request ends on one")

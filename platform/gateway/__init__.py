@@ -1,1 +1,0 @@
-"""The front door: OpenAI-compatible HTTP and gRPC in, token updates from decode replicas out."""

@@ -1,0 +1,231 @@
+"""What one rank of a mesh says to others in a forward pass, and for its logits.
+
+    lead's engine   orders                            numbers, to all of the engine
+    tensor          a sum [T, D]                      behind the embedding, attention, feed-forwards
+    context         blocks written, in each layer     T is then the tokens of one rank
+    expert          pairs [P, D], and how many        from data place to data place, and back;
+                                                      of few tokens, as many rows as there may be
+    pipeline        x and residual [2, T, D]          from stage to stage, a micro-batch each
+    data            an intent, how many tokens        before a pass
+    at the end      outputs [S, D], logits [S, V]
+
+T = tokens that the rank computes, S = those whose outputs are wanted, D = width of the model, V =
+its vocabulary. Where a rank meets others is read from the parts of its model. Which expert a token
+wants is not known beforehand: pairs are counted as if all places had as many tokens, and all
+experts were wanted alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from baton.core.kv_layout import ITEM_BYTES, KvLayout
+from baton.engine.batch.batch import Chunk
+from baton.engine.batch.micro_batches import micro_batches
+from baton.engine.batch.token_shares import Shares, num_outputs, share_tokens
+from baton.engine.layers.moe import MoeFeedForward
+from baton.engine.mesh.expert_exchange import MAX_FIXED_TOKENS, SLOT_BYTES, fixed_room
+from baton.engine.mesh.mesh import Mesh
+from baton.engine.mesh.orders import expect_words, head_words, pass_words
+from baton.engine.mesh.split import Share
+from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.ranks.pipeline import PIECES_PER_STAGE, only_decodes
+from baton.engine.sharding.cutting import adds_up, splits_vocabulary
+from baton.platform.layout_plan.transfers import Kind, Transfer, merged
+
+WORD_BYTES = 8
+"""Of what is told in integers."""
+LOGIT_BYTES = ITEM_BYTES["float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankModel:
+    """What a rank has of a model, its sizes alone."""
+
+    whole: ModelConfig
+    own: Decoder
+    """The layers of its stage."""
+    kv: KvLayout
+    """That it keeps, of its layers."""
+    mesh: Mesh
+    dtype: str
+    """That it computes in."""
+    device: str = "cpu"
+    """Of what kind it computes on."""
+    micro_batch_tokens: int = 64
+
+    @property
+    def row_bytes(self) -> int:
+        """Of activations of one token."""
+        return self.whole.hidden_size * ITEM_BYTES[self.dtype]
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        return self.mesh.tensor > 1 and splits_vocabulary(self.whole, self.mesh.tensor)
+
+    @cached_property
+    def sums(self) -> Sequence[str]:
+        """Where tensor ranks add up what they have of a layer's result, in words."""
+        found = []
+        for name, module in self.own.named_modules():
+            if adds_up(module):
+                found.append(_what(name))
+        return found
+
+    @cached_property
+    def sparse(self) -> Sequence[MoeFeedForward]:
+        return [each for each in self.own.modules() if isinstance(each, MoeFeedForward)]
+
+
+def transfers(model: RankModel, rank: int, chunks: Sequence[Chunk]) -> list[Transfer]:
+    """Of `rank`, which has `model`, in a pass of those chunks in every engine of the mesh."""
+    return merged(_Pass(model, rank, chunks).all()) if model.mesh.size > 1 else []
+
+
+class _Pass:
+    def __init__(self, model: RankModel, rank: int, chunks: Sequence[Chunk]) -> None:
+        self._model = model
+        self._mesh = mesh = model.mesh
+        self._place = mesh.place(rank)
+        self._is_lead = (self._place.tensor, self._place.context, self._place.stage) == (0, 0, 0)
+        self._is_last = self._place.stage == mesh.pipeline - 1
+        self._chunks = chunks
+        self._num_outputs = sum(chunk.num_outputs for chunk in chunks)
+        self._shares: Shares | None = None
+        if mesh.context > 1:
+            self._shares = share_tokens(chunks, mesh.context, model.kv.block_size)
+
+    def all(self) -> Iterator[Transfer]:
+        if self._mesh.data > 1 and self._is_lead:
+            yield self._transfer("intents", Kind.ALL_GATHER, self._mesh.data, 2 * WORD_BYTES)
+        if self._mesh.engine.size > 1 and self._mesh.data > 1:
+            yield from self._orders(len(expect_words(0)))
+        if self._mesh.engine.size > 1:
+            yield from self._orders(len(pass_words(self._chunks)))
+        for piece in self._pieces():
+            yield from self._layers(sum(len(chunk.tokens) for chunk in piece))
+        yield from self._outputs()
+        if self._num_outputs and not self._mesh.has_whole_models:
+            yield from self._logits()
+
+    def _pieces(self) -> Sequence[Sequence[Chunk]]:
+        """What this rank's layers are run on, one after the other."""
+        if self._shares is not None:
+            share = self._shares[self._place.context]
+            return [[piece.of(self._chunks) for piece in share]]
+        if self._mesh.pipeline == 1:
+            return [self._chunks]
+        return micro_batches(
+            self._chunks,
+            most=PIECES_PER_STAGE * self._mesh.pipeline,
+            least_tokens=self._model.micro_batch_tokens,
+        )
+
+    def _orders(self, num_words: int) -> Iterator[Transfer]:
+        """The lead's words, behind how many they are."""
+        for count in (1, num_words):
+            yield self._of_engine("orders", count * WORD_BYTES)
+
+    def _layers(self, num_tokens: int) -> Iterator[Transfer]:
+        """Of one micro-batch."""
+        mesh, num_bytes = self._mesh, num_tokens * self._model.row_bytes
+        if self._place.stage:
+            yield self._transfer("activations", Kind.RECEIVE, mesh.pipeline, 2 * num_bytes)
+        if mesh.tensor > 1:
+            is_split = self._model.splits_vocabulary and not self._place.stage
+            for what in (*(["embedding"] if is_split else []), *self._model.sums):
+                yield self._transfer(what, Kind.ALL_REDUCE, mesh.tensor, num_bytes)
+        if mesh.expert > mesh.tensor:
+            for layer in self._model.sparse:
+                yield from self._exchange(layer, num_tokens)
+        if self._shares is not None:
+            yield from self._written(self._shares)
+        if not self._is_last:
+            yield self._transfer("activations", Kind.SEND, mesh.pipeline, 2 * num_bytes)
+
+    def _exchange(self, layer: MoeFeedForward, num_tokens: int) -> Iterator[Transfer]:
+        """Of the run of the tokens that this rank sees to."""
+        mesh, row_bytes = self._mesh, self._model.row_bytes
+        num_slots, num_choices = layer.experts.num_slots, layer.router.routing.num_choices
+        sizes: dict[str, int] = {}
+        if num_tokens <= MAX_FIXED_TOKENS[self._model.device]:
+            room = mesh.expert * fixed_room(num_tokens, mesh.tensor, num_choices, num_slots)
+            sizes["rows to experts"] = room * (row_bytes + SLOT_BYTES)
+            sizes["rows of experts"] = room * row_bytes
+        else:
+            run = Share(self._place.tensor, mesh.tensor).run(num_tokens)
+            pairs = (run.stop - run.start) * num_choices
+            sizes["pairs of each expert"] = mesh.expert * num_slots * WORD_BYTES
+            sizes["rows to experts"] = sizes["rows of experts"] = pairs * row_bytes
+        for what, num_bytes in sizes.items():
+            yield self._transfer(what, Kind.ALL_TO_ALL, mesh.expert, num_bytes)
+
+    def _written(self, shares: Shares) -> Iterator[Transfer]:
+        """All send as many blocks as the one that wrote most."""
+        kv = self._model.kv
+        most = max(
+            sum(len(piece.blocks_of(self._chunks, kv.block_size)) for piece in share)
+            for share in shares
+        )
+        for plane in kv.planes:
+            num_bytes = most * plane.layer_block_bytes
+            yield self._transfer("KV written", Kind.ALL_GATHER, self._mesh.context, num_bytes)
+
+    def _outputs(self) -> Iterator[Transfer]:
+        """To whoever computes logits; or a word that all is written."""
+        mesh, row_bytes = self._mesh, self._model.row_bytes
+        if self._shares is not None:
+            most = max(num_outputs(self._chunks, share) for share in self._shares)
+            num_bytes = max(most, 1) * row_bytes
+            yield self._transfer("outputs", Kind.ALL_GATHER, mesh.context, num_bytes)
+        elif mesh.context > 1:
+            yield self._transfer("ends", Kind.ALL_GATHER, mesh.context, ITEM_BYTES["float32"])
+        if mesh.pipeline > 1 and (self._place.tensor, self._place.context) == (0, 0):
+            for stage in range(1, mesh.pipeline):
+                kind = Kind.RECEIVE if self._is_lead else Kind.SEND
+                has_outputs = stage == mesh.pipeline - 1 and self._num_outputs
+                num_bytes = self._num_outputs * row_bytes if has_outputs else WORD_BYTES
+                if self._is_lead or stage == self._place.stage:
+                    what = "outputs" if has_outputs else "ends"
+                    yield self._transfer(what, kind, mesh.pipeline, num_bytes)
+
+    def _logits(self) -> Iterator[Transfer]:
+        """Computed on the last stage, of what the lead sends; each tensor rank has some of them.
+
+        A pipeline does so unasked where there is nothing but decoding.
+        """
+        if self._mesh.engine.size == 1:
+            return
+        mesh, vocab_size = self._mesh, self._model.whole.vocab_size
+        if mesh.pipeline == 1 or not only_decodes(self._chunks):
+            words = head_words((self._num_outputs, self._model.whole.hidden_size))
+            yield from self._orders(len(words))
+            yield self._of_engine("outputs", self._num_outputs * self._model.row_bytes)
+        row_bytes = vocab_size * LOGIT_BYTES
+        if self._is_last and not self._place.context and self._model.splits_vocabulary:
+            num_bytes = self._num_outputs * row_bytes // mesh.tensor
+            yield self._transfer("logits", Kind.ALL_GATHER, mesh.tensor, num_bytes)
+        is_beside_lead = (self._place.tensor, self._place.context) == (0, 0)
+        if mesh.pipeline > 1 and is_beside_lead and (self._is_lead or self._is_last):
+            kind = Kind.RECEIVE if self._is_lead else Kind.SEND
+            yield self._transfer("logits", kind, mesh.pipeline, self._num_outputs * row_bytes)
+
+    def _of_engine(self, what: str, num_bytes: int) -> Transfer:
+        return self._transfer(what, Kind.BROADCAST, self._mesh.engine.size, num_bytes)
+
+    def _transfer(self, what: str, kind: Kind, num_ranks: int, num_bytes: int) -> Transfer:
+        return Transfer(what=what, kind=kind, num_ranks=num_ranks, num_bytes=num_bytes)
+
+
+def _what(name: str) -> str:
+    """A part's place in the model, in words."""
+    match name.split("."):
+        case [*_, "out"]:
+            return "attention"
+        case [*_, "experts"]:
+            return "experts"
+        case _:
+            return "feed-forward"

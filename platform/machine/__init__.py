@@ -1,0 +1,1 @@
+"""What this machine is, and how its devices are joined."""

@@ -1,0 +1,85 @@
+"""How the processes that will be ranks are joined, pair by pair.
+
+    X      the same device: two slices of it, or two shares
+    NV#    so many NVLinks
+    HOST   the memory of one machine: ranks that compute on its CPUs
+    PIX PXB PHB NODE SYS      PCIe, farther and farther: platform/machine/gpu_topology.py
+    NET    a network: other machines
+    ?      GPUs of one machine of which nothing could be read
+
+A process knows its GPU by an id alone, which is the same whatever CUDA or Ray number the GPU by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.platform.machine.gpu_topology import NVLINK, GpuTopology, parse_topology
+
+SAME, HOST, NETWORK, UNKNOWN = "X", "HOST", "NET", "?"
+NVLINK_GBPS = 25.0
+"""Of one, one way."""
+GBPS = {
+    SAME: 1000.0, HOST: 50.0, "PIX": 24.0, "PSB": 24.0, "PXB": 22.0, "PHB": 18.0, "NODE": 14.0,
+    "SOC": 10.0, "SYS": 10.0, UNKNOWN: 10.0, NETWORK: 5.0,
+}  # fmt: skip
+"""Nominal, to tell what is faster than what; no bound on anything is made of them."""
+GPU_ID = re.compile(r"\(UUID: (?:GPU|MIG)-([0-9a-fA-F-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a process that will be a rank was given."""
+
+    node: str
+    """The machine, by any name that it alone has."""
+    gpu: str = ""
+    """Its id, without what comes before it in listings; empty: it computes on CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLinks:
+    """The GPUs of one machine."""
+
+    topology: GpuTopology
+    name_by_id: Mapping[str, str]
+    """`GPU3` by the id of the GPU or of a slice of it."""
+
+
+def parse_links(topology: str, listing: str) -> NodeLinks:
+    """Of `nvidia-smi topo -m` and `nvidia-smi -L`. Raises TopologyUnreadable, saying at what."""
+    name_by_id: dict[str, str] = {}
+    name = ""
+    for line in listing.splitlines():
+        if line.startswith("GPU "):  # slices follow theirs, indented
+            name = f"GPU{line.removeprefix('GPU ').partition(':')[0]}"
+        if (found := GPU_ID.search(line)) and name:
+            name_by_id[found[1]] = name
+    return NodeLinks(parse_topology(topology), name_by_id)
+
+
+def link_matrix(seats: Sequence[Seat], links_by_node: Mapping[str, NodeLinks]) -> list[list[str]]:
+    """What joins each with each, in the order of `seats`."""
+    return [[_link(one, other, links_by_node) for other in seats] for one in seats]
+
+
+def slowness(link: str) -> float:
+    """Seconds a GB, nominally."""
+    nvlinks = NVLINK.fullmatch(link)
+    return 1 / (NVLINK_GBPS * int(nvlinks[1]) if nvlinks else GBPS[link])
+
+
+def _link(one: Seat, other: Seat, links_by_node: Mapping[str, NodeLinks]) -> str:
+    if one.node != other.node:
+        return NETWORK
+    if not one.gpu or not other.gpu:
+        return HOST
+    if one.gpu == other.gpu:
+        return SAME
+    links = links_by_node.get(one.node)
+    if links is None:
+        return UNKNOWN
+    names = [links.name_by_id.get(seat.gpu) for seat in (one, other)]
+    return links.topology.link_by_pair.get((names[0] or "", names[1] or ""), UNKNOWN)

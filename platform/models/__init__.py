@@ -1,0 +1,1 @@
+"""Models found: folders, hub ids, the demo."""

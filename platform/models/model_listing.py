@@ -1,0 +1,94 @@
+"""The models that could be served from here: those that come with Baton, and the cached ones.
+
+Only descriptions and the headers of weight files are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.core.errors import CheckpointError
+from baton.engine.checkpoint.active_parameters import active_parameters
+from baton.engine.checkpoint.files.tensor_files import read_entries
+from baton.engine.checkpoint.load import check_model, read_config
+from baton.engine.models.config.model_config import architecture_of, read_json
+from baton.engine.models.registry import family_of
+from baton.platform.models.model_folder import BUILT_IN, find_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    name: str
+    """What to give to `baton serve`."""
+    folder: Path
+    architecture: str = ""
+    num_parameters: int = 0
+    num_active: int = 0
+    """Of them, those that a token has to do with: fewer where experts are chosen."""
+    dtype: str = ""
+    """Of most of the weights, as they are stored."""
+    size_bytes: int = 0
+    max_model_len: int = 0
+    problem: str = ""
+    """Why it cannot be served; empty if it can."""
+
+
+def list_models() -> list[ListedModel]:
+    return [describe(name, folder) for name, folder in [*_built_in(), *_cached()]]
+
+
+def describe(name: str, folder: Path) -> ListedModel:
+    """What can be said of it, down to the first problem."""
+    known: dict[str, object] = {}
+    try:
+        known["architecture"] = architecture_of(read_json(folder / "config.json"))
+        config = read_config(folder)
+        known["max_model_len"] = config.max_model_len
+        known["num_active"] = active_parameters(family_of(config.architecture).build(config))
+        known |= _weights(folder)
+        check_model(folder)
+    except CheckpointError as error:
+        known["problem"] = str(error)
+    return ListedModel(name=name, folder=folder, **known)  # type: ignore[arg-type]
+
+
+def _weights(folder: Path) -> dict[str, object]:
+    entries = read_entries(folder).values()
+    bytes_by_dtype: Counter[str] = Counter()
+    for entry in entries:
+        bytes_by_dtype[entry.dtype] += entry.num_bytes
+    return {
+        "num_parameters": sum(math.prod(entry.shape) for entry in entries),
+        "dtype": bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "",
+        "size_bytes": bytes_by_dtype.total(),
+    }
+
+
+def _built_in() -> Iterator[tuple[str, Path]]:
+    for name in BUILT_IN:
+        with suppress(CheckpointError):  # not installed
+            yield name, find_model(name)
+
+
+def _cached() -> Iterator[tuple[str, Path]]:
+    """Of each model in the Hugging Face cache its `main`, else what was used last."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        revisions = sorted(repo.revisions, key=lambda one: ("main" in one.refs, one.last_modified))
+        if repo.repo_type == "model" and revisions:
+            newest = revisions[-1]
+            is_named = "main" in newest.refs
+            name = repo.repo_id if is_named else f"{repo.repo_id}@{newest.commit_hash}"
+            if (newest.snapshot_path / "config.json").exists():
+                yield name, newest.snapshot_path

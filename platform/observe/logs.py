@@ -1,0 +1,121 @@
+"""The log of every process of a deployment: a record a line, on standard error.
+
+    text   2026-11-22T15:40:01.123Z WARNING decode-ab12: no stream to ... (baton.engine.engine)
+             | the lines of a traceback follow behind bars
+    json   {"ts": "2026-..", "level": "WARNING", "source": "decode-ab12", "logger": "baton...",
+            "message": "...", "request_id": "...", "exception": "Traceback ..."}
+
+Ray keeps what replicas and gateways write, and passes it on to `baton serve`, which shows it by
+level (`platform/cli/terminal/worker_log.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+LogFormat = Literal["text", "json"]
+
+CONTINUED = "  | "
+_TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z ([A-Z]+) ")
+_JSON_START = '{"ts":'
+_KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record has. Whatever else is there came as `extra`, or, with a `_`, from Ray."""
+
+
+class Lines(Protocol):
+    """What a log is written to."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> None: ...
+
+
+class TextLines(logging.Formatter):
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self._source = source
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *more = record.getMessage().splitlines() or [""]
+        about = "".join(f", {name} {value}" for name, value in _extras(record).items())
+        head = f"{_time(record)} {record.levelname} {self._source}: {first} ({record.name}{about})"
+        more += _trace(self, record).splitlines()
+        return "\n".join([head, *(CONTINUED + line for line in more)])
+
+
+class JsonLines(logging.Formatter):
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self._source = source
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": _time(record),
+            "level": record.levelname,
+            "source": self._source,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extras(record),
+        }
+        if trace := _trace(self, record):
+            line["exception"] = trace
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def start_log(
+    style: LogFormat, source: str, *, level: int = logging.INFO, stream: Lines | None = None
+) -> None:
+    """Let this process write its log so: Baton's from `level`, that of libraries from WARNING.
+
+    `source` says which process it is. What was set before, also by an earlier call, is replaced.
+    """
+    # Serve has put a logger of its own in the place of sys.stderr.
+    handler = logging.StreamHandler(stream or sys.__stderr__)
+    handler.setFormatter(JsonLines(source) if style == "json" else TextLines(source))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("baton").setLevel(level)
+
+
+def as_info(style: LogFormat, source: str, text: str) -> str:
+    """A line that is not of this log, as one of it: in JSON nothing stands between the objects."""
+    if style == "text":
+        return f"({source}) {text}"
+    record = logging.LogRecord("print", logging.INFO, "", 0, "%s", (text,), None)
+    return JsonLines(source).format(record)
+
+
+def level_of(line: str) -> int | None:
+    """Of a record's first line, as one of these formats writes it; None: it is something else."""
+    if line.startswith(_JSON_START):
+        try:
+            name = msgspec.json.decode(line).get("level")
+        except msgspec.DecodeError:
+            return None
+    else:
+        match = _TEXT.match(line)
+        name = match[1] if match else None
+    return logging.getLevelNamesMapping().get(name or "")
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return moment.removesuffix("+00:00") + "Z"
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _KNOWN and not name.startswith("_") and value != ""
+    }

@@ -1,0 +1,1 @@
+"""The same engines without Ray or ports."""

@@ -1,0 +1,73 @@
+"""A model without a server: engine and gateway in this process, no Ray, no ports.
+
+The gateway is the served one, so templates, defaults, stop strings and checks are the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from baton.core.errors import Cancelled
+from baton.core.ids import ReplicaId, new_epoch
+from baton.core.messages import Role
+from baton.decode_service.worker import DecodeSettings, DecodeWorker
+from baton.engine.engine import Engine
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.served_model import ServedModel
+from baton.kv_transfer.transports import TransportParts, create_transport
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.core_share import limit_threads
+from baton.platform.offline.local_dispatcher import LocalDispatcher
+from baton.platform.replica.replica import Progress, load_engine
+from baton.proto.channels import Channels
+
+REPLICA_ID = ReplicaId("local")
+
+
+async def load_offline(
+    config: DeploymentConfig, folder: Path, progress: Progress | None = None
+) -> Engine:
+    """An engine of the decode pool. Raises CheckpointError or InvalidConfig as a replica does.
+
+    Cancelling it ends the reading of weights, which is done on another thread.
+    """
+    limit_threads()
+    is_cancelled = threading.Event()
+
+    def report(done: int, total: int) -> None:
+        if is_cancelled.is_set():
+            raise Cancelled("nobody waits for the weights any more")
+        if progress is not None:
+            progress(done, total)
+
+    try:
+        return await load_engine(config, Role.DECODE, folder, report)
+    except asyncio.CancelledError:
+        is_cancelled.set()
+        raise
+
+
+@asynccontextmanager
+async def offline_gateway(
+    config: DeploymentConfig, model: ServedModel, engine: Engine
+) -> AsyncIterator[Gateway]:
+    """One replica of the decode pool, behind a gateway without ports."""
+    worker = DecodeWorker(
+        engine,
+        replica_id=REPLICA_ID,
+        epoch=new_epoch(),
+        transport=create_transport("memory", TransportParts()),
+        channels=Channels(),  # it asks nobody
+        settings=DecodeSettings(max_open=config.decode.max_open),
+    )
+    await worker.start()
+    dispatcher = LocalDispatcher(worker)
+    try:
+        yield Gateway(model=model, dispatcher=dispatcher, config=config.gateway)
+    finally:
+        await dispatcher.close()
+        await worker.stop()

@@ -1,0 +1,120 @@
+"""Who serves: the replicas that are alive, as they say themselves.
+
+Replicas send a heartbeat with their ReplicaInfo; one that stays silent for `ttl_s` is dropped.
+Gateways watch for a newer version. It is a hint only: gateways keep their last snapshot when
+the registry is away, and learn of a dead replica from its broken stream long before this does.
+
+A restarted registry knows nobody. Its new incarnation and young age say so, and
+`gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from baton.core.clock import Clock, monotonic
+from baton.core.ids import Epoch, ReplicaId, new_epoch
+from baton.core.messages import Membership, ReplicaInfo, StartingReplica
+
+HEARTBEAT_S = 1.0
+"""How often replicas report."""
+
+TTL_S = 3.5 * HEARTBEAT_S
+STARTING_TTL_S = 10.0
+"""Replicas that start are forgiven a longer silence: imports hold up everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    starting: StartingReplica
+    at: float
+    stage_began_at: float
+
+
+class Registry:
+    """Single-threaded; `platform/cluster/deploy.py` makes it an actor."""
+
+    def __init__(self, *, ttl_s: float = TTL_S, clock: Clock = monotonic) -> None:
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._incarnation = new_epoch()
+        self._started_at = clock()
+        self._version = 0
+        self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
+        self._heard_at: dict[Epoch, float] = {}
+        self._starting_by_id: dict[ReplicaId, _Heard] = {}
+        self._changed = asyncio.Event()
+
+    def heartbeat(self, info: ReplicaInfo) -> None:
+        self._heard_at[info.epoch] = self._clock()
+        self._starting_by_id.pop(info.replica_id, None)
+        if self._replica_by_epoch.get(info.epoch) != info:
+            self._replica_by_epoch[info.epoch] = info
+            self._bump()
+
+    def report_starting(self, starting: StartingReplica) -> None:
+        """A new stage is news; how much of it is done is told to who asks anyway."""
+        if any(it.replica_id == starting.replica_id for it in self._replica_by_epoch.values()):
+            return  # overtaken by its own heartbeat
+        now = self._clock()
+        before = self._starting_by_id.get(starting.replica_id)
+        is_same = before is not None and (
+            (before.starting.stage, before.starting.failure) == (starting.stage, starting.failure)
+        )
+        began_at = before.stage_began_at if before is not None and is_same else now
+        self._starting_by_id[starting.replica_id] = _Heard(starting, now, began_at)
+        if not is_same:
+            self._bump()
+
+    def leave(self, epoch: Epoch) -> None:
+        """A replica's farewell. Safe to repeat."""
+        self._heard_at.pop(epoch, None)
+        if self._replica_by_epoch.pop(epoch, None) is not None:
+            self._bump()
+
+    def membership(self) -> Membership:
+        for epoch in self._silent():
+            self.leave(epoch)
+        self._forget_silent_starts()
+        return Membership(
+            incarnation=self._incarnation,
+            version=self._version,
+            age_s=self._clock() - self._started_at,
+            replicas=tuple(self._replica_by_epoch.values()),
+            starting=tuple(self._starting()),
+        )
+
+    async def watch(
+        self, incarnation: Epoch | None, version: int, timeout_s: float = 2.0
+    ) -> Membership:
+        """Return the membership once it differs from what the caller has, or after a while."""
+        current = self.membership()
+        if current.incarnation == incarnation and current.version == version:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            current = self.membership()
+        return current
+
+    def _silent(self) -> list[Epoch]:
+        now = self._clock()
+        return [epoch for epoch, heard in self._heard_at.items() if now - heard > self._ttl_s]
+
+    def _starting(self) -> Iterator[StartingReplica]:
+        now = self._clock()
+        for heard in self._starting_by_id.values():
+            yield replace(heard.starting, stage_s=now - heard.stage_began_at)
+
+    def _forget_silent_starts(self) -> None:
+        now = self._clock()
+        for replica_id, heard in list(self._starting_by_id.items()):
+            if now - heard.at > STARTING_TTL_S:
+                del self._starting_by_id[replica_id]
+                self._bump()
+
+    def _bump(self) -> None:
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()

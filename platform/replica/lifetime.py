@@ -1,0 +1,119 @@
+"""The life of one replica in its process: load, register, stay registered, drain, leave.
+
+    load     the registry hears how much of the weights is read (platform/replica/startup.py)
+    serve    worker and server start; from now on a heartbeat tells where
+    drain    unready, which the registry hears at once; then requests finish, or go elsewhere
+    leave    the registry forgets it; server and worker end, the engine's ranks remain
+
+A replica serves on without a registry: it is a hint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+import torch
+
+from baton.core.ids import Epoch
+from baton.core.messages import ReplicaInfo, StartingReplica
+from baton.engine.assemble import find_device
+from baton.engine.engine import Engine
+from baton.engine.mesh.ranks import MeshGroups
+from baton.kernels.cpu.library import library
+from baton.platform.chaos.events import heartbeat
+from baton.platform.cluster.rank_actor import Assignment
+from baton.platform.machine.core_share import fair_share, share_of_cores
+from baton.platform.registry.registry import HEARTBEAT_S
+from baton.platform.replica.replica import Replica, load_engine, start_replica
+from baton.platform.replica.startup import Startup
+
+log = logging.getLogger(__name__)
+
+
+class RegistryClient(Protocol):
+    async def heartbeat(self, info: ReplicaInfo) -> None: ...
+    async def leave(self, epoch: Epoch) -> None: ...
+    async def report_starting(self, starting: StartingReplica) -> None: ...
+
+
+class Lifetime:
+    def __init__(self, assignment: Assignment, startup: Startup) -> None:
+        self._config = assignment.config
+        self._role = assignment.role
+        self._folder = assignment.folder
+        self._id = assignment.replica_id
+        self._registry = assignment.registry
+        self._startup = startup
+        self._num_threads = assignment.pool.resources.num_threads
+        self._engine: Engine | None = None
+        self._replica: Replica | None = None
+        self._heart: asyncio.Task[None] | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        return self._replica is not None
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "nothing is loaded yet"
+        return self._engine
+
+    async def load(self, groups: MeshGroups) -> None:
+        """Raises CheckpointError or InvalidConfig for what cannot be served."""
+        torch.set_num_threads(self._num_threads or share_of_cores(self._config))
+        if find_device(self._config.device) == "cpu":
+            self._startup.enter("preparing kernels")
+            await asyncio.to_thread(library)  # found, or compiled, which takes a minute
+        self._startup.enter("loading weights")
+
+        def progress(num_bytes: int, total: int) -> None:
+            self._startup.advance(num_bytes / max(1, total))
+
+        self._engine = await load_engine(self._config, self._role, self._folder, progress, groups)
+
+    async def serve(self, host: str) -> None:
+        """On a free port of `host`."""
+        engine = self.engine
+        device, dtype = engine.runner.cache.device.type, engine.info.dtype
+        torch.set_num_threads(self._num_threads or fair_share(self._config, device, dtype))
+        self._startup.enter("starting")
+        self._replica = await start_replica(
+            self._config, self._role, engine, replica_id=self._id, host=host
+        )
+        self._heart = asyncio.create_task(self._beat(self._replica))
+
+    def check_health(self) -> None:
+        """Raises EngineFailed. Who does not serve yet is well."""
+        if self._replica is not None:
+            self._replica.worker.check_health(limit_s=self._config.health.stuck_after_s)
+
+    async def drain(self) -> None:
+        """For as long as the configuration allows."""
+        if self._replica is None:
+            return
+        draining = asyncio.create_task(self._replica.drain(self._config.health.drain_s))
+        await asyncio.sleep(0)  # by now it calls itself unready: say so
+        await self._try(self._registry.heartbeat(self._replica.info))
+        if not await draining:
+            log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
+
+    async def leave(self) -> None:
+        if self._replica is None or self._heart is None:
+            return
+        self._heart.cancel()
+        await self._try(self._registry.leave(self._replica.info.epoch))
+        await self._replica.stop()
+
+    async def _beat(self, replica: Replica) -> None:
+        while True:
+            await self._try(heartbeat(self._registry, replica.info, replica.chaos))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _try(self, call: Coroutine[Any, Any, None]) -> None:
+        try:
+            await call
+        except Exception as error:
+            log.warning("%s cannot reach the registry: %r", self._id, error)

@@ -1,0 +1,238 @@
+"""One replica, ready to serve: engine, worker and server of a role, put together.
+
+Used by the Ray actors of `platform/cluster/deploy.py` and, without Ray, by tests and benches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+
+from baton.core.chaos import Chaos
+from baton.core.ids import Epoch, ReplicaId, new_epoch
+from baton.core.messages import ReplicaInfo, Role
+from baton.core.wire_security import WireSecurity
+from baton.decode_service.server import DecodeGrpc
+from baton.decode_service.worker import DecodeSettings, DecodeWorker
+from baton.engine.assemble import assemble_engine
+from baton.engine.engine import Engine
+from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
+from baton.kv_transfer.exchange import ExchangeConfig
+from baton.kv_transfer.handoff.transport import SendingHalf, Transport
+from baton.kv_transfer.pulling.peer import PeerGrpc
+from baton.kv_transfer.tiers.assemble import create_stack
+from baton.kv_transfer.transport.auto.probe import ProbeOffers, Prober
+from baton.kv_transfer.transport.chaotic import ChaoticTransport
+from baton.kv_transfer.transport.control.client import ControlClient
+from baton.kv_transfer.transport.control.servicer import KvTransferServicer
+from baton.kv_transfer.transports import (
+    TransportParts,
+    Transports,
+    create_sending_halves,
+)
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.replica.engine_facts import engine_facts
+from baton.platform.replica.examination import Examiner
+from baton.platform.replica.peer_probing import PeerProbing
+from baton.platform.replica.replica_server import Identity, ReplicaGrpc, ReplicaServer, Worker
+from baton.platform.security.connections import load_security
+from baton.prefill_service.server import PrefillGrpc
+from baton.prefill_service.worker import PrefillWorker
+from baton.proto.channels import Channels
+from baton.proto.replica_pb2_grpc import (
+    add_DecodeServicer_to_server,
+    add_PeerServicer_to_server,
+    add_PrefillServicer_to_server,
+)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Replica:
+    registered: ReplicaInfo
+    """Constant for this incarnation."""
+    worker: Worker
+    server: ReplicaServer
+    parts: TransportParts
+    transports: Transports
+    halves: dict[str, SendingHalf]
+    """What it sends by."""
+    chaos: Chaos | None = None
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """What it tells the registry now."""
+        return replace(self.registered, is_ready=not self.worker.is_draining)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Call itself unready and let go what it has; False if the time was not enough."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.worker.drain()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        self.worker.kv_feed.close()
+        self.parts.switchboard.unplug(self.info.address)
+        await self.worker.stop()
+        await self.server.stop()
+        await self.transports.close()
+        for half in self.halves.values():
+            await half.close()
+        await self.parts.channels.close()
+
+
+async def load_engine(
+    config: DeploymentConfig,
+    role: Role,
+    folder: Path,
+    progress: Progress | None = None,
+    groups: MeshGroups = ONE_RANK,
+) -> Engine:
+    """Read the weights in a thread, so that the event loop can report how far it is."""
+    pool = config.prefill if role is Role.PREFILL else config.decode
+    return await asyncio.to_thread(
+        assemble_engine,
+        folder,
+        replace(pool.engine, kv_shares=config.gateway.kv_shares),
+        dtype=config.dtype,
+        device=config.device,
+        load_format=config.load_format,
+        quantize=config.quantize,
+        streaming=config.streaming,
+        progress=progress,
+        groups=groups,
+    )
+
+
+async def start_replica(
+    config: DeploymentConfig,
+    role: Role,
+    engine: Engine,
+    *,
+    replica_id: ReplicaId,
+    host: str,
+    parts: TransportParts | None = None,
+) -> Replica:
+    """Wire `engine` into its role and listen on a free port of `host`.
+
+    Replicas of one process that are to reach each other in memory share their `parts`.
+    """
+    parts = parts or TransportParts(channels=Channels(_security(config)))
+    parts = replace(parts, device=engine.runner.cache.arena.device, require=config.transfer.require)
+    transports = Transports(parts)
+    chaos = config.chaos.start(replica_id)
+    it = _Ingredients(
+        config=config,
+        engine=engine,
+        replica_id=replica_id,
+        epoch=new_epoch(),
+        parts=parts,
+        transport=_transport(config, transports, chaos),
+        halves=create_sending_halves(parts, engine.runner.cache.arena),
+    )
+    worker = it.prefill_worker() if role is Role.PREFILL else it.decode_worker()
+    if chaos is not None:
+        worker.kv.receiver.may_reserve = lambda: chaos.draw("pool.reserve") is None
+    stack = create_stack(config.tiers, engine.pool.layout, chaos)
+    if stack is not None:
+        worker.kv.attach(stack, config.tiers)
+    probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), it.epoch)
+    examiner = Examiner(engine.pool.layout, transports)
+    identity = Identity(replica_id, role, engine_facts(config.model_name, engine))
+    inspect = ReplicaGrpc(worker, identity, probing, examiner, chaos)
+    server = ReplicaServer(inspect, partial(it.register, worker), parts.channels.security)
+    await worker.start()
+    info = it.info(role, await server.start(host))
+    parts.switchboard.plug(info.address, worker.kv.outbox)
+    return Replica(info, worker, server, parts, transports, it.halves, chaos)
+
+
+def _security(config: DeploymentConfig) -> WireSecurity:
+    return load_security(config.security, allows_plain_kv=config.transfer.allow_plain)
+
+
+def _transport(config: DeploymentConfig, transports: Transports, chaos: Chaos | None) -> Transport:
+    transport = transports.get(config.transfer.transport)
+    return transport if chaos is None else ChaoticTransport(transport, chaos)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ingredients:
+    """What a replica of either role is made of."""
+
+    config: DeploymentConfig
+    engine: Engine
+    replica_id: ReplicaId
+    epoch: Epoch
+    parts: TransportParts
+    transport: Transport
+    """How KV comes here."""
+    halves: dict[str, SendingHalf]
+    """How it goes."""
+
+    def prefill_worker(self) -> PrefillWorker:
+        pool = self.config.prefill
+        transfer = self.config.transfer
+        return PrefillWorker(
+            self.engine,
+            epoch=self.epoch,
+            max_queued_tokens=pool.max_queued_tokens,
+            transport=self.transport,
+            channels=self.parts.channels,
+            exchange=ExchangeConfig(
+                max_leased_fraction=transfer.max_leased_fraction,
+                max_held_fraction=transfer.max_held_fraction,
+                pull_timeout_s=transfer.prefill_timeout_s,
+                max_corrupt=transfer.max_corrupt,
+            ),
+        )
+
+    def decode_worker(self) -> DecodeWorker:
+        transfer = self.config.transfer
+        return DecodeWorker(
+            self.engine,
+            replica_id=self.replica_id,
+            epoch=self.epoch,
+            transport=self.transport,
+            channels=self.parts.channels,
+            settings=DecodeSettings(
+                max_open=self.config.decode.max_open,
+                max_leased_fraction=transfer.max_leased_fraction,
+                prefill_timeout_s=transfer.prefill_timeout_s,
+                max_corrupt=transfer.max_corrupt,
+            ),
+        )
+
+    def register(self, worker: PrefillWorker | DecodeWorker, server: grpc.aio.Server) -> None:
+        """The services of the worker's role, and what peers of either may ask."""
+        if isinstance(worker, DecodeWorker):
+            add_DecodeServicer_to_server(DecodeGrpc(worker), server)
+        else:
+            add_PrefillServicer_to_server(PrefillGrpc(worker), server)
+        add_PeerServicer_to_server(PeerGrpc(worker), server)
+        kv = worker.kv
+        probes = ProbeOffers(kv.pool, kv.sender, kv.owner)
+        KvTransferServicer(kv.outbox, self.epoch, self.halves, probes).serve(server)
+
+    def info(self, role: Role, address: str) -> ReplicaInfo:
+        is_decode = role is Role.DECODE
+        return ReplicaInfo(
+            replica_id=self.replica_id,
+            epoch=self.epoch,
+            role=role,
+            address=address,
+            layout=self.engine.pool.layout,
+            num_blocks=self.engine.pool.num_blocks,
+            max_model_len=self.engine.max_model_len,
+            max_open=self.config.decode.max_open if is_decode else 0,
+            max_queued_tokens=0 if is_decode else self.config.prefill.max_queued_tokens,
+        )

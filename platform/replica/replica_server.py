@@ -1,0 +1,184 @@
+"""The gRPC server of one replica: its role's services, and the books it opens to operators.
+
+The operating system chooses the port; the registry tells it to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from baton.core.chaos import Chaos
+from baton.core.errors import EngineFailed, InvalidRequest
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import Capacity, Role
+from baton.core.wire_security import PLAIN, WireSecurity
+from baton.engine.kv_feed import KvFeed
+from baton.kv_transfer.handoff.auditor import AuditReport
+from baton.platform.chaos.control import unsettle
+from baton.platform.chaos.events import chaotic_events
+from baton.platform.replica.examination import Examiner
+from baton.platform.replica.peer_probing import PeerProbing
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import listen, new_server
+from baton.proto.kv_events_wire import kv_events_to_proto
+from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
+from baton.proto.wire import capacity_to_proto
+
+
+class Worker(Protocol):
+    """What both roles have in common."""
+
+    epoch: Epoch
+    kv_feed: KvFeed
+    is_draining: bool
+
+    @property
+    def num_open(self) -> int: ...
+    async def start(self) -> None: ...
+    def begin_drain(self) -> None: ...
+    async def drain(self) -> None: ...
+    async def stop(self) -> None: ...
+    def check_health(self, *, limit_s: float) -> None: ...
+    async def audit(self) -> AuditReport: ...
+    def capacity(self) -> Capacity: ...
+    def metrics(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What stays as it is while a replica lives."""
+
+    replica_id: ReplicaId
+    role: Role
+    engine: pb.EngineFacts
+
+
+class ReplicaGrpc(ReplicaServicer):
+    def __init__(
+        self,
+        worker: Worker,
+        identity: Identity,
+        probing: PeerProbing,
+        examiner: Examiner,
+        chaos: Chaos | None = None,
+    ) -> None:
+        self._worker = worker
+        self._identity = identity
+        self._probing = probing
+        self._examiner = examiner
+        self._chaos = chaos
+
+    async def Inspect(
+        self,
+        request: pb.InspectRequest,
+        context: grpc.aio.ServicerContext[pb.InspectRequest, pb.InspectReply],
+    ) -> pb.InspectReply:
+        audit = await self._worker.audit()
+        metrics = self._worker.metrics()
+        metrics |= self._probing.metrics()
+        if self._chaos is not None:
+            metrics |= self._chaos.as_metrics()
+        return pb.InspectReply(
+            replica_id=self._identity.replica_id,
+            epoch=self._worker.epoch,
+            role=self._identity.role.value,
+            audit=pb.Audit(
+                num_blocks=audit.num_blocks,
+                quarantined=audit.quarantined,
+                leased=audit.leased,
+                live=audit.live,
+                cached=audit.cached,
+                free=audit.free,
+                violations=audit.violations,
+            ),
+            capacity=capacity_to_proto(self._worker.capacity()),
+            metrics=[pb.Metric(name=name, value=value) for name, value in metrics.items()],
+            engine=self._identity.engine,
+        )
+
+    async def Examine(
+        self,
+        request: pb.ExamineRequest,
+        context: grpc.aio.ServicerContext[pb.ExamineRequest, pb.ExamineReply],
+    ) -> pb.ExamineReply:
+        return await self._examiner.examine(request)
+
+    async def ProbePeer(
+        self,
+        request: pb.ProbePeerRequest,
+        context: grpc.aio.ServicerContext[pb.ProbePeerRequest, pb.ProbePeerReply],
+    ) -> pb.ProbePeerReply:
+        return await self._probing.probe(request)
+
+    async def Drain(
+        self,
+        request: pb.DrainRequest,
+        context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
+    ) -> pb.DrainReply:
+        if request.epoch != self._worker.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        self._worker.begin_drain()
+        return pb.DrainReply(num_open=self._worker.num_open)
+
+    async def WatchKv(
+        self,
+        request: pb.WatchKvRequest,
+        context: grpc.aio.ServicerContext[pb.WatchKvRequest, pb.KvEvents],
+    ) -> AsyncIterator[pb.KvEvents]:
+        if request.epoch != self._worker.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        watch = self._worker.kv_feed.watch()
+        try:
+            if self._chaos is not None:
+                watch = chaotic_events(watch, self._chaos)
+            async with aclosing(watch) as feed:
+                async for events in feed:
+                    yield kv_events_to_proto(events)
+        except EngineFailed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def Unsettle(
+        self,
+        request: pb.ChaosRequest,
+        context: grpc.aio.ServicerContext[pb.ChaosRequest, pb.ChaosReply],
+    ) -> pb.ChaosReply:
+        if self._chaos is None:
+            detail = "chaos is off; it takes `chaos.enabled: true` in the deployment's config"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        try:
+            replica_id = self._identity.replica_id
+            return unsettle(request, self._chaos, replica_id, self._worker.epoch)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+
+class ReplicaServer:
+    """`register` adds the role's own services to the server."""
+
+    def __init__(
+        self,
+        inspect: ReplicaGrpc,
+        register: Callable[[grpc.aio.Server], None],
+        security: WireSecurity = PLAIN,
+    ) -> None:
+        self._security = security
+        self._server = new_server(security)
+        add_ReplicaServicer_to_server(inspect, self._server)
+        register(self._server)
+
+    async def start(self, host: str) -> str:
+        """Listen on a free port of `host` and return host:port."""
+        port = listen(self._server, f"{host}:0", self._security)
+        await self._server.start()
+        return f"{host}:{port}"
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        await self._server.stop(grace_s)

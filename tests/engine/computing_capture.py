@@ -1,0 +1,47 @@
+"""CUDA's part in decode graphs: what was captured is computed again, into the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.passes.cuda_graphs import DecodeGraphs, Outputs
+from baton.engine.passes.runner import ModelRunner
+
+
+class Replay:
+    def __init__(self, run: Callable[[], Outputs], outputs: Outputs) -> None:
+        self._run, self._outputs = run, outputs
+
+    def replay(self) -> None:
+        for kept, computed in zip(self._outputs, self._run(), strict=True):
+            kept.copy_(computed)
+
+
+class ComputingCapture:
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
+        hidden, logits = run()
+        outputs = hidden.clone(), logits.clone()
+        self.sizes.append(len(hidden))
+        return Replay(run, outputs), outputs
+
+    def await_upload(self) -> None: ...
+
+    def uploading(self) -> None: ...
+
+
+@torch.inference_mode()
+def graphs_of(
+    runner: ModelRunner,
+    limits: PassLimits,
+    spare_block: int,
+    capture: ComputingCapture | None = None,
+) -> DecodeGraphs:
+    batch = StaticBatch(limits, runner.cache.layout.block_size)
+    capture = ComputingCapture() if capture is None else capture
+    return DecodeGraphs(runner._model, runner.cache, batch, spare_block, capture)

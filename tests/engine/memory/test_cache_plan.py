@@ -1,0 +1,184 @@
+"""How many blocks a cache has room for: beside open ones on a CPU, and beside passes on a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from weakref import finalize
+
+import pytest
+import torch
+from tests.engine.computing_capture import ComputingCapture, Replay
+from tests.tiny_checkpoints import make_llama, make_mixtral
+
+from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
+from baton.engine.batch.static_batch import PassLimits
+from baton.engine.checkpoint.load import load_model
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.memory.cache_plan import plan_cache
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.memory.open_blocks import open_bytes
+from baton.engine.passes.cuda_graphs import MAX_GRAPH_BYTES, Outputs
+from baton.engine.passes.pass_memory import estimated_bytes, largest_passes, measure
+from baton.kernels.paging.sealed_arena import SealedArena
+
+GIB = 1 << 30
+MEMORY_BYTES = 1 << 20
+SEALED = EngineConfig(
+    cache=CacheConfig(kv_dtype="int4", memory_gib=MEMORY_BYTES / GIB),
+    scheduler=SchedulerConfig(max_running=10, max_batch_tokens=64),
+)
+
+
+def test_open_blocks_are_of_the_same_memory_as_sealed_ones(tmp_path: Path) -> None:
+    loaded = load_model(make_llama(tmp_path))
+
+    plan = plan_cache(loaded, SEALED, "cpu")
+
+    cache = KvCache(plan.layout, plan.num_blocks)
+    cache.open_blocks(loaded.info.dtype, plan.limits)
+    arenas = [arena for arena in cache.arenas if isinstance(arena, SealedArena)]
+    beside = sum(arena.open_rows.nbytes for arena in arenas) + arenas[0].pass_rows.nbytes
+    assert len(arenas) == plan.layout.num_layers
+    assert beside == open_bytes(plan.layout, loaded.info.dtype, plan.limits)
+    assert plan.num_blocks == (MEMORY_BYTES - beside) // plan.layout.block_bytes
+
+
+def test_memory_that_open_blocks_fill_is_too_little(tmp_path: Path) -> None:
+    crowded = replace(SEALED, scheduler=SchedulerConfig(max_running=1000))
+
+    with pytest.raises(InvalidConfig, match="beside the open ones"):
+        plan_cache(load_model(make_llama(tmp_path)), crowded, "cpu")
+
+
+def test_blocks_are_sealed_in_four_bits_on_cpus_alone(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="int4 is for CPUs"):
+        plan_cache(load_model(make_llama(tmp_path)), SEALED, "cuda")
+
+
+class PretendedGpu:
+    """Computes on the CPU; what is taken is made up. As on a GPU, what a pass gave back stays with
+    the allocator, and is missing from the device, until that is emptied."""
+
+    def __init__(
+        self, *, has_room_for_a_pass: bool = True, first_graph_bytes: int = 50_000
+    ) -> None:
+        self.notes: list[str] = []
+        self.graphs = CostlyCapture(self, first_graph_bytes, 1_000)
+        self.graph_bytes = 0
+        self.kept_bytes = 0
+        self._has_room_for_a_pass = has_room_for_a_pass
+
+    def free_bytes(self) -> int:
+        self.kept_bytes = 0
+        return self.seen_bytes()
+
+    def seen_bytes(self) -> int:
+        return 1_000_000 - self.graph_bytes - self.kept_bytes
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        if not self._has_room_for_a_pass:
+            raise torch.OutOfMemoryError
+        self.notes.append("pass")
+        run()
+        self.kept_bytes = 200_000
+        return 200_000
+
+    def scratch(self, layout: KvLayout, num_blocks: int) -> KvCache:
+        cache = KvCache(layout, num_blocks + 1)
+        cache.spare_block = num_blocks
+        return cache
+
+    def capture(self) -> ComputingCapture:
+        self.notes.append("graphs")
+        return self.graphs
+
+
+class CostlyCapture(ComputingCapture):
+    """Its graphs take memory of a device for as long as they are."""
+
+    def __init__(self, gpu: PretendedGpu, first_bytes: int, more_bytes: int) -> None:
+        super().__init__()
+        self._gpu = gpu
+        self._first_bytes, self._more_bytes = first_bytes, more_bytes
+
+    def __call__(self, run: Callable[[], Outputs]) -> tuple[Replay, Outputs]:
+        self._gpu.kept_bytes = 0  # CUDA's begins so
+        num_bytes = self._more_bytes if self.sizes else self._first_bytes
+        graph, outputs = super().__call__(run)
+        self._take(num_bytes)
+        finalize(graph, self._take, -num_bytes)
+        return graph, outputs
+
+    def _take(self, num_bytes: int) -> None:
+        self._gpu.graph_bytes += num_bytes
+
+
+CROWD = EngineConfig(scheduler=SchedulerConfig(max_running=12, max_batch_tokens=40))
+
+
+def test_kv_gets_its_fraction_of_what_the_largest_pass_and_its_graphs_leave(
+    tmp_path: Path,
+) -> None:
+    gpu = PretendedGpu()
+
+    plan = plan_cache(load_model(make_llama(tmp_path)), CROWD, "cuda", gpu)
+
+    assert gpu.notes == ["pass", "pass", "graphs"]
+    assert plan.limits.graph_sizes == (1, 2, 4, 8, 12)
+    left = 1_000_000 - 200_000 - (50_000 + 4 * 1_000)
+    assert plan.num_blocks == int(0.85 * left) // plan.layout.block_bytes
+    assert gpu.graphs.sizes == [12, 6]
+
+
+def test_where_no_graph_is_within_its_budget_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = PretendedGpu(first_graph_bytes=12 * MAX_GRAPH_BYTES + 12)
+
+    loaded, limits = load_model(make_llama(tmp_path)), PassLimits(max_requests=12, max_blocks=4)
+
+    passes = measure(loaded, loaded.info.layout(4, "auto"), limits, gpu)
+
+    assert passes.graph_sizes == () and passes.graph_bytes == 0
+    assert "decode passes run without graphs" in caplog.text
+
+
+def test_experts_that_are_not_tried_count_with_all_that_a_token_chooses(tmp_path: Path) -> None:
+    loaded = load_model(make_mixtral(tmp_path))
+    one, two = (estimated_bytes(loaded, PassLimits(max_tokens=n)) for n in (1000, 2000))
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    of_an_expert = 2 * config["intermediate_size"] + config["hidden_size"]
+    assert two - one >= 1000 * 4 * config["num_experts_per_tok"] * of_an_expert
+
+
+def test_a_pass_that_does_not_fit_at_all_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    gpu = PretendedGpu(has_room_for_a_pass=False)
+
+    with pytest.raises(InvalidConfig, match="lower scheduler"):
+        plan_cache(load_model(make_llama(tmp_path)), CROWD, "cuda", gpu)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_requests", "max_blocks", "max_model_len"),
+    [(40, 12, 8, 32), (5, 9, 8, 29), (100, 3, 2, 100)],
+)
+def test_the_largest_passes_are_of_a_crowd_and_of_one_prompt_each_at_the_end_of_its_context(
+    max_tokens: int, max_requests: int, max_blocks: int, max_model_len: int
+) -> None:
+    limits = PassLimits(max_tokens=max_tokens, max_requests=max_requests, max_blocks=max_blocks)
+    longest = min(4 * max_blocks, max_model_len)
+
+    crowd, alone = largest_passes(limits, 4, max_model_len)
+
+    assert len(crowd) == min(max_tokens, max_requests)
+    assert sum(len(chunk.tokens) for chunk in crowd) == min(max_tokens, max_requests * longest)
+    assert [len(chunk.tokens) for chunk in alone] == [min(max_tokens, longest)]
+    assert all(chunk.start + len(chunk.tokens) == longest for chunk in crowd + alone)
+    for chunks in (crowd, alone):
+        written = [block for chunk in chunks for block in chunk.blocks[chunk.start // 4 :]]
+        assert written == list(range(1, len(written) + 1))

@@ -1,0 +1,142 @@
+"""KV on several ranks looks like KV on one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.ranks.sharded_cache import ShardedCache, SharedMemory, open_place
+from baton.kv_transfer.transports import TransportParts, create_sending_halves
+
+NUM_BLOCKS = 3
+WHOLE = KvLayout(
+    model_fingerprint=b"", dtype="float32", num_layers=2, num_kv_heads=4, head_dim=8, block_size=4
+)
+
+
+def held(whole: KvLayout, first: int, count: int) -> KvLayout:
+    return replace(whole, first_kv_head=first, num_kv_heads=count)
+
+
+def sharded(
+    whole: KvLayout, layouts: list[KvLayout], first_planes: Sequence[int] = ()
+) -> tuple[ShardedCache, list[KvCache]]:
+    """The cache of the lead, and what each rank sees, as if it were another process."""
+    starts = first_planes or [0] * (len(layouts) - 1)
+    of_others = zip(layouts[1:], starts, strict=True)
+    memories = [SharedMemory(layout, NUM_BLOCKS, start) for layout, start in of_others]
+    fds = [open_place(memory.place) for memory in memories]
+    own = KvCache(layouts[0], NUM_BLOCKS)
+    others = [
+        KvCache(layout, NUM_BLOCKS, memory=fd) for layout, fd in zip(layouts[1:], fds, strict=True)
+    ]
+    for fd in fds:
+        os.close(fd)
+    for memory in memories:
+        memory.close()
+    return ShardedCache(whole, own, [memory.share for memory in memories]), [own, *others]
+
+
+SPLITS = {
+    "one rank": [held(WHOLE, 0, 4)],
+    "two halves": [held(WHOLE, 0, 2), held(WHOLE, 2, 2)],
+    "one head each": [held(WHOLE, head, 1) for head in range(4)],
+    "more ranks than heads": [held(WHOLE, head, 2) for head in (0, 0, 2, 2)],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("split", SPLITS)
+@settings(max_examples=20)
+@given(data=st.data())
+def test_what_is_written_is_read_and_lies_with_its_ranks(
+    split: str, dtype: str, data: st.DataObject
+) -> None:
+    whole = replace(WHOLE, dtype=dtype)
+    layouts = [replace(layout, dtype=dtype) for layout in SPLITS[split]]
+    cache, ranks = sharded(whole, layouts)
+    plain = KvCache(whole, NUM_BLOCKS)
+    size = whole.layer_block_bytes
+    block = data.draw(st.integers(0, NUM_BLOCKS - 1))
+    first = data.draw(st.integers(0, size))
+    last = data.draw(st.integers(first, size))
+    num_used = data.draw(st.integers(0, whole.block_size))
+    fill = memoryview(os.urandom(size))
+
+    for each in (cache, plain):
+        each.write(block, 1, fill)
+        each.write_part(block, 1, first, memoryview(b"\x5a" * (last - first)))
+        each.clear_tail(block, 1, num_used)
+
+    for layer in range(2):
+        for number in range(NUM_BLOCKS):
+            assert bytes(cache.view(number, layer)) == bytes(plain.view(number, layer))
+    for layout, rank in zip(layouts, ranks, strict=True):
+        heads = plain.planes[1][:, layout.first_kv_head : layout.stop_kv_head]
+        assert torch.equal(rank.planes[1].view(torch.uint8), heads.contiguous().view(torch.uint8))
+
+
+def test_latents_are_written_to_all_ranks_and_read_from_one() -> None:
+    latent = replace(WHOLE, num_kv_heads=1, num_vectors=1)
+    cache, ranks = sharded(latent, [latent, latent])
+    fill = memoryview(os.urandom(latent.layer_block_bytes))
+
+    cache.write(2, 0, fill)
+
+    assert bytes(cache.view(2, 0)) == bytes(fill)
+    assert all(bytes(rank.view(2, 0)) == bytes(fill) for rank in ranks)
+
+
+@given(st.data())
+def test_a_stage_keeps_the_planes_of_its_layers(data: st.DataObject) -> None:
+    num_layers = data.draw(st.integers(2, 4))
+    first = data.draw(st.integers(1, num_layers - 1))
+    whole = replace(WHOLE, num_layers=num_layers)
+    before, behind = replace(whole, num_layers=first), replace(whole, num_layers=num_layers - first)
+    cache, ranks = sharded(whole, [before, behind], [first])
+    fills = [memoryview(os.urandom(whole.layer_block_bytes)) for _ in range(num_layers)]
+
+    for layer, fill in enumerate(fills):
+        cache.write(1, layer, fill)
+    cache.clear_tail(2, num_layers - 1, 1)
+
+    of_ranks = [rank.view(1, layer) for rank in ranks for layer in range(rank.layout.num_layers)]
+    assert list(map(bytes, of_ranks)) == list(map(bytes, fills))
+    assert [bytes(cache.view(1, layer)) for layer in range(num_layers)] == list(map(bytes, fills))
+
+
+def test_what_a_rank_computes_is_seen_by_the_lead() -> None:
+    cache, (_, other) = sharded(WHOLE, SPLITS["two halves"])
+
+    other.planes[0][1, 0, 0, 0, 0] = 7.0
+
+    assert cache.view(1, 0).cast("f")[2 * 2 * 4 * 8] == 7.0
+
+
+def test_bytes_beyond_a_block_and_heads_of_nobody_are_refused() -> None:
+    cache, _ = sharded(WHOLE, SPLITS["two halves"])
+    size = WHOLE.layer_block_bytes
+
+    with pytest.raises(ValueError, match="bytes"):
+        cache.write(0, 0, memoryview(bytes(size - 1)))
+    with pytest.raises(ValueError, match="bytes"):
+        cache.write_part(0, 0, size - 1, memoryview(bytes(2)))
+    with pytest.raises(ValueError, match="no rank keeps KV head 2"):
+        sharded(WHOLE, [held(WHOLE, 0, 2)])
+
+
+def test_no_transport_that_reads_an_arena_by_itself_offers_to_send_what_is_in_pieces() -> None:
+    cache, _ = sharded(WHOLE, SPLITS["two halves"])
+
+    names = set(create_sending_halves(TransportParts(), cache.arena))
+
+    assert names == {"gloo", "grpc", "auto"}
+    assert "shm" in create_sending_halves(TransportParts(), KvCache(WHOLE, NUM_BLOCKS).arena)

@@ -1,0 +1,109 @@
+"""Both ports encrypted; certificates that cannot be used are found before anything starts."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.client.both_clients import KINDS, client_of
+from tests.gateway.certificates import Certificate, make_certificate
+from tests.gateway.scripted import MODEL, Script, serving, tokens_of
+
+from baton.client.errors import Unavailable
+from baton.client.retry import RetryPolicy
+from baton.core.errors import InvalidConfig
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.tls import tls_identity
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+def settings_of(made: Certificate) -> dict[str, Any]:
+    return {"tls_cert_file": str(made.cert_file), "tls_key_file": str(made.key_file)}
+
+
+def config_with(cert_file: Path, key_file: Path) -> GatewayConfig:
+    return GatewayConfig(tls_cert_file=str(cert_file), tls_key_file=str(key_file))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_both_ports_are_encrypted(tmp_path: Path, kind: str) -> None:
+    made = make_certificate(tmp_path)
+    files = settings_of(made)
+    async with serving(Script(tokens=tokens_of("the fox")), **files) as gateway:
+        url = gateway.url.replace("http://", "https://")
+        trust = ssl.create_default_context(cafile=made.cert_file)
+        async with httpx.AsyncClient(base_url=url, verify=trust) as http:
+            models = (await http.get("/v1/models")).json()
+        async with client_of(kind, gateway.grpc_target, ca_cert=made.cert_file) as client:
+            result = await client.generate("Hello")
+        async with client_of(kind, gateway.grpc_target, retry=ONCE) as plaintext:
+            with pytest.raises(Unavailable):
+                await plaintext.models()
+        with pytest.raises(httpx.HTTPError):
+            await gateway.http.get("/v1/models")
+
+    assert models["data"][0]["id"] == MODEL
+    assert result.text == "the fox"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_that_others_vouch_for_is_not_trusted(tmp_path: Path, kind: str) -> None:
+    made, other = make_certificate(tmp_path), make_certificate(tmp_path, "other")
+    files = settings_of(made)
+    async with (
+        serving(**files) as gateway,
+        client_of(
+            kind, gateway.grpc_target, ca_cert=other.cert_file.read_bytes(), retry=ONCE
+        ) as client,
+    ):
+        with pytest.raises(Unavailable):
+            await client.models()
+
+
+def test_without_files_nothing_is_encrypted() -> None:
+    assert tls_identity(GatewayConfig()) is None
+
+
+def test_a_file_that_is_missing_is_named_with_its_setting(tmp_path: Path) -> None:
+    made = make_certificate(tmp_path)
+
+    with pytest.raises(InvalidConfig, match=r"gateway\.tls_cert_file: cannot read .*none\.pem"):
+        tls_identity(config_with(tmp_path / "none.pem", made.key_file))
+    with pytest.raises(InvalidConfig, match=r"gateway\.tls_key_file: cannot read .*none\.key"):
+        tls_identity(config_with(made.cert_file, tmp_path / "none.key"))
+
+
+def test_what_is_no_certificate_is_named(tmp_path: Path) -> None:
+    made = make_certificate(tmp_path)
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+
+    with pytest.raises(InvalidConfig, match=r"gateway\.tls_cert_file cannot be used"):
+        tls_identity(config_with(broken, made.key_file))
+    with pytest.raises(InvalidConfig, match=r"gateway\.tls_key_file cannot be used"):
+        tls_identity(config_with(made.cert_file, broken))
+
+
+def test_the_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
+    made, other = make_certificate(tmp_path), make_certificate(tmp_path, "other")
+
+    with pytest.raises(InvalidConfig, match=r"gateway\.tls_key_file cannot be used: .*MISMATCH"):
+        tls_identity(config_with(made.cert_file, other.key_file))
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(tmp_path: Path) -> None:
+    made = make_certificate(tmp_path)
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "pkcs8", "-topk8", "-in", made.key_file, "-out", locked, "-passout", "pass:x"],
+        check=True,
+        capture_output=True,
+    )
+
+    with pytest.raises(InvalidConfig, match="encrypted"):
+        tls_identity(config_with(made.cert_file, locked))

@@ -1,0 +1,179 @@
+"""A decode replica that says what it is told to say, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+from tests.gateway.fleet.known_replicas import make_replica
+
+from baton.core.clock import Clock, monotonic
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import (
+    Capacity,
+    FinishReason,
+    GenerateRequest,
+    Membership,
+    Receipt,
+    ReplicaInfo,
+    TokenUpdate,
+)
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.proto import replica_pb2 as pb
+from baton.proto.channel_options import SERVER_OPTIONS
+from baton.proto.replica_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
+from baton.router.policy import LeastWork
+
+SETTLED_AGE_S = 60.0
+NOBODYS = RequestId("of nobody")
+
+
+class Cut(Exception):
+    """Part of a script: the stream breaks here."""
+
+
+Step = TokenUpdate | Cut
+Script = Callable[[GenerateRequest], list[Step]]
+
+
+def update(
+    request: GenerateRequest,
+    *tokens: int,
+    finish: FinishReason | None = None,
+    receipt: Receipt | None = None,
+    error: Exception | None = None,
+) -> TokenUpdate:
+    return TokenUpdate(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        tokens=tokens,
+        finish_reason=finish,
+        receipt=receipt,
+        error=error,
+    )
+
+
+class ScriptedReplica(DecodeServicer):
+    """Answers the n-th request with the n-th script, and with the last one from then on."""
+
+    def __init__(self, name: str, *scripts: Script, max_open: int = 8) -> None:
+        self.info = make_replica(name, max_open=max_open)
+        self.received: list[GenerateRequest] = []
+        self.cancelled: list[tuple[str, int, int]] = []
+        self.num_sessions = 0
+        self._scripts = scripts
+        self.num_said = 0
+        self._max_open = max_open
+        self._num_queued_tokens = 0
+        self._is_draining = False
+        self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        add_DecodeServicer_to_server(self, self._server)
+
+    async def start(self) -> None:
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self.info = replace(self.info, address=f"127.0.0.1:{port}")
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[pb.GatewayFrame],
+        context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.DecodeFrame],
+    ) -> AsyncIterator[pb.DecodeFrame]:
+        self.num_sessions += 1
+        self._outgoing = asyncio.Queue()
+        await anext(request_iterator)  # hello
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            yield self._frame()
+            while not isinstance(step := await self._outgoing.get(), Cut):
+                yield self._frame(step)
+                self.num_said += 1
+        finally:
+            reader.cancel()
+
+    def say(self, step: Step) -> None:
+        self._outgoing.put_nowait(step)
+
+    def cut(self) -> None:
+        """Break the stream."""
+        self.say(Cut())
+
+    def offer(self, max_open: int, *, num_queued_tokens: int = 0) -> None:
+        """Tell the gateway that it may have so many requests open here."""
+        self._max_open, self._num_queued_tokens = max_open, num_queued_tokens
+        self.say(TokenUpdate(request_id=NOBODYS, attempt=1))
+
+    def drain(self) -> None:
+        """Tell the gateway that this replica is to become empty."""
+        self._is_draining = True
+        self.offer(self._max_open)
+
+    def _frame(self, *updates: TokenUpdate) -> pb.DecodeFrame:
+        return pb.DecodeFrame(
+            updates=[update_to_proto(one) for one in updates],
+            capacity=capacity_to_proto(
+                Capacity(
+                    max_open=self._max_open,
+                    num_queued_tokens=self._num_queued_tokens,
+                    is_draining=self._is_draining,
+                )
+            ),
+        )
+
+    async def _read(self, frames: AsyncIterator[pb.GatewayFrame]) -> None:
+        async for frame in frames:
+            if frame.HasField("generate"):
+                request = generate_from_proto(frame.generate)
+                script = self._scripts[min(len(self.received), len(self._scripts) - 1)]
+                self.received.append(request)
+                for step in script(request):
+                    self.say(step)
+            else:
+                cancel = frame.cancel
+                self.cancelled.append((cancel.request_id, cancel.attempt, cancel.num_delivered))
+
+
+def snapshot(*infos: ReplicaInfo) -> Membership:
+    """Of a registry that everybody had time to report to."""
+    return Membership(incarnation=Epoch("registry"), version=1, age_s=SETTLED_AGE_S, replicas=infos)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def dispatching_to(
+    *replicas: ScriptedReplica,
+    max_waiting: int = 8,
+    no_replica_grace_s: float = 60.0,
+    clock: Clock = monotonic,
+) -> AsyncIterator[ReplicaDispatcher]:
+    """A dispatcher that is connected to `replicas`."""
+    dispatcher = ReplicaDispatcher(
+        LeastWork(),
+        max_waiting=max_waiting,
+        no_replica_grace_s=no_replica_grace_s,
+        clock=clock,
+    )
+    try:
+        for replica in replicas:
+            await replica.start()
+        await dispatcher.fleet.apply(snapshot(*(replica.info for replica in replicas)))
+        await until(lambda: len(dispatcher.fleet.connected) == len(replicas))
+        yield dispatcher
+    finally:
+        await dispatcher.fleet.close()
+        for replica in replicas:
+            await replica.stop()

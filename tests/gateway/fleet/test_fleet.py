@@ -1,0 +1,316 @@
+"""What a gateway believes of the replicas, from the registry's word and from their own streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from tests.gateway.fleet.known_replicas import make_replica
+from tests.gateway.fleet.scripted_replica import ScriptedReplica, Step, snapshot, until, update
+from tests.in_process_fleet import running_fleet
+
+from baton.core.ids import Epoch, ReplicaId, RequestId, new_epoch
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
+from baton.core.messages import (
+    FinishReason,
+    GenerateRequest,
+    Membership,
+    ReplicaInfo,
+    Role,
+    StartingReplica,
+)
+from baton.gateway.fleet import fleet as fleet_module
+from baton.gateway.fleet.fleet import Fleet
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+from baton.router.prompt_names import PromptNames
+
+P = make_replica("p", role=Role.PREFILL)
+REQUEST = GenerateRequest(request_id=RequestId("r"), attempt=1, prompt=(1, 2, 3))
+PROMPT = PromptNames(range(12))
+HASHES = PROMPT.under(P.layout)
+
+
+def silent(request: GenerateRequest) -> list[Step]:
+    return []
+
+
+@asynccontextmanager
+async def fleet_of(
+    *replicas: ScriptedReplica, others: tuple[ReplicaInfo, ...] = ()
+) -> AsyncIterator[Fleet]:
+    """A fleet that is connected to `replicas` and has heard of `others`."""
+    fleet = Fleet(new_epoch(), lambda: None, Channels())
+    try:
+        for replica in replicas:
+            await replica.start()
+        await fleet.apply(snapshot(*(replica.info for replica in replicas), *others))
+        await until(lambda: len(fleet.connected) == len(replicas))
+        yield fleet
+    finally:
+        await fleet.close()
+        for replica in replicas:
+            await replica.stop()
+
+
+def names(fleet: Fleet) -> set[str]:
+    return {info.replica_id for info in fleet.replicas}
+
+
+async def test_a_replica_that_the_registry_lost_finishes_what_it_has_and_gets_nothing_new() -> None:
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica) as fleet:
+        attempt = fleet.link(replica.info.epoch).open(REQUEST)
+
+        await fleet.apply(snapshot())
+
+        [view] = fleet.view(PromptNames()).decode
+        assert (view.is_connected, view.info.is_ready) == (True, False)
+        replica.say(update(REQUEST, 1, finish=FinishReason.LENGTH))
+        assert (await attempt.next()).tokens == (1,)
+        attempt.close(1)
+        await fleet.apply(snapshot())
+        assert fleet.view(PromptNames()).decode == ()
+
+
+async def test_a_replica_that_the_registry_lost_and_found_again_is_as_before() -> None:
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica) as fleet:
+        fleet.link(replica.info.epoch).open(REQUEST)
+        await fleet.apply(snapshot())
+
+        await fleet.apply(snapshot(replica.info))
+
+        [view] = fleet.view(PromptNames()).decode
+        assert (view.is_connected, view.info.is_ready, view.num_open) == (True, True, 1)
+        assert replica.num_sessions == 1
+
+
+async def test_a_replica_whose_stream_broke_is_known_until_the_registry_drops_it() -> None:
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica) as fleet:
+        await replica.stop()
+        await until(lambda: not fleet.connected)
+        assert names(fleet) == {"d"}
+
+        await fleet.apply(snapshot())
+
+        assert names(fleet) == set()
+        assert fleet.view(PromptNames()).decode == ()
+
+
+async def test_a_prefill_replica_has_no_stream_so_the_registrys_word_counts() -> None:
+    async with fleet_of(others=(P,)) as fleet:
+        await fleet.apply(snapshot())
+
+        assert names(fleet) == set()
+
+
+async def test_what_is_known_of_a_replica_goes_with_it() -> None:
+    async with fleet_of(others=(P,)) as fleet:
+        three_blocks = KvEvent(KvChange.STORED, b"".join(HASHES))
+        fleet.index.apply(
+            P.epoch, KvEvents(first_sequence=1, events=(three_blocks,), is_snapshot=True)
+        )
+        fleet.expect(PROMPT, P.epoch)
+        fleet.add_prefill_tokens(P.epoch, 100)
+        [view] = fleet.view(PROMPT).prefill
+        assert view.num_cached_tokens == view.num_expected_tokens == 3 * P.layout.block_size
+
+        await fleet.apply(snapshot())
+        await fleet.apply(snapshot(P))
+
+        [view] = fleet.view(PROMPT).prefill
+        assert (view.num_cached_tokens, view.num_expected_tokens) == (0, 0)
+        assert view.num_queued_tokens == 0
+
+
+async def test_each_replica_has_what_it_has_by_the_names_of_its_own_block_size() -> None:
+    wide = replace(P, epoch=Epoch("wide"), layout=replace(P.layout, block_size=6))
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica, others=(P, wide)) as fleet:
+        for info in (replica.info, P, wide):
+            stored = KvEvent(KvChange.STORED, b"".join(PROMPT.under(info.layout)))
+            events = KvEvents(first_sequence=1, events=(stored,), is_snapshot=True)
+            fleet.index.apply(info.epoch, events)
+            fleet.expect(PROMPT, info.epoch)
+
+        view = fleet.view(PROMPT)
+        told = [(v.num_cached_tokens, v.num_expected_tokens) for v in (*view.decode, *view.prefill)]
+
+        assert told == [(12, 12)] * 3
+
+
+async def test_a_replica_without_kv_events_serves_all_the_same() -> None:
+    replica = ScriptedReplica("d", silent)  # knows nothing of WatchKv
+    async with fleet_of(replica) as fleet:
+        [view] = fleet.view(PROMPT).decode
+
+        assert (view.is_open, view.num_cached_tokens) == (True, 0)
+        assert not fleet.kv_knowledge()[replica.info.epoch].is_synced
+
+
+async def test_tokens_placed_on_a_prefill_replica_count_for_as_long_as_they_are_waited_for() -> (
+    None
+):
+    async with fleet_of(others=(P,)) as fleet:
+        fleet.add_prefill_tokens(P.epoch, 100)
+        fleet.add_prefill_tokens(P.epoch, 20)
+
+        fleet.add_prefill_tokens(P.epoch, -100)
+
+        assert fleet.view(PromptNames()).prefill[0].num_queued_tokens == 20
+
+
+async def test_news_of_a_replica_reach_the_view_though_its_stream_stays() -> None:
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica) as fleet:
+        await fleet.apply(snapshot(replace(replica.info, is_ready=False)))
+
+        [view] = fleet.view(PromptNames()).decode
+        assert (view.info.is_ready, view.is_connected) == (False, True)
+        assert replica.num_sessions == 1
+
+
+async def test_the_end_of_an_attempt_leaves_the_next_one_where_it_runs() -> None:
+    async with fleet_of() as fleet:
+        old, new = new_epoch(), new_epoch()
+        fleet.has_started(REQUEST.request_id, old)
+        fleet.has_started(REQUEST.request_id, new)
+
+        fleet.has_ended(REQUEST.request_id, old)
+        assert fleet.where_runs(REQUEST.request_id) == new
+        fleet.has_ended(REQUEST.request_id, new)
+        assert fleet.where_runs(REQUEST.request_id) is None
+
+
+async def test_a_broken_stream_is_opened_again() -> None:
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of(replica) as fleet:
+        replica.cut()
+
+        await until(lambda: replica.num_sessions == 2 and fleet.connected)
+
+
+async def test_a_listener_that_fails_does_not_end_the_link(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = 0
+
+    def on_change() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # 1: the snapshot, 2: the first frame
+            raise RuntimeError("the listener is broken")
+
+    replica = ScriptedReplica("d", silent)
+    await replica.start()
+    fleet = Fleet(new_epoch(), on_change, Channels())
+    try:
+        await fleet.apply(snapshot(replica.info))
+
+        await until(lambda: replica.num_sessions == 2 and fleet.connected)
+
+        assert "the link to d failed" in caplog.text
+    finally:
+        await fleet.close()
+        await replica.stop()
+
+
+class UnreliableRegistry:
+    """Answers, fails, answers; then says nothing more."""
+
+    def __init__(self, *answers: Membership | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[Epoch | None, int]] = []
+
+    async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
+        self.asked.append((incarnation, version))
+        if not self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@asynccontextmanager
+async def following(registry: UnreliableRegistry) -> AsyncIterator[Fleet]:
+    fleet = Fleet(new_epoch(), lambda: None, Channels())
+    task = asyncio.create_task(fleet.follow(registry))
+    try:
+        yield fleet
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await fleet.close()
+
+
+async def test_the_fleet_stays_as_it_was_while_the_registry_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    registry = UnreliableRegistry(snapshot(P), *[ConnectionError("the head is away")] * 3)
+    async with following(registry) as fleet:
+        await until(lambda: len(registry.asked) == 5)
+
+        assert names(fleet) == {"p"}
+
+
+async def test_the_fleet_hears_the_news_once_the_registry_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    later = make_replica("later", role=Role.PREFILL)
+    registry = UnreliableRegistry(snapshot(P), ConnectionError("away"), snapshot(P, later))
+    async with following(registry) as fleet:
+        await until(lambda: len(registry.asked) == 4)
+
+        assert names(fleet) == {"p", "later"}
+        what_it_has = (snapshot().incarnation, snapshot().version)
+        assert registry.asked == [(None, -1), what_it_has, what_it_has, what_it_has]
+
+
+async def test_a_later_start_that_fails_is_told_once_and_the_first_ones_not_at_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of those `baton serve` itself tells."""
+    loading = StartingReplica(replica_id=ReplicaId("new"), role=Role.DECODE, stage="loading")
+    failed = loading.failed("no memory", is_final=False)
+    replica = ScriptedReplica("d", silent)
+    async with fleet_of() as fleet:
+        await fleet.apply(replace(snapshot(), starting=(failed,)))
+        assert "no memory" not in caplog.text
+
+    async with fleet_of(replica) as fleet:
+        for starting in (loading, failed, failed):
+            await fleet.apply(replace(snapshot(replica.info), starting=(starting,)))
+
+    assert caplog.text.count("new failed while loading: no memory") == 1
+
+
+async def test_a_registry_that_hangs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "WATCH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    registry = UnreliableRegistry()
+    async with following(registry):
+        await until(lambda: len(registry.asked) >= 2)
+
+
+async def test_every_replica_is_asked_for_its_books_and_one_that_is_gone_says_so() -> None:
+    async with running_fleet(prefill=1, decode=2) as running:
+        gone = running.replicas["decode-2"].info  # type: ignore[index]
+        await running.crash(gone.replica_id)
+
+        replies = await running.dispatcher.fleet.inspect()
+
+        assert len(replies) == 3
+        assert isinstance(replies.pop(gone.epoch), Exception)
+        for epoch, reply in replies.items():
+            assert isinstance(reply, pb.InspectReply)
+            assert reply.epoch == epoch
+            assert reply.audit.num_blocks == reply.audit.free

@@ -1,0 +1,43 @@
+"""The items of a response open, grow and close in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.gateway.chat.tools.pieces import CallStart, Content, Piece, Reasoning
+from baton.gateway.http.responses.items import CallItem, OutputItems
+
+pieces = st.one_of(
+    st.text("ab", min_size=1, max_size=3).map(Content),
+    st.text("ab", min_size=1, max_size=3).map(Reasoning),
+    st.just(CallStart(0, "c", "f")),
+)
+
+
+@given(st.lists(st.lists(pieces, max_size=4), max_size=5), st.booleans())
+def test_events_tell_all_of_the_items(updates: list[list[Piece]], is_complete: bool) -> None:
+    items = OutputItems("x")
+    events = [event for update in updates for event in items.read(update, ())]
+    events += items.close(is_complete=is_complete)
+
+    told: dict[int, str] = {}
+    open_items: list[int] = []
+    for event in events:
+        index = event["output_index"]
+        match event["type"].removeprefix("response."):
+            case "output_item.added":
+                assert index == len(told) and not open_items
+                told[index] = ""
+                open_items.append(index)
+            case "output_text.delta" | "reasoning_text.delta":
+                assert open_items == [index]
+                told[index] += event["delta"]
+            case "output_item.done":
+                assert open_items.pop() == index
+    assert not open_items
+    texts = ["" if isinstance(item, CallItem) else item.content[0].text for item in items.items]
+    assert list(told.values()) == texts
+    statuses = [item.status for item in items.items]
+    assert statuses[:-1] == ["completed"] * (len(statuses) - 1)
+    assert statuses[-1] == ("completed" if is_complete else "incomplete")

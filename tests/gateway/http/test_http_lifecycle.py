@@ -1,0 +1,211 @@
+"""Clients that leave, probes, and a gateway that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import grpc.aio
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
+
+from baton.gateway.http.server import bind
+from baton.gateway.requests.readiness import Missing
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import InferenceStub
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_client_that_leaves_stops_its_generation(is_streamed: bool) -> None:
+    tokens = tokens_of("the fox")
+    async with serving(Script(tokens=tokens, stalls_after=2)) as gateway:
+        task = asyncio.create_task(gateway.complete(prompt="Hello", stream=is_streamed))
+        while not gateway.dispatcher.generations:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await soon(gateway.dispatcher.stopped)
+
+    assert gateway.dispatcher.stops == [2]
+
+
+async def test_a_client_that_leaves_while_it_waits_for_a_place_gives_it_up() -> None:
+    async with serving(Script(starts=asyncio.Event())) as gateway:
+        task = asyncio.create_task(gateway.complete(prompt="Hello"))
+        while not gateway.dispatcher.generations:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await soon(gateway.dispatcher.stopped)
+
+
+async def test_a_client_that_breaks_off_a_stream_stops_its_generation() -> None:
+    async with serving(Script(tokens=tokens_of("the fox"), stalls_after=3)) as gateway:
+        body = {"prompt": "Hello", "stream": True}
+        async with gateway.http.stream("POST", "/v1/completions", json=body) as response:
+            async for _ in response.aiter_lines():
+                break
+        await soon(gateway.dispatcher.stopped)
+
+    (num_delivered,) = gateway.dispatcher.stops
+    assert 1 <= num_delivered <= 3
+
+
+async def test_every_generation_is_stopped_once_at_its_end() -> None:
+    async with serving() as gateway:
+        await gateway.complete(prompt="Hello", max_tokens=2)
+        await gateway.complete(prompt="Hello", max_tokens=2, stream=True)
+
+    assert gateway.dispatcher.stops == [2, 2]
+
+
+async def test_probes_tell_alive_from_ready() -> None:
+    dispatcher = ScriptedDispatcher(ready=False)
+    async with serving(dispatcher=dispatcher) as gateway:
+        paths = ("/health", "/-/healthz", "/-/routes", "/ready")
+        before = [(await gateway.http.get(path)).status_code for path in paths]
+        dispatcher.ready = True
+        after = (await gateway.http.get("/ready")).status_code
+        proxy = (await gateway.http.get("/-/healthz")).text
+
+    assert before == [200, 200, 200, 503]
+    assert after == 200
+    assert proxy == "success"
+
+
+@pytest.mark.parametrize("keys", [[], ["secret"]])
+async def test_ready_tells_why_starts_failed_only_where_nobody_needs_a_key(keys: list[str]) -> None:
+    cause = "decode-1: /models/private: no config.json"
+    lacking = Missing(
+        role="decode", wanted=2, ready=0, waiting_for="decode-1: failed", causes=(cause,)
+    )
+    dispatcher = ScriptedDispatcher(ready=False, lacking=(lacking,))
+    async with serving(dispatcher=dispatcher, api_keys=keys) as gateway:
+        answer = await gateway.http.get("/ready")
+
+    assert answer.status_code == 503
+    [missing] = answer.json()["missing"]
+    assert missing.pop("causes", []) == ([] if keys else [cause])
+    assert missing == {"role": "decode", "wanted": 2, "ready": 0, "waiting_for": "decode-1: failed"}
+
+
+async def test_draining_turns_unready_and_still_serves() -> None:
+    async with serving() as gateway:
+        await gateway.server.begin_drain()
+        ready = await gateway.http.get("/ready")
+        proxy = await gateway.http.get("/-/healthz")
+        answer = await gateway.complete(prompt="Hello")
+
+    assert (ready.status_code, proxy.status_code, answer.status_code) == (503, 503, 200)
+    assert "draining" in ready.text
+    assert answer.headers["connection"] == "close"
+
+
+async def refuses_connections(port: int) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionError:  # refused, or reset while it waited to be accepted
+                return
+            writer.close()
+            await asyncio.sleep(0.001)
+
+
+async def test_stopping_waits_for_requests_under_way() -> None:
+    starts = asyncio.Event()
+    async with serving(Script(starts=starts)) as gateway:
+        task = asyncio.create_task(gateway.complete(prompt="Hello"))
+        while not gateway.dispatcher.generations:
+            await asyncio.sleep(0.001)
+        stopping = asyncio.create_task(gateway.server.stop(grace_s=20))
+        await refuses_connections(gateway.server.http_port)
+        assert not stopping.done()
+        starts.set()
+        response = await task
+        await stopping
+
+    assert response.status_code == 200
+
+
+async def test_stopping_cancels_what_outlasts_the_grace() -> None:
+    async with serving(Script(stalls_after=0)) as gateway:
+        task = asyncio.create_task(gateway.complete(prompt="Hello"))
+        while not gateway.dispatcher.generations:
+            await asyncio.sleep(0.001)
+        await gateway.server.stop(grace_s=0)
+        await soon(gateway.dispatcher.stopped)
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert gateway.dispatcher.stops == [0]
+
+
+async def test_a_successor_can_take_over_the_ports() -> None:
+    async with serving() as old:
+        http_port, grpc_port = old.server.http_port, old.server.grpc_port
+        async with serving(port=http_port, grpc_port=grpc_port) as new:
+            await old.server.stop(grace_s=0)
+            response = await new.complete(prompt="Hello")
+
+    assert response.status_code == 200
+    assert len(new.dispatcher.generations) == 1
+
+
+def test_a_port_of_somebody_else_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError):
+        bind("127.0.0.1", other.getsockname()[1])
+
+
+async def test_debug_pages_show_what_the_dispatcher_knows() -> None:
+    async with serving() as gateway:
+        leaks = (await gateway.http.get("/debug/leaks")).json()
+        status = (await gateway.http.get("/debug/status")).json()
+
+    assert leaks == {"violations": []}
+    assert status == {"replicas": ["d0"]}
+
+
+async def test_metrics_count_requests_and_tokens() -> None:
+    script = Script(tokens=tokens_of("fox"), num_cached=2)
+    async with serving(script) as gateway:
+        await gateway.complete(prompt=[5, 6, 7])
+        await gateway.complete(prompt=[5, 6, 7], stream=True)
+        text = (await gateway.http.get("/metrics")).text
+
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.labels or sample.labels == {"outcome": "ok"}
+    }
+    assert values["baton_gateway_requests_total"] == 2
+    assert values["baton_gateway_open_requests"] == 0
+    assert values["baton_gateway_prompt_tokens_total"] == 6
+    assert values["baton_gateway_cached_tokens_total"] == 4
+    assert values["baton_gateway_output_tokens_total"] == 2 * len(tokens_of("fox"))
+    assert values["baton_gateway_time_to_first_token_seconds_count"] == 2
+    assert values["baton_replica_up"] == 1
+
+
+async def test_calls_are_counted_by_path_and_status() -> None:
+    async with serving() as gateway:
+        await gateway.complete(prompt="Hello")
+        await gateway.complete(prompt="")
+        await gateway.http.get("/made/up")
+        async with grpc.aio.insecure_channel(gateway.grpc_target) as channel:
+            await InferenceStub(channel).ListModels(pb.ListModelsRequest())
+        text = (await gateway.http.get("/metrics")).text
+
+    assert 'baton_gateway_calls_total{method="/v1/completions",status="200"} 1.0' in text
+    assert 'baton_gateway_calls_total{method="/v1/completions",status="400"} 1.0' in text
+    assert 'baton_gateway_calls_total{method="other",status="404"} 1.0' in text
+    assert 'baton_gateway_calls_total{method="ListModels",status="OK"} 1.0' in text
+
+
+async def test_a_replica_is_drained_on_request_and_says_how_far_it_is() -> None:
+    async with serving() as gateway:
+        answer = await gateway.http.post("/debug/drain", json={"replica": "d0", "force": True})
+        unknown = await gateway.http.post("/debug/drain", json={"replica": "d1"})
+
+    assert answer.json() == {"replica": "d0", "role": "decode", "num_open": 1}
+    assert unknown.status_code == 400
+    assert unknown.json()["error"]["param"] == "replica"

@@ -1,0 +1,230 @@
+"""Attention kernels against the definition: interpreted here, on the device where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.kernels.paged_passes import Heads, PagedPass
+
+from baton.kernels.attention import library_prefill_gpu as library_prefill
+from baton.kernels.attention import paged_attention as public
+from baton.kernels.attention import paged_attention_gpu as paged_attention
+from baton.kernels.attention.paged_decode_gpu import paged_decode, split_keys
+from baton.kernels.attention.scoring import Scoring
+from baton.kernels.attention.scoring_gpu import ScoringRules
+from baton.kernels.paging.arena_gpu import PagedCache
+from baton.kernels.paging.window import Chunks, Streaming, Window
+
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+FP8 = torch.float8_e4m3fn
+ATOL = {torch.float32: 1e-5, FLOAT16: 4e-3, BFLOAT16: 3e-2}
+CAPPED = Scoring(scale=0.9, softcap=0.7)
+
+KINDS = [
+    pytest.param({}, id="grouped-query"),
+    pytest.param({"heads": Heads(3, 3)}, id="multi-head"),
+    pytest.param({"heads": Heads(17, 1)}, id="multi-query of more heads than a tile"),
+    pytest.param({"heads": Heads(6, 2, width=100)}, id="odd group and width"),
+    pytest.param({"block_size": 3}, id="odd block"),
+    pytest.param({"rules": ScoringRules(window=1)}, id="window of itself alone"),
+    pytest.param({"rules": ScoringRules(window=6)}, id="window"),
+    pytest.param({"rules": ScoringRules(window=99)}, id="window that hides nothing"),
+    pytest.param({"rules": ScoringRules(window=Chunks(6))}, id="chunks"),
+    pytest.param({"rules": ScoringRules(window=Chunks(1))}, id="chunks of one"),
+    pytest.param({"rules": ScoringRules(window=Streaming(6, 3))}, id="first tokens"),
+    pytest.param({"rules": ScoringRules(window=Streaming(1, 20))}, id="many first tokens"),
+    pytest.param({"rules": ScoringRules(CAPPED)}, id="soft cap"),
+    pytest.param({"rules": ScoringRules(sinks=torch.tensor([1.0, -2, 0, 9]))}, id="sinks"),
+    pytest.param({"dtype": FLOAT16}, id="float16"),
+    pytest.param({"dtype": BFLOAT16}, id="bfloat16"),
+    pytest.param({"items": torch.int8}, id="int8"),
+    pytest.param({"items": FP8}, id="fp8"),
+    pytest.param({"items": torch.int8, "dtype": BFLOAT16}, id="int8 for bfloat16"),
+    pytest.param(
+        {
+            "items": FP8,
+            "dtype": BFLOAT16,
+            "rules": ScoringRules(CAPPED, 6, torch.zeros(4)),
+            "block_size": 8,
+        },
+        id="all of them",
+    ),
+]
+PASSES = [
+    pytest.param([(1, 1), (1, 9), (1, 40)], id="decoding only"),
+    pytest.param([(1, 5), (6, 6), (5, 21), (2, 8)], id="everything at once"),
+]
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_pass = pytest.mark.parametrize("requests", PASSES)
+
+
+def attended(made: PagedPass) -> torch.Tensor:
+    rules = made.rules
+    return paged_attention.paged_attention(
+        made.q, made.arena(), made.sequences(), rules.window, rules.scoring, rules.sinks
+    )
+
+
+def decoded(made: PagedPass, keys_a_split: int) -> torch.Tensor:
+    out = torch.full_like(made.q, torch.nan)
+    cache = PagedCache.of(made.arena())
+    paged_decode(made.q, out, cache, made.sequences(), made.rules, keys_a_split)
+    return out
+
+
+@each_pass
+@each_kind
+def test_attention_is_as_defined(
+    requests: Sequence[tuple[int, int]], kind: dict[str, object]
+) -> None:
+    made = PagedPass(requests, **kind)  # type: ignore[arg-type]
+
+    out = attended(made)
+
+    assert out.dtype is made.dtype
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[made.dtype])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 37])
+def test_a_whole_prompt_alone_is_attended(num_tokens: int) -> None:
+    made = PagedPass([(num_tokens, num_tokens)])
+
+    out = attended(made)
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@each_pass
+@each_kind
+def test_attention_on_a_device_is_as_defined(
+    requests: Sequence[tuple[int, int]], kind: dict[str, object]
+) -> None:
+    made = PagedPass(requests, device="cuda", **kind)  # type: ignore[arg-type]
+    sinks = made.rules.sinks if made.rules.sinks is None else made.rules.sinks.cuda()
+
+    out = public.paged_attention(
+        made.q, made.arena(), made.sequences(), made.rules.window, made.rules.scoring, sinks
+    )
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[made.dtype])
+
+
+@pytest.mark.parametrize(
+    ("window", "sinks"),
+    [
+        (None, None),
+        (None, torch.tensor([1.0, -2, 0, 9])),
+        (1, None),
+        (16, None),
+        (17, None),
+        (Chunks(16), None),
+        (Streaming(7, 3), None),
+        (Streaming(16, 16), None),
+        (Streaming(2, 18), torch.tensor([1.0, -2, 0, 9])),
+        (Streaming(40, 2), None),
+        (Chunks(20), torch.tensor([1.0, -2, 0, 9])),
+    ],
+)
+def test_splits_of_a_context_are_merged_into_the_whole(
+    window: Window, sinks: torch.Tensor | None
+) -> None:
+    requests = [(1, 33), (1, 16), (1, 17), (1, 48)]
+    made = PagedPass(requests, rules=ScoringRules(window=window, sinks=sinks))
+
+    out = decoded(made, 16)
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
+
+
+def test_a_token_attends_alike_alone_and_in_any_batch() -> None:
+    requests = [(1, 33), (1, 90), (1, 17)]
+    made = PagedPass(requests)
+    together = decoded(made, 16)
+
+    for place, request in enumerate(requests):
+        alone = PagedPass([request])
+        alone.q, alone.kv, alone.tables = made.q[place : place + 1], made.kv, [made.tables[place]]
+
+        assert torch.equal(decoded(alone, 16)[0], together[place])
+
+
+def test_the_split_depends_on_the_room_of_a_table_alone() -> None:
+    short, long = PagedPass([(1, 9)]).sequences(), PagedPass([(1, 9), (1, 5000)]).sequences()
+    object.__setattr__(short, "block_tables", long.block_tables[:1, :3])
+
+    assert split_keys(short) == split_keys(long) == 256
+
+
+def test_programs_take_several_splits_where_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = PagedPass([(1, 70), (1, 33)])
+    expected = decoded(made, 16)
+
+    monkeypatch.setattr("baton.kernels.attention.paged_decode_gpu.ENOUGH_PROGRAMS", 5)
+
+    assert torch.equal(decoded(made, 16), expected)
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param([(9, 9)], id="a whole prompt"),
+        pytest.param([(20, 47)], id="a chunk after others"),
+        pytest.param([(1, 5), (20, 47), (4, 9), (8, 8)], id="among others"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("items", "dtype"), [(None, torch.float32), (None, BFLOAT16), (torch.int8, torch.float32)]
+)
+def test_long_chunks_are_attended_by_the_library_in_pieces(
+    requests: Sequence[tuple[int, int]],
+    items: torch.dtype | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library_prefill, "LENGTH_STEP", 4)
+    monkeypatch.setattr(library_prefill, "PIECE", 8)
+    made = PagedPass(requests, dtype=dtype, items=items)
+    out, cache = torch.full_like(made.q, torch.nan), PagedCache.of(made.arena())
+
+    library_prefill.library_prefill(made.q, out, cache, made.sequences(), made.rules, min_tokens=8)
+
+    long = [torch.full((query_len,), query_len >= 8) for query_len, _ in requests]
+    taken = torch.cat(long)
+    torch.testing.assert_close(out[taken], made.expected()[taken], rtol=0, atol=ATOL[dtype])
+    assert out[~taken].isnan().all()
+
+
+def test_a_pass_is_shared_between_the_library_and_the_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library_prefill, "MIN_TOKENS", 16)
+    monkeypatch.setattr(library_prefill, "LENGTH_STEP", 8)
+    monkeypatch.setattr(library_prefill.library_prefill, "__defaults__", (16,))
+    made = PagedPass([(1, 5), (20, 47), (4, 9), (15, 15), (16, 16)], dtype=BFLOAT16)
+
+    out = attended(made)
+
+    torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[BFLOAT16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", [[(4096, 4096)], [(2500, 9000), (1, 300), (70, 70)]])
+@pytest.mark.parametrize("items", [None, FP8])
+def test_long_chunks_on_a_device_are_as_those_of_the_kernel(
+    requests: Sequence[tuple[int, int]], items: torch.dtype | None
+) -> None:
+    made = PagedPass(
+        requests, Heads(8, 2, 128), block_size=16, dtype=BFLOAT16, items=items, device="cuda"
+    )
+    arena, sequences = made.arena(), made.sequences()
+
+    out = public.paged_attention(made.q, arena, sequences)
+
+    capped = Scoring(softcap=1e6)  # which the library does not know, and changes nothing
+    by_kernel = public.paged_attention(made.q, arena, sequences, scoring=capped)
+    torch.testing.assert_close(out, by_kernel, rtol=0, atol=3e-2)

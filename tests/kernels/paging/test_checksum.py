@@ -1,0 +1,81 @@
+"""The compiled checksums against the package that everybody else uses, and the definition."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.kernels.paging.checksum import (
+    MIN_LONG_BYTES,
+    checksums,
+    copy_checksums,
+    device_checksums,
+    is_compiled,
+    reference,
+    signed,
+)
+
+compiled = pytest.mark.skipif(not is_compiled(), reason="no compiler here")
+
+
+def digests(data: bytes, unit_bytes: int) -> list[int]:
+    starts = range(0, len(data), unit_bytes)
+    return [xxhash.xxh3_64_intdigest(data[start : start + unit_bytes]) for start in starts]
+
+
+@compiled
+def test_every_short_length_and_every_end_of_a_block_gives_the_packages_checksum() -> None:
+    data = os.urandom(3000)
+
+    wrong = [n for n in range(1, 2200) if checksums([data[:n]], n) != digests(data[:n], n)]
+
+    assert wrong == []
+
+
+@compiled
+@given(st.integers(1, 20_000), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_units_of_several_parts_are_copied_and_summed_up(unit_bytes: int, num_units: int) -> None:
+    parts = [os.urandom(unit_bytes * num_units), os.urandom(unit_bytes)]
+    targets = [bytearray(len(part)) for part in parts]
+
+    found = copy_checksums(parts, [memoryview(target) for target in targets], unit_bytes)
+
+    assert found == [each for part in parts for each in digests(part, unit_bytes)]
+    assert found == checksums(targets, unit_bytes)
+    assert targets == parts
+
+
+@given(st.integers(MIN_LONG_BYTES, 5000))
+@settings(max_examples=40, deadline=None)
+def test_the_definition_is_that_of_the_package(length: int) -> None:
+    data = os.urandom(length)
+
+    assert reference(data) == xxhash.xxh3_64_intdigest(data)
+
+
+def test_tensors_give_the_bits_as_signed_numbers() -> None:
+    units = torch.randint(0, 256, (6, 512), dtype=torch.uint8)
+
+    found = device_checksums(units)
+
+    assert found.tolist() == [signed(each) for each in digests(bytes(units.flatten()), 512)]
+
+
+@compiled
+def test_memory_that_does_not_fit_is_refused() -> None:
+    readonly = memoryview(bytes(64))
+
+    with pytest.raises(ValueError, match="no multiple"):
+        checksums([bytes(100)], 64)
+    with pytest.raises(ValueError, match="64 bytes to be copied to 128"):
+        copy_checksums([bytes(64)], [memoryview(bytearray(128))], 64)
+    with pytest.raises(BufferError):
+        copy_checksums([bytes(64)], [readonly], 64)
+    with pytest.raises(BufferError):
+        checksums([memoryview(bytes(128))[::2]], 64)

@@ -1,0 +1,93 @@
+"""Tokens drawn on a GPU against those that torch draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.kernels.sampling.best_token_gpu import best_finite_token
+from baton.kernels.sampling.draw_token import LEAST_P, draw_related, relate
+from baton.kernels.sampling.draw_token_gpu import draw_token
+from baton.kernels.sampling.token_filter import Filters
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FILTERS = [
+    (0, 1.0, LEAST_P),
+    (1, 1.0, LEAST_P),
+    (7, 1.0, LEAST_P),
+    (0, 0.9, LEAST_P),
+    (0, 0.3, LEAST_P),
+    (20, 0.8, LEAST_P),
+    (0, 1.0, 0.05),
+    (50, 0.95, 0.02),
+]
+
+
+def filters_of(rows: list[tuple[int, float, float]]) -> Filters:
+    top_k, top_p, min_p = zip(*rows, strict=True)
+    return Filters(
+        torch.tensor(top_k, device=DEVICE),
+        torch.tensor(top_p, device=DEVICE),
+        torch.tensor(min_p, device=DEVICE),
+    )
+
+
+def random_scores(num_rows: int, vocab_size: int, scale: float = 3.0) -> Tensor:
+    generator = torch.Generator().manual_seed(vocab_size)
+    return (torch.randn(num_rows, vocab_size, generator=generator) * scale).to(DEVICE)
+
+
+def streams_of(num_rows: int, seed: int) -> Tensor:
+    rows = [(seed, 1 + seed // 3, 100 + row, row % 2) for row in range(num_rows)]
+    return torch.tensor(rows, device=DEVICE)
+
+
+@pytest.mark.parametrize(("vocab_size", "num_seeds"), [(1003, 2), (4200, 1)])
+def test_the_same_tokens_are_drawn(vocab_size: int, num_seeds: int) -> None:
+    """Of one chunk, and of two."""
+    scores, filters = random_scores(len(FILTERS), vocab_size), filters_of(FILTERS)
+    temperature = torch.linspace(0.3, 1.5, len(FILTERS), device=DEVICE)
+    rows, best = torch.arange(len(FILTERS), device=DEVICE), scores.argmax(-1)
+
+    for seed in range(num_seeds):
+        streams = streams_of(len(FILTERS), seed)
+        found = draw_token(scores, rows, best, temperature, filters, streams)
+
+        assert torch.equal(found, draw_related(relate(scores, temperature), filters, streams))
+
+
+def test_tokens_of_equal_score_stay_together() -> None:
+    scores = torch.full((1, 100), -5.0, device=DEVICE)
+    scores[0, [3, 50, 70]] = 1.0  # top-1 leaves all three
+    filters, ones = filters_of([(1, 1.0, LEAST_P)]), torch.ones(1, device=DEVICE)
+    row = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+
+    drawn = {
+        int(draw_token(scores, row, row + 3, ones, filters, streams_of(1, seed)))
+        for seed in range(20)
+    }
+
+    assert drawn == {3, 50, 70}
+
+
+def test_only_the_rows_that_draw_are_drawn() -> None:
+    scores, filters = random_scores(4, 300), filters_of([(0, 0.9, LEAST_P)])
+    rows, heat = torch.tensor([2], device=DEVICE), torch.ones(1, device=DEVICE)
+    scores[0] = torch.nan
+
+    found = draw_token(scores, rows, scores.argmax(-1), heat, filters, streams_of(1, 5))
+
+    alone = draw_related(relate(scores[2:3], heat), filters, streams_of(1, 5))
+    assert torch.equal(found, alone)
+
+
+def test_the_best_token_is_the_first_of_the_largest_and_what_is_not_finite_is_seen() -> None:
+    scores = random_scores(5, 9001)
+    scores[1, [4, 8999]] = 100.0
+    scores[2, 17], scores[3, 9000], scores[4, 0] = torch.nan, torch.inf, -torch.inf
+
+    best, are_finite = best_finite_token(scores)
+
+    assert best[:2].tolist() == [int(scores[0].argmax()), 4]
+    assert are_finite.tolist() == [True, True, False, False, False]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.core.ids import RequestId, TransferId
+from baton.core.kv_pool import Census, Holder, HolderKind
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+
+REQUEST = Holder(HolderKind.REQUEST, "req")
+LEASE = Holder(HolderKind.LEASE, "kv")
+QUARANTINE = Holder(HolderKind.QUARANTINE, "kv-over")
+
+HEALTHY = Census(
+    num_blocks=8,
+    ref_counts=(2, 2, 1, 1, 1, 0, 0, 0),
+    tables={REQUEST: (0, 1, 2), LEASE: (0, 3), QUARANTINE: (1, 4)},
+    cached=frozenset({5}),
+    free=frozenset({6, 7}),
+)
+
+
+def audited(census: Census) -> AuditReport:
+    return audit(census, {RequestId("req")}, {TransferId("kv"), TransferId("kv-over")})
+
+
+def test_each_block_counts_once_by_its_first_match() -> None:
+    report = audited(HEALTHY)
+
+    assert report == AuditReport(
+        num_blocks=8, quarantined=2, leased=2, live=1, cached=1, free=2, violations=()
+    )
+    assert report.num_counted == 8
+
+
+@pytest.mark.parametrize(
+    ("census", "violation"),
+    [
+        (replace(HEALTHY, free=frozenset({6})), "block 7 is lost: neither"),
+        (
+            replace(HEALTHY, free=frozenset({2, 6, 7})),
+            "block 2 is both free and referenced by request req",
+        ),
+        (
+            replace(HEALTHY, cached=frozenset({3, 5})),
+            "block 3 is both cached and referenced by lease kv",
+        ),
+        (replace(HEALTHY, free=frozenset({5, 6, 7})), "block 5 is both cached and free"),
+        (
+            replace(HEALTHY, ref_counts=(2, 2, 1, 2, 1, 0, 0, 0)),
+            "block 3 counts 2 references but is listed 1 times",
+        ),
+        (
+            replace(HEALTHY, tables={**HEALTHY.tables, LEASE: (0, 3, 3)}),
+            "lease kv lists block 3 2 times",
+        ),
+        (replace(HEALTHY, free=frozenset({6, 7, 8})), "block 8 does not exist: there are 8"),
+        (
+            replace(HEALTHY, ref_counts=HEALTHY.ref_counts[:7]),
+            "7 reference counts for 8 blocks",
+        ),
+    ],
+)
+def test_a_violation_is_named(census: Census, violation: str) -> None:
+    assert any(found.startswith(violation) for found in audited(census).violations)
+
+
+@pytest.mark.parametrize("holder", [REQUEST, LEASE, QUARANTINE])
+def test_blocks_whose_owner_is_gone_are_named_as_leaked(holder: Holder) -> None:
+    known = {REQUEST, LEASE, QUARANTINE} - {holder}
+
+    report = audit(
+        HEALTHY,
+        {RequestId(h.id) for h in known if h.kind is HolderKind.REQUEST},
+        {TransferId(h.id) for h in known if h.kind is not HolderKind.REQUEST},
+    )
+
+    blocks = list(HEALTHY.tables[holder])
+    leak = f"{holder.kind} {holder.id} is unknown to its owner and holds blocks {blocks}"
+    assert report.violations == (leak,)

@@ -1,0 +1,354 @@
+"""KV that a peer has cached enters a pool, or nothing does: never an error, never a block lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from tests.kv_transfer.replicas import LAYOUT, PROMPT, TRANSFER, kv_of
+from tests.kv_transfer.world import Alter, World, unaltered
+
+from baton.core.errors import BatonError, TransferCut, TransferError, Unavailable
+from baton.core.ids import TransferId
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import PullRequest
+from baton.kv_transfer.handoff.messages import KvPiece
+from baton.kv_transfer.pulling.lending import Lender
+from baton.kv_transfer.pulling.prefix_fetch import PrefixFetcher, PrefixOffer
+
+SALT = b""
+NUM_FULL = 5
+"""Full blocks of the prompt."""
+BLOCK = 4
+
+
+class LocalSource:
+    """The other replica of a `World`, asked without a wire."""
+
+    name = "peer"
+
+    def __init__(self, world: World, failure: BatonError | None = None) -> None:
+        self.failure = failure
+        self.num_closed = 0
+        self._world = world
+        self._lender = Lender(
+            world.prefill.pool, world.prefill.sender, world.on_p, clock=world.decode.clock
+        )
+        world.prefill.sender.on_ended = self._lender.ended
+
+    @property
+    def lender(self) -> Lender:
+        return self._lender
+
+    def request(self, tokens: Sequence[int], num_held: int = 0) -> PullRequest:
+        return PullRequest(
+            transfer_id=TRANSFER,
+            receiver_epoch=self._world.decode.receiver.epoch,
+            layout=self._world.decode.layout,
+            tokens=tuple(tokens),
+            num_held=num_held,
+            time_left_ms=60_000,
+        )
+
+    @asynccontextmanager
+    async def offer(
+        self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes, num_held: int
+    ) -> AsyncIterator[PrefixOffer | None]:
+        if self.failure is not None:
+            raise self.failure
+        request = PullRequest(
+            transfer_id=transfer_id,
+            receiver_epoch=self._world.decode.receiver.epoch,
+            layout=self._world.decode.layout,
+            tokens=tuple(tokens),
+            salt=salt,
+            num_held=num_held,
+            time_left_ms=60_000,
+        )
+        async with aclosing(self._lender.lend(request)) as loan:
+            offered = await anext(loan, None)
+            yield (
+                None
+                if offered is None
+                else PrefixOffer(
+                    sender_epoch=offered.sender_epoch,
+                    layout=offered.layout,
+                    num_tokens=offered.num_tokens,
+                    address=self._world.address,
+                )
+            )
+            if offered is not None:
+                await anext(loan, None)
+        self.num_closed += 1
+
+
+@asynccontextmanager
+async def peers(alter: Alter = unaltered) -> AsyncIterator[tuple[World, PrefixFetcher]]:
+    world = World("memory", alter, LAYOUT, LAYOUT)
+    await world.start_serving()
+    fetcher = PrefixFetcher(
+        pool=world.decode.pool,
+        owner=world.on_d,
+        receiver=world.decode.receiver,
+        fetcher=world.fetcher,
+        timeout_s=60.0,
+        clock=world.decode.clock,
+    )
+    try:
+        yield world, fetcher
+    finally:
+        await world.fetcher.close()
+        await world.stop_serving()
+        world.on_p.stop()
+        world.on_d.stop()
+
+
+def fill_cache(world: World, tokens: Sequence[int] = PROMPT, name: str = "before") -> None:
+    """P computes a prompt and forgets the request: its full blocks stay in the cache."""
+    prefill, transfer_id = world.prefill, TransferId(name)
+    assert prefill.grant(world.decode.receiver.epoch, transfer_id, tuple(tokens))
+    prefill.compute(transfer_id)
+    prefill.finish(transfer_id)
+    prefill.sender.abort(transfer_id, "only the cache was wanted")
+
+
+async def audited(world: World) -> None:
+    """Nothing is held on either side once what was posted has run."""
+    await world.on_p.call(lambda: None)
+    await world.on_d.call(lambda: None)
+    for report in (world.prefill.audit(), world.decode.audit()):
+        assert report.violations == ()
+        assert (report.leased, report.live, report.quarantined) == (0, 0, 0)
+
+
+async def test_what_a_peer_has_cached_is_found_in_this_pool_afterwards() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+        source = LocalSource(world)
+
+        async with fetcher.bring_in(PROMPT[:-1], SALT, source) as brought_in:
+            assert (brought_in.num_held, brought_in.num_tokens) == (0, NUM_FULL * BLOCK)
+            holder = Holder(HolderKind.REQUEST, "r")
+            num_cached = await world.on_d.call(
+                lambda: world.decode.pool.reserve(holder, PROMPT, SALT)
+            )
+
+        assert num_cached == NUM_FULL * BLOCK
+        for block in range(NUM_FULL):
+            for layer in range(world.decode.layout.num_layers):
+                view = world.decode.pool.view(holder, block, layer)
+                assert view == kv_of(PROMPT, block, layer)
+        world.decode.pool.release(holder)
+        await audited(world)
+
+
+async def test_only_what_this_pool_lacks_travels() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world, PROMPT[:8], "short")
+        async with fetcher.bring_in(PROMPT[:8], SALT, LocalSource(world)) as first:
+            assert first.num_tokens == 8
+        fill_cache(world, PROMPT, "long")
+
+        async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as second:
+            assert (second.num_held, second.num_new) == (8, 12)
+            assert second.report is not None
+            assert second.report.num_bytes == 3 * world.decode.layout.block_bytes
+
+        await audited(world)
+
+
+async def test_a_peer_with_nothing_more_lends_nothing() -> None:
+    async with peers() as (world, fetcher):
+        async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as brought_in:
+            assert (brought_in.num_new, brought_in.note) == (0, "")
+            assert brought_in.transfer_id is None
+
+        await audited(world)
+
+
+async def test_another_tenants_prefix_is_not_lent() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+
+        async with fetcher.bring_in(PROMPT[:-1], b"tenant", LocalSource(world)) as brought_in:
+            assert brought_in.num_new == 0
+
+        await audited(world)
+
+
+async def test_while_they_are_held_the_blocks_are_not_evicted() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+        pool = world.decode.pool
+
+        async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)):
+            num_left = pool.num_available
+            greedy = Holder(HolderKind.REQUEST, "greedy")
+            assert await world.on_d.call(lambda: pool.grow(greedy, num_left * BLOCK))
+            assert pool.num_cached(PROMPT, SALT) == NUM_FULL * BLOCK
+
+        pool.release(greedy)
+        await audited(world)
+
+
+async def test_a_source_that_fails_is_a_note_and_no_error() -> None:
+    async with peers() as (world, fetcher):
+        source = LocalSource(world, failure=Unavailable("it has left"))
+
+        async with fetcher.bring_in(PROMPT[:-1], SALT, source) as brought_in:
+            assert brought_in.note == "nothing brought in from peer: it has left"
+
+        await audited(world)
+
+
+async def test_a_transfer_that_breaks_off_for_good_brings_nothing_in() -> None:
+    def cut(number: int, piece: KvPiece) -> KvPiece:
+        raise TransferCut("always")
+
+    async with peers(cut) as (world, fetcher):
+        fill_cache(world)
+
+        async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as brought_in:
+            assert brought_in.num_new == 0
+            assert "always" in brought_in.note
+            assert world.decode.pool.num_cached(PROMPT, SALT) == 0
+
+        await world.fetcher.close()
+        await audited(world)
+
+
+async def test_without_room_nothing_is_brought_in() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+        pool, greedy = world.decode.pool, Holder(HolderKind.REQUEST, "greedy")
+        assert pool.grow(greedy, pool.num_available * BLOCK)
+
+        async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)) as brought_in:
+            assert brought_in.note == "nothing brought in from peer: no blocks left for it"
+
+        pool.release(greedy)
+        await audited(world)
+
+
+async def test_an_error_inside_the_context_lets_the_blocks_go() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+
+        with pytest.raises(RuntimeError, match="the engine refused"):
+            async with fetcher.bring_in(PROMPT[:-1], SALT, LocalSource(world)):
+                raise RuntimeError("the engine refused")
+
+        await audited(world)
+
+
+async def test_a_bring_in_that_is_cancelled_holds_nothing() -> None:
+    first_piece = asyncio.Event()
+
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+        source = LocalSource(world)
+
+        async def bring_in() -> None:
+            async with fetcher.bring_in(PROMPT[:-1], SALT, source):
+                first_piece.set()
+                await asyncio.Event().wait()
+
+        bringing = asyncio.create_task(bring_in())
+        await first_piece.wait()
+        bringing.cancel()
+        await asyncio.gather(bringing, return_exceptions=True)
+
+        await audited(world)
+
+
+async def test_the_call_cut_by_the_borrower_ends_the_loan() -> None:
+    async with peers() as (world, _):
+        fill_cache(world)
+        source = LocalSource(world)
+        loan = source.lender.lend(source.request(PROMPT))
+        await anext(loan)
+        assert world.prefill.sender.num_open == 1
+
+        await loan.aclose()
+
+        await audited(world)
+
+
+async def test_a_loan_is_called_back_when_running_requests_need_the_blocks() -> None:
+    async with peers() as (world, _):
+        fill_cache(world)
+        source = LocalSource(world)
+        loan = source.lender.lend(source.request(PROMPT))
+        await anext(loan)
+
+        was_called_back = await world.on_p.call(source.lender.call_back)
+
+        assert was_called_back
+        assert await anext(loan, None) is None
+        assert not await world.on_p.call(source.lender.call_back)
+        await audited(world)
+
+
+async def test_what_would_pass_the_share_of_the_pool_is_not_lent() -> None:
+    async with peers() as (world, _):
+        long_prompt = tuple(range(17 * BLOCK))  # of 32 blocks
+        fill_cache(world, long_prompt)
+        source = LocalSource(world)
+
+        with pytest.raises(BatonError, match="17 blocks would be lent to peers, of 32"):
+            await anext(source.lender.lend(source.request(long_prompt)))
+
+        await audited(world)
+
+
+async def test_a_loan_never_takes_the_blocks_of_a_transfer_that_comes_here() -> None:
+    async with peers() as (world, _):
+        fill_cache(world)
+        incoming = Holder(HolderKind.LEASE, TRANSFER)  # as a receiver on that replica holds them
+        world.prefill.pool.reserve(incoming, (1, 2, 3), SALT)
+        source = LocalSource(world)
+
+        with pytest.raises(TransferError, match="draw a new transfer id"):
+            await anext(source.lender.lend(source.request(PROMPT)))
+
+        assert len(world.prefill.pool.table(incoming)) == 1
+        with pytest.raises(TransferError, match="draw a new transfer id"):
+            world.prefill.grant(world.decode.receiver.epoch)
+
+
+async def test_a_loan_of_nothing_new_holds_nothing() -> None:
+    async with peers() as (world, _):
+        fill_cache(world)
+        source = LocalSource(world)
+
+        offers = [it async for it in source.lender.lend(source.request(PROMPT, NUM_FULL * BLOCK))]
+
+        assert offers == []
+        await audited(world)
+        assert not world.prefill.pool.table(Holder(HolderKind.LEASE, TRANSFER))
+
+
+class LyingSource(LocalSource):
+    """Offers more tokens than it was asked for."""
+
+    @asynccontextmanager
+    async def offer(
+        self, transfer_id: TransferId, tokens: Sequence[int], salt: bytes, num_held: int
+    ) -> AsyncIterator[PrefixOffer | None]:
+        async with super().offer(transfer_id, tokens, salt, num_held) as offer:
+            assert offer is not None
+            yield replace(offer, num_tokens=len(tokens) + 1)
+
+
+async def test_an_offer_of_more_than_was_asked_for_is_a_note() -> None:
+    async with peers() as (world, fetcher):
+        fill_cache(world)
+
+        async with fetcher.bring_in(PROMPT[:20], SALT, LyingSource(world)) as brought_in:
+            assert brought_in.transfer_id is None
+            assert "21 tokens were offered" in brought_in.note
+
+        await audited(world)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+from tests.kv_transfer.tiers.blocks import (
+    FORMAT,
+    is_record_of,
+    name_of,
+    names_of,
+    record_of,
+)
+
+from baton.core.clock import ManualClock
+from baton.core.errors import InvalidConfig
+from baton.kv_transfer.tiers.media.store import RETRY_AFTER_S, StoreTier
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "folder" else f"memory://{uuid.uuid4()}"
+
+
+def opened(
+    url: str, *, num_blocks: int | None = None, clock: ManualClock | None = None
+) -> StoreTier:
+    capacity = None if num_blocks is None else num_blocks * FORMAT.file_bytes
+    tier = StoreTier(FORMAT, url, capacity, clock=clock or ManualClock())
+    tier.open()
+    return tier
+
+
+def objects_in(url: str) -> list[str]:
+    fs, root = fsspec.core.url_to_fs(url)
+    return sorted(fs.find(root))
+
+
+def test_what_one_replica_writes_another_finds(url: str) -> None:
+    one, two = opened(url), opened(url)
+    for number in range(20):
+        assert one.put(record_of(number))
+
+    assert two.num_leading(names_of(*range(20), 99, 3)) == 20
+    found = two.read(names_of(*range(20), 99, 3))
+
+    assert [is_record_of(record, number) for number, record in enumerate(found)] == [True] * 20
+    assert len(objects_in(url)) == 20
+
+
+def test_equal_blocks_of_two_replicas_are_one_object(url: str) -> None:
+    one, two = opened(url), opened(url)
+
+    assert one.put(record_of(1)) and two.put(record_of(1))
+
+    assert len(objects_in(url)) == 1
+    assert two.stats.num_written == 0
+
+
+def test_a_bounded_store_gives_up_the_oldest_whoever_wrote_them(url: str) -> None:
+    clock = ManualClock()
+    one, two = opened(url, num_blocks=4, clock=clock), opened(url, num_blocks=4, clock=clock)
+    for number in range(4):
+        one.put(record_of(number))
+    assert not two.put(record_of(9)) or len(objects_in(url)) == 5  # it has not looked yet
+
+    clock.advance(1e6)
+    for name in two.victims():
+        two.remove(name)
+    two.put(record_of(10))
+
+    assert len(objects_in(url)) <= 4
+    assert two.holds(name_of(10)) and not two.holds(name_of(0))
+
+
+def test_an_object_that_others_removed_is_a_miss(url: str) -> None:
+    one, two = opened(url), opened(url)
+    one.put(record_of(1))
+    one.put(record_of(2))
+    two.remove(name_of(1))
+
+    assert one.read(names_of(1, 2)) == []
+    assert not one.holds(name_of(1))
+    assert one.stats.num_errors == one.stats.num_corrupt == 0
+
+
+def test_a_broken_object_is_dropped_and_counted(url: str) -> None:
+    tier = opened(url)
+    tier.put(record_of(1))
+    fs, _ = fsspec.core.url_to_fs(url)
+    (path,) = objects_in(url)
+    fs.pipe_file(path, fs.cat_file(path)[:-1])
+
+    assert tier.read(names_of(1)) == []
+
+    assert tier.stats.num_corrupt == 1 and objects_in(url) == []
+
+
+def test_a_store_that_fails_is_let_alone_for_a_while(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    tier = opened(url, clock=clock)
+    tier.put(record_of(1))
+
+    class Refused(Exception):
+        """What a cloud's library might raise."""
+
+    def refuse(*args: object) -> None:
+        raise Refused
+
+    monkeypatch.setattr(tier, "_write", refuse)
+    monkeypatch.setattr(tier, "_fetch", refuse)
+    assert not tier.put(record_of(2))
+    assert not tier.put(record_of(3)) and tier.read(names_of(1)) == []
+    monkeypatch.undo()
+
+    assert tier.stats.num_errors == 1  # the others were not tried
+    clock.advance(RETRY_AFTER_S)
+    assert tier.put(record_of(2)) and len(tier.read(names_of(2))) == 1
+
+
+def test_a_url_that_nothing_can_open_names_the_setting() -> None:
+    with pytest.raises(InvalidConfig, match=r"tiers\.store\.url"):
+        StoreTier(FORMAT, "nosuchprotocol://bucket/x", None)

@@ -1,0 +1,382 @@
+"""Which way `auto` takes, at first, when it knows better, and when a way fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+import pytest
+from tests.kv_transfer.replicas import LAYOUT, TRANSFER
+from tests.kv_transfer.world import KV_BYTES, connected
+
+from baton.core.clock import ManualClock
+from baton.core.errors import (
+    InvalidConfig,
+    NoTransport,
+    StaleEpoch,
+    TransferAborted,
+    TransferCut,
+    TransferError,
+    TransportFailed,
+)
+from baton.core.ids import Epoch, TransferId, new_epoch
+from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer
+from baton.kv_transfer.layouts.integrity import unit_checksums
+from baton.kv_transfer.transport.auto import auto
+from baton.kv_transfer.transport.auto.auto import AutoTransport, Facts, Way
+from baton.kv_transfer.transport.control.client import ControlClient, ProbeOffer
+from baton.kv_transfer.transports import TransportParts, create_transport
+
+SENDER, RECEIVER = new_epoch(), new_epoch()
+ADDRESS = "there:1"
+BLOCK = memoryview(bytes(LAYOUT.layer_block_bytes))
+
+
+class ScriptedWay:
+    """Takes so long for every piece, by the test's clock, or fails."""
+
+    def __init__(self, name: str, clock: ManualClock, piece_s: float) -> None:
+        self.name = name
+        self.piece_s = piece_s
+        self.error: TransferError | None = None
+        self.num_opened = 0
+        self._clock = clock
+
+    async def check(self, address: str, sender: Epoch, receiver: Epoch) -> None: ...
+
+    async def open(self, address: str, request: OpenTransfer) -> AsyncGenerator[KvPiece, None]:
+        self.num_opened += 1
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        for layer in range(LAYOUT.num_layers):
+            self._clock.now += self.piece_s
+            yield KvPiece(
+                transfer_id=request.transfer_id,
+                sender_epoch=request.sender_epoch,
+                receiver_epoch=request.receiver_epoch,
+                plane=layer,
+                first_block=0,
+                views=(BLOCK,),
+                checksums=unit_checksums(BLOCK, LAYOUT.unit_bytes),
+            )
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        raise AssertionError("outcomes are told on the control stream")
+
+    async def close(self) -> None: ...
+
+
+class ScriptedControl:
+    """A peer that sends by everything there is, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.facts: Facts | TransferError = Facts(("shm", "gloo", "grpc"), "host", "cpu")
+        self.num_met = 0
+        self.num_offered = 0
+
+    async def meet(
+        self, address: str, transport: str, sender: Epoch, receiver: Epoch, payload: bytes = b""
+    ) -> bytes:
+        assert transport == "auto"
+        self.num_met += 1
+        await asyncio.sleep(0)
+        if isinstance(self.facts, TransferError):
+            raise self.facts
+        return msgspec.msgpack.encode(self.facts)
+
+    async def offer_probe(
+        self, address: str, sender: Epoch, receiver: Epoch, num_bytes: int, time_left_s: float
+    ) -> ProbeOffer:
+        self.num_offered += 1
+        return ProbeOffer(transfer_id=TransferId("probe"), layout=LAYOUT, num_blocks=1)
+
+    async def settle(self, address: str, request: SettleTransfer) -> Outcome:
+        return Outcome.SEALED
+
+
+class Neighbours:
+    """A receiver with three ways to one sender."""
+
+    def __init__(self, piece_s: Mapping[str, float], *, require: tuple[str, ...] = ()) -> None:
+        self.clock, self.control = ManualClock(), ScriptedControl()
+        self.by_name = {
+            name: ScriptedWay(name, self.clock, seconds) for name, seconds in piece_s.items()
+        }
+        ways = {name: self._way(way) for name, way in self.by_name.items()}
+        control = cast(ControlClient, self.control)
+        self.auto = AutoTransport(ways, control, require=require, clock=self.clock)
+
+    def _way(self, way: ScriptedWay) -> Way:
+        return Way(lambda: way, lambda address, theirs: way.name in theirs.names)
+
+    async def fetch(self, *, sender: Epoch = SENDER) -> str:
+        """The way that the pieces of one transfer came."""
+        request = OpenTransfer(
+            transfer_id=TRANSFER,
+            sender_epoch=sender,
+            receiver_epoch=RECEIVER,
+            layout=LAYOUT,
+            first_block=0,
+        )
+        async with aclosing(self.auto.open(ADDRESS, request)) as pieces:
+            (name,) = {piece.transport async for piece in pieces}
+        return name
+
+
+async def test_the_first_transfer_goes_by_grpc_and_waits_for_nothing() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+
+    assert await it.fetch() == "grpc"
+
+    assert (it.control.num_met, it.control.num_offered) == (0, 0)
+
+
+async def test_the_fastest_way_is_taken_once_all_are_measured() -> None:
+    for fastest in ("shm", "gloo", "grpc"):
+        piece_s = {name: 1.0 if name == fastest else 2.0 for name in ("shm", "gloo", "grpc")}
+        it = Neighbours(piece_s)
+        await it.fetch()
+        await it.auto.measured()
+
+        assert await it.fetch() == fastest
+        assert await it.fetch() == fastest
+        assert it.control.num_met == 1
+
+
+async def test_of_ways_about_equally_fast_the_first_by_name_is_taken() -> None:
+    it = Neighbours({"shm": 1.0, "gloo": 0.95, "grpc": 0.9})
+    await it.fetch()
+    await it.auto.measured()
+
+    assert await it.fetch() == "shm"
+
+
+async def test_a_way_that_cannot_be_measured_is_not_taken() -> None:
+    it = Neighbours({"shm": 1.0, "gloo": 2.0, "grpc": 3.0})
+    it.by_name["shm"].error = TransportFailed("another network")
+    await it.fetch()
+    await it.auto.measured()
+
+    assert await it.fetch() == "gloo"
+    (shm, _, _) = it.auto.ways()
+    assert (shm.name, shm.bytes_per_s) == ("shm", None)
+    assert "another network" in shm.reason
+
+
+async def test_a_way_that_could_not_be_measured_is_measured_later() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    it.by_name["shm"].error = TransferError("no blocks can be spared for a probe")
+    await it.fetch()
+    await it.auto.measured()
+    it.by_name["shm"].error = None
+    assert await it.fetch() == "grpc"
+
+    it.clock.now += auto.UNMEASURED_S
+    await it.fetch()
+    await it.auto.measured()
+
+    assert await it.fetch() == "shm"
+
+
+async def test_a_way_that_fails_is_left_alone_for_a_while() -> None:
+    it = Neighbours({"shm": 1.0, "gloo": 2.0, "grpc": 3.0})
+    await it.fetch()
+    await it.auto.measured()
+    it.by_name["shm"].error = TransportFailed("the map is gone")
+
+    with pytest.raises(TransportFailed, match="the map is gone"):
+        await it.fetch()
+
+    assert await it.fetch() == "gloo"
+    assert it.auto.ways()[0].is_demoted
+    assert it.auto.metrics()["transport_shm_demotions_total"] == 1
+    it.by_name["shm"].error = None
+    it.clock.now += auto.DEMOTED_S + 1
+    assert await it.fetch() == "shm"
+
+
+async def test_a_single_cut_is_the_networks_fault_two_in_a_row_the_ways() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    await it.fetch()
+    await it.auto.measured()
+    for number_of_cuts, follows in ((1, "shm"), (2, "grpc")):
+        it.by_name["shm"].error = TransferCut("a broken wire")
+        for _ in range(number_of_cuts):
+            with pytest.raises(TransferCut):
+                await it.fetch()
+        it.by_name["shm"].error = None
+
+        assert await it.fetch() == follows
+
+
+async def test_what_the_sender_refuses_is_not_held_against_the_way() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    await it.fetch()
+    await it.auto.measured()
+    it.by_name["shm"].error = TransferAborted("it was cancelled")
+    for _ in range(5):
+        with pytest.raises(TransferAborted):
+            await it.fetch()
+
+    it.by_name["shm"].error = None
+    assert await it.fetch() == "shm"
+
+
+async def test_when_every_way_has_failed_the_one_that_rested_longest_is_tried() -> None:
+    it = Neighbours({"shm": 1.0, "gloo": 2.0, "grpc": 3.0}, require=("shm", "gloo"))
+    for name in ("shm", "gloo"):
+        it.by_name[name].error = TransportFailed("out of order")
+        with pytest.raises(TransportFailed):
+            await it.fetch()
+        it.by_name[name].error = None
+        it.clock.now += 1
+
+    assert await it.fetch() == "shm"
+
+
+async def test_what_was_learnt_belongs_to_one_incarnation() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    await it.fetch()
+    await it.auto.measured()
+    assert await it.fetch() == "shm"
+
+    assert await it.fetch(sender=new_epoch()) == "grpc"
+
+
+async def test_a_sender_that_knows_no_auto_is_reached_by_grpc() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    it.control.facts = TransportFailed("this replica does not send by 'auto'")
+    await it.fetch()
+    await it.auto.measured()
+
+    assert await it.fetch() == "grpc"
+    assert [way.name for way in it.auto.ways()] == ["grpc"]
+
+
+async def test_a_peer_that_could_not_be_met_is_met_later() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    facts, it.control.facts = it.control.facts, TransferCut("not there yet")
+    await it.fetch()
+    await it.auto.measured()
+    it.control.facts = facts
+
+    assert await it.fetch() == "grpc"
+    await it.auto.measured()
+    assert await it.fetch() == "shm"
+
+
+async def test_with_require_not_even_the_first_transfer_goes_another_way() -> None:
+    it = Neighbours({"shm": 9.0, "grpc": 1.0}, require=("shm",))
+
+    assert [await it.fetch() for _ in range(3)] == ["shm"] * 3
+    assert it.by_name["grpc"].num_opened == 0
+
+
+async def test_a_peer_that_nothing_required_leads_to_is_refused_loudly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    it = Neighbours({"gloo": 1.0, "grpc": 1.0}, require=("gloo",))
+    it.control.facts = Facts(("shm", "grpc"), "host", "cpu")
+
+    with pytest.raises(NoTransport, match=r"required \(gloo\) leads to .* sends by shm, grpc"):
+        await it.auto.check(ADDRESS, SENDER, RECEIVER)
+    with pytest.raises(NoTransport):
+        await it.fetch()
+
+    assert it.auto.metrics()["transport_refused_total"] == 2
+    assert "nothing that is required" in caplog.text
+    assert it.by_name["grpc"].num_opened == 0
+
+
+async def test_a_peer_that_is_away_is_no_reason_to_refuse_it_for_ever() -> None:
+    it = Neighbours({"shm": 1.0}, require=("shm",))
+    facts, it.control.facts = it.control.facts, TransferCut("not there yet")
+    with pytest.raises(TransferCut, match="not there yet"):
+        await it.auto.check(ADDRESS, SENDER, RECEIVER)
+    with pytest.raises(TransferCut):
+        await it.fetch()
+    it.control.facts = facts
+
+    await it.auto.check(ADDRESS, SENDER, RECEIVER)
+    assert await it.fetch() == "shm"
+
+
+async def test_without_require_every_peer_may_be_asked() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 1.0})
+    it.control.facts = StaleEpoch("somebody else")
+
+    await it.auto.check(ADDRESS, SENDER, RECEIVER)
+
+    assert it.control.num_met == 0
+
+
+async def test_many_first_transfers_meet_the_peer_once() -> None:
+    it = Neighbours({"shm": 1.0}, require=("shm",))
+
+    assert await asyncio.gather(*(it.fetch() for _ in range(5))) == ["shm"] * 5
+
+    assert it.control.num_met == 1
+
+
+async def test_a_cancelled_first_transfer_does_not_keep_others_from_meeting() -> None:
+    it = Neighbours({"shm": 1.0}, require=("shm",))
+    first = asyncio.create_task(it.fetch())
+    second = asyncio.create_task(it.fetch())
+    await asyncio.sleep(0)
+
+    first.cancel()
+
+    assert await second == "shm"
+    assert it.control.num_met == 1
+
+
+async def test_only_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "MAX_PEERS", 1)
+    it = Neighbours({"shm": 1.0})
+
+    for port in range(3):
+        it.auto._peer(f"there:{port}", SENDER)
+
+    assert list(it.auto._peers) == ["there:2"]
+
+
+async def test_closing_ends_what_is_being_measured() -> None:
+    it = Neighbours({"shm": 1.0, "grpc": 2.0})
+    await it.fetch()
+    measuring = it.auto._peers[ADDRESS].measuring
+    assert measuring is not None
+
+    await it.auto.close()
+
+    assert measuring.done()
+
+
+async def test_two_real_replicas_of_one_host_come_to_share_memory() -> None:
+    async with connected("auto") as it:
+        first = await it.grant()
+        await it.compute()
+        assert (await it.fetch(first)).transport == "grpc"
+        assert isinstance(it.inner, AutoTransport)
+        await it.inner.measured()
+
+        measured = {way.name: way.bytes_per_s for way in it.inner.ways()}
+
+        assert {"shm", "grpc"} <= measured.keys()
+        assert all(measured.values()), it.inner.ways()
+        again = TransferId("kv-again")
+        second = await it.grant(again)
+        await it.compute(transfer_id=again)
+        assert (await it.fetch(second)).num_bytes == KV_BYTES
+        await it.on_d.call(it.decode.adopt)
+        await it.on_d.call(lambda: it.decode.adopt(again))
+        assert it.decode.holds_kv() and it.decode.holds_kv(again)
+        await it.assert_nothing_is_left()
+
+
+def test_requiring_what_does_not_exist_is_refused_by_name() -> None:
+    with pytest.raises(InvalidConfig, match="'pigeon'; there are memory, shm"):
+        create_transport("auto", TransportParts(require=("shm", "pigeon")))

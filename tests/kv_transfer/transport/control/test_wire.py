@@ -1,0 +1,90 @@
+"""A piece as bytes: what any protobuf library reads, and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.errors import TransferCut
+from baton.core.ids import TransferId, new_epoch
+from baton.kv_transfer.handoff.transport import LentPiece, Parcel
+from baton.kv_transfer.transport.control.wire import read_pieces, write_piece
+from baton.proto import kv_pb2 as pb
+
+numbers = st.integers(0, 2**32 - 1)
+
+
+def lent(layer: int, first_block: int, views: list[bytes], checksums: list[int]) -> LentPiece:
+    return LentPiece(
+        transfer_id=TransferId("kv-1"),
+        sender_epoch=new_epoch(),
+        receiver_epoch=new_epoch(),
+        plane=layer,
+        first_block=first_block,
+        views=tuple(map(memoryview, views)),
+        blocks=tuple(range(len(views))),
+        checksums=tuple(checksums),
+        give_back=lambda: None,
+    )
+
+
+@given(
+    numbers,
+    numbers,
+    st.lists(st.binary(min_size=1), min_size=1),
+    st.lists(st.integers(0, 2**64 - 1)),
+)
+def test_what_is_written_is_read_here_and_by_protobuf(
+    layer: int, first_block: int, views: list[bytes], checksums: list[int]
+) -> None:
+    piece = lent(layer, first_block, views, checksums)
+
+    message = write_piece(piece, Parcel(data=piece.views))
+    [(header, data)] = read_pieces(message)
+
+    assert bytes(data) == b"".join(views)
+    assert (header.plane, header.first_block, header.num_blocks) == (layer, first_block, len(views))
+    assert (header.sender_epoch, list(header.checksums)) == (piece.sender_epoch, checksums)
+    [whole] = pb.KvPieces.FromString(message).pieces
+    assert whole.data == data
+    whole.ClearField("data")
+    assert whole == header
+
+
+@given(st.binary(), numbers)
+def test_what_protobuf_wrote_is_read(data: bytes, layer: int) -> None:
+    first = pb.KvPiece(data=data, plane=layer, ticket=b"t", num_blocks=3)
+    message = pb.KvPieces(pieces=[first, pb.KvPiece(plane=7)])
+
+    [(header, view), (second, nothing)] = read_pieces(message.SerializeToString())
+
+    assert (bytes(view), header.plane, header.ticket, header.num_blocks) == (data, layer, b"t", 3)
+    assert (second.plane, bytes(nothing)) == (7, b"")
+
+
+def test_messages_end_to_end_are_one_message_of_all_their_pieces() -> None:
+    pieces = [lent(layer, 0, [b"abcd"] * 2, [layer]) for layer in range(3)]
+    parcels = [Parcel(data=pieces[0].views), Parcel(ticket=b"t"), Parcel(data=pieces[2].views)]
+
+    message = b"".join(map(write_piece, pieces, parcels))
+
+    found = [(header.plane, header.ticket, bytes(data)) for header, data in read_pieces(message)]
+    assert found == [(0, b"", b"abcd" * 2), (1, b"t", b""), (2, b"", b"abcd" * 2)]
+
+
+@given(st.binary(max_size=64))
+def test_garbage_is_read_or_refused_and_nothing_else(garbage: bytes) -> None:
+    with suppress(TransferCut):
+        list(read_pieces(garbage))
+
+
+@given(st.data())
+def test_a_piece_cut_short_is_refused(data: st.DataObject) -> None:
+    piece = lent(1, 2, [b"abcd" * 9] * 2, [1, 2])
+    message = write_piece(piece, Parcel(data=piece.views))
+
+    with pytest.raises(TransferCut, match="cannot be read"):
+        list(read_pieces(message[: data.draw(st.integers(len(message) - 72, len(message) - 1))]))

@@ -1,0 +1,41 @@
+"""Memory of another process that NIXL may read: P's, where it can be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from baton.kv_transfer.transport.nixl.reads import Stretch, new_agent
+
+
+@dataclass(frozen=True)
+class FarMemory:
+    metadata: bytes
+    stretch: Stretch
+
+
+class FarPeer:
+    """Every byte of its memory is 7."""
+
+    def __init__(self, num_bytes: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=_lie_open, args=(theirs, num_bytes), daemon=True)
+        self.process.start()
+        self.memory: FarMemory = pipe.recv()
+        self._pipe = pipe  # its end is the other's end
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _lie_open(pipe: Connection, num_bytes: int) -> None:
+    memory = torch.full((num_bytes,), 7, dtype=torch.uint8)
+    agent = new_agent("far")
+    agent.register_memory([(memory.data_ptr(), num_bytes, 0, "")], "DRAM")
+    pipe.send(FarMemory(agent.get_agent_metadata(), (memory.data_ptr(), num_bytes, 0)))
+    pipe.recv()

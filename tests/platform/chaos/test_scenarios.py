@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.ids import Epoch
+from baton.platform.chaos.config import ChaosConfig
+from baton.platform.chaos.live import Target
+from baton.platform.chaos.load import Tokens, make_prompts
+from baton.platform.chaos.run import ScenarioRun
+from baton.platform.chaos.scenario import Blow, Load, Scenario, bundled_scenarios, read_scenario
+from baton.platform.config.deployment import DeploymentConfig, override
+
+QUICK = Load(concurrency=2, num_prompts=3, prompt_words=8, shared_words=2, max_tokens=4)
+
+
+class FakeDeployment:
+    """Answers by the prompt alone, unless told to misbehave."""
+
+    def __init__(self, **faults: Any) -> None:
+        self.faults = faults
+        self.num_asked = 0
+        self.told: list[tuple[str, int, bool]] = []
+        self.num_faults = 0
+
+    async def ask(self, prompt: str, seed: int, load: Load, *, salt: str = "") -> Tokens:
+        await asyncio.sleep(0)
+        self.num_asked += 1
+        is_disturbed = self.num_asked > QUICK.num_prompts
+        if is_disturbed and "error" in self.faults:
+            raise Unavailable(self.faults["error"])
+        wrong = int(is_disturbed and self.faults.get("is_wrong", False))
+        return (len(prompt), seed, wrong)
+
+    async def targets(self) -> list[Target]:
+        return [Target("decode-1", "decode", Epoch("d"), "host:1")]
+
+    async def unsettle(
+        self,
+        target: Target,
+        rules: Any,
+        seed: int,
+        *,
+        is_killed: bool = False,
+        stopped_s: float = 0,
+    ) -> None:
+        if self.faults.get("is_refused"):
+            raise Unavailable("decode-1: chaos is off")
+        self.told.append((target.replica_id, len(rules), is_killed))
+
+    async def leaks(self) -> dict[str, Any]:
+        held = self.faults.get("leased", 0)
+        row = {"replica": "decode-1", "live": 0, "leased": held, "quarantined": 0}
+        return {"violations": [], "unreachable": [], "replicas": [row]}
+
+    async def status(self) -> dict[str, Any]:
+        sampled = self.faults.get("sampled", 0)
+        row = {
+            "replica": "decode-1",
+            "is_reachable": True,
+            "metrics": {"tokens_sampled_total": sampled},
+        }
+        return {"pools": {"decode": [row]}}
+
+
+def scenario(**changes: Any) -> Scenario:
+    planned: dict[str, Any] = {"what": "a test", "duration_s": 0.3, "settle_s": 0.1}
+    return Scenario(**{**planned, "load": QUICK, **changes})
+
+
+async def outcome_of(deployment: FakeDeployment, planned: Scenario) -> dict[str, bool]:
+    run = ScenarioRun(planned, deployment, lambda text: None)  # type: ignore[arg-type]
+    return {invariant.name: invariant.holds for invariant in (await run.run()).invariants}
+
+
+async def test_a_deployment_that_answers_as_before_and_holds_nothing_passes() -> None:
+    deployment = FakeDeployment()
+
+    held = await outcome_of(deployment, scenario(blows=(Blow(do="kill", at_s=0.1),)))
+
+    assert all(held.values())
+    assert ("decode-1", 0, True) in deployment.told
+    assert deployment.told[-1] == ("decode-1", 0, False)  # the chaos is ended
+
+
+@pytest.mark.parametrize(
+    ("fault", "broken"),
+    [
+        ({"is_wrong": True}, "no wrong token"),
+        ({"error": "gone"}, "no lost request"),
+        ({"leased": 2}, "no leak"),
+        ({"sampled": 5}, "no leak"),
+    ],
+)
+async def test_whatever_breaks_is_named(fault: dict[str, Any], broken: str) -> None:
+    held = await outcome_of(FakeDeployment(**fault), scenario())
+
+    assert [name for name, holds in held.items() if not holds] == [broken]
+
+
+async def test_a_deployment_without_chaos_is_left_alone() -> None:
+    deployment = FakeDeployment(is_refused=True)
+
+    with pytest.raises(InvalidConfig, match="chaos is off"):
+        await outcome_of(deployment, scenario())
+
+    assert deployment.num_asked == 0
+
+
+@pytest.mark.parametrize("name", bundled_scenarios())
+def test_scenarios_that_come_with_baton_can_be_read(name: str) -> None:
+    planned = read_scenario(name)
+
+    assert planned.rules or planned.blows
+    assert planned.what.endswith(".")
+
+
+def test_a_scenario_with_a_mistake_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("what: x\nduration_s: 1\nblows: [{do: kill}]\n")
+
+    with pytest.raises(InvalidConfig, match=r"either every_s or at_s.*blows"):
+        read_scenario(str(file))
+    with pytest.raises(InvalidConfig, match="those that come with Baton are"):
+        read_scenario("no-such")
+
+
+def test_equal_seeds_ask_the_same_and_prompts_begin_alike() -> None:
+    prompts = make_prompts(QUICK, seed=1)
+
+    assert prompts == make_prompts(QUICK, seed=1) != make_prompts(QUICK, seed=2)
+    assert len(set(prompts)) == QUICK.num_prompts
+    assert len({tuple(prompt.split()[: QUICK.shared_words]) for prompt in prompts}) == 1
+
+
+def test_chaos_is_off_by_default_and_rules_alone_do_not_turn_it_on() -> None:
+    rule = {"at": "kv_events", "fault": "drop"}
+
+    assert ChaosConfig().start("decode-1") is None
+    with pytest.raises(InvalidConfig, match=r"need chaos\.enabled"):
+        override(DeploymentConfig(), {"chaos.rules": [rule]})
+    with pytest.raises(InvalidConfig, match=r"unknown field `rat` - at `\$\.chaos\.rules\[0\]`"):
+        override(DeploymentConfig(), {"chaos": {"enabled": True, "rules": [rule | {"rat": 1}]}})
+    config = override(DeploymentConfig(), {"chaos": {"enabled": True, "rules": [rule]}})
+    chaos = config.chaos.start("decode-1")
+    assert chaos is not None and chaos.is_on

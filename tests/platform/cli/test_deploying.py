@@ -1,0 +1,85 @@
+"""The driver follows replicas through the registry, and gives up when starting anew is useless."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from ray.exceptions import RayError
+from rich.console import Console
+from rich.progress import Progress
+
+from baton.core.errors import InvalidConfig
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import Membership, Role, StartingReplica
+from baton.platform.cli.runs.deploy import follow, wait_for
+from baton.platform.cli.terminal.progress import StartBars
+from baton.platform.cli.terminal.start_report import StartReport
+from baton.platform.config.deployment import DeploymentConfig
+
+
+class Response:
+    """What Serve hands out for a call."""
+
+    def __init__(self, outcome: Callable[[], object]) -> None:
+        self._outcome = outcome
+
+    def result(self, *, timeout_s: float) -> object:
+        return self._outcome()
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def outcome() -> object:
+        raise error
+
+    return outcome
+
+
+def make_report(lines: list[str]) -> StartReport:
+    bars = Progress(console=Console(file=io.StringIO()))
+    return StartReport(lines.append, StartBars(bars))
+
+
+def membership(*starting: StartingReplica) -> Membership:
+    return Membership(incarnation=Epoch("r"), version=1, age_s=1.0, replicas=(), starting=starting)
+
+
+LOADING = StartingReplica(
+    replica_id=ReplicaId("decode-1"), role=Role.DECODE, stage="loading weights"
+)
+
+
+def test_an_actor_that_is_replaced_is_asked_anew() -> None:
+    outcomes: list[Callable[[], object]] = [
+        raising(TimeoutError()),
+        raising(RayError()),
+        lambda: (8000, 8001),
+    ]
+    num_asked = 0
+
+    def ask() -> Response:
+        nonlocal num_asked
+        num_asked += 1
+        return Response(lambda: outcomes.pop(0)())
+
+    looks: list[int] = []
+    assert wait_for(ask, lambda: looks.append(num_asked)) == (8000, 8001)
+    assert (looks, num_asked) == ([1, 1], 2)
+
+
+def test_what_a_new_attempt_would_meet_again_ends_the_start() -> None:
+    lines: list[str] = []
+    failed = LOADING.failed("no config.json", is_final=True)
+
+    with pytest.raises(InvalidConfig, match="decode-1 failed while loading weights: no config"):
+        follow(membership(failed), DeploymentConfig(), make_report(lines))
+
+
+def test_what_may_go_better_next_time_is_only_said() -> None:
+    lines: list[str] = []
+    failed = LOADING.failed("MemoryError: ", is_final=False)
+
+    follow(membership(failed), DeploymentConfig(), make_report(lines))
+
+    assert lines == ["decode-1: failed while loading weights: MemoryError: "]

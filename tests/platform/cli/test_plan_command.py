@@ -1,0 +1,168 @@
+"""`baton plan`: what layouts cost, told from a model's config.json alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.platform.topologies import PAIRED_A100_PCIE
+from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
+from typer.testing import CliRunner, Result
+
+from baton.platform.cli.main import app
+from baton.platform.layout_plan.report import shown
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return without_weights(make_llama(tmp_path_factory.mktemp("model")))
+
+
+def without_weights(folder: Path) -> Path:
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    return folder
+
+
+def baton(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    result = baton(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def of_tensor(layouts: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Those along the tensor axis alone, by their ranks."""
+    return {
+        each["ranks"]: each
+        for each in layouts
+        if each["tensor"] == each["ranks"] and each["expert"] == 1
+    }
+
+
+def test_all_layouts_that_a_model_takes_are_side_by_side_and_others_have_a_reason(
+    folder: Path,
+) -> None:
+    found = planned(folder, "--ranks", 8)
+
+    assert list(of_tensor(found["layouts"])) == [1, 2, 4]
+    refused = of_tensor(found["refused"])
+    assert "`num_attention_heads` 4 is no multiple of it" in refused.pop(8)["reason"]
+    assert refused == {}
+
+
+def test_what_no_model_could_take_is_not_told_of(folder: Path) -> None:
+    found = planned(folder, "--ranks", 4)
+
+    never = [each for each in found["refused"] if each["context"] > 1 and each["pipeline"] > 1]
+    assert found["refused"] and never == []
+    assert all("data" not in each["reason"] for each in found["refused"])
+
+
+def test_more_ranks_keep_less_each_and_send_more(folder: Path) -> None:
+    by_size = of_tensor(planned(folder, "--ranks", 4)["layouts"])
+
+    one, two, four = (by_size[size] for size in (1, 2, 4))
+    assert one["weight_bytes"] > two["weight_bytes"] > four["weight_bytes"]
+    assert one["kv_token_bytes"] == 2 * two["kv_token_bytes"]
+    assert two["kv_token_bytes"] == four["kv_token_bytes"]  # two ranks have each head
+    assert one["decode"]["transfers"] == one["prefill"]["transfers"] == []
+    sent = [
+        sum(each["sent_bytes"] for each in layout["prefill"]["transfers"]) for layout in (two, four)
+    ]
+    assert 0 < sent[0] < sent[1]
+
+
+def test_one_layout_is_shown_transfer_by_transfer(folder: Path) -> None:
+    sizes = ("--requests", 3, "--tokens", 40, "--context", 50, "--link-gbps", 10)
+
+    result = baton(folder, "--tensor-parallel", 2, *sizes)
+
+    assert result.exit_code == 0, result.output
+    for word in ("decode pass", "prefill pass", "attention", "all-reduce", "logits", "TP2"):
+        assert word in result.output
+    assert "the 10 GB/s that you gave" in " ".join(result.output.split())
+    assert "…" not in result.output  # all of it on 80 columns
+
+
+def test_stages_send_what_goes_from_one_to_the_next(folder: Path) -> None:
+    found = planned(folder, "--pipeline-parallel", 2, "--requests", 5)
+
+    [layout] = found["layouts"]
+    whats = {each["what"]: each["kind"] for each in layout["decode"]["transfers"]}
+    assert layout["pipeline"] == 2
+    assert whats["activations"] in ("send", "receive")
+    assert "attention" not in whats
+
+
+def test_data_places_share_the_requests_of_a_replica(tmp_path: Path) -> None:
+    folder = without_weights(make_mixtral(tmp_path))
+    options = ("--data-parallel", 2, "--expert-parallel", 2, "--requests", 9)
+
+    [layout] = planned(folder, *options)["layouts"]
+    result = baton(folder, *options)
+
+    assert layout["kv_bytes"] == 5 * 4096 * layout["kv_token_bytes"]
+    whats = {each["what"]: each["kind"] for each in layout["decode"]["transfers"]}
+    assert whats["rows to experts"] == "all-to-all"
+    assert "on each data place" in " ".join(result.output.split())
+
+
+def test_latents_are_kept_by_all_ranks(tmp_path: Path) -> None:
+    folder = without_weights(make_deepseek_v3(tmp_path))
+
+    one, two = of_tensor(planned(folder, "--ranks", 2)["layouts"]).values()
+
+    assert one["kv_token_bytes"] == two["kv_token_bytes"]
+    kinds = {each["what"] for each in two["decode"]["transfers"]}
+    assert {"attention", "feed-forward", "experts"} <= kinds
+
+
+def test_what_does_not_fit_a_device_is_refused(folder: Path) -> None:
+    fits = planned(folder, "--ranks", 2, "--requests", 1, "--context", 64, "--device-gib", 1)
+    too_small = planned(folder, "--ranks", 2, "--requests", 8000, "--device-gib", 1)
+
+    assert list(of_tensor(fits["layouts"])) == [1, 2]
+    assert too_small["layouts"] == []
+    assert "8000 requests of 4096 tokens" in too_small["refused"][0]["reason"]
+
+
+def test_a_layout_that_is_asked_for_and_cannot_be_is_an_error(folder: Path) -> None:
+    result = baton(folder, "--tensor-parallel", 3)
+
+    assert result.exit_code == 2
+    assert "2 KV heads are neither spread evenly" in " ".join(result.output.split())
+
+
+def test_a_link_matrix_tells_where_each_rank_would_sit(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "topology.txt"
+    file.write_text(PAIRED_A100_PCIE)
+
+    layouts = planned(folder, "--ranks", 8, "--topology", file)["layouts"]
+    shown = baton(folder, "--tensor-parallel", 4, "--topology", file)
+
+    gpus = {size: each.get("gpus") for size, each in of_tensor(layouts).items()}
+    assert gpus == {1: None, 2: ["GPU0", "GPU1"], 4: ["GPU0", "GPU1", "GPU2", "GPU3"]}
+    assert "tensor over NV12 and SYS" in shown.output
+    file.write_text("no matrix")
+    assert baton(folder, "--topology", file).exit_code == 2
+
+
+def test_a_table_is_made_for_people(folder: Path) -> None:
+    result = baton(folder, "--ranks", 2)
+
+    assert "one rank" in result.output and "TP2" in result.output
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (10 << 20, "10 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_bytes_are_told_in_the_unit_that_fits(num_bytes: int, text: str) -> None:
+    assert shown(num_bytes) == text

@@ -1,0 +1,50 @@
+"""`baton status` says why a replica does not answer, and how those that do compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.platform.cli.commands.status import _engines, _trouble
+from baton.proto.cluster_token import REFUSAL
+
+
+@pytest.mark.parametrize(
+    ("trouble", "shown"),
+    [(REFUSAL, "refused: cluster token"), ("Socket closed", "unreachable"), ("", "unreachable")],
+)
+def test_a_refused_token_is_told_from_a_dead_replica(trouble: str, shown: str) -> None:
+    assert _trouble({"trouble": trouble}) == shown
+
+
+def test_engines_that_are_alike_are_told_of_once_a_pool() -> None:
+    facts = {
+        "model": "tiny",
+        "architecture": "LlamaForCausalLM",
+        "dtype": "bfloat16",
+        "quantize": "int4",
+        "kv_dtype": "int8",
+        "device": "cpu",
+        "kernels": "compiled",
+        "passes": "tape",
+        "num_threads": 2,
+    }
+    report = {
+        "pools": {
+            "prefill": [{"engine": {**facts, "quantize": "none", "device": "cuda"}}],
+            "decode": [
+                {"engine": {**facts, "num_ranks": 1}},
+                {"engine": {**facts, "num_ranks": 1}},
+                {"engine": {**facts, "num_ranks": 4}},
+                {"trouble": "Socket closed"},
+            ],
+        }
+    }
+
+    assert _engines(report) == [
+        "prefill: tiny (LlamaForCausalLM), bfloat16, weights as they are, KV int8; cuda, compiled "
+        "kernels by tape",
+        "decode: tiny (LlamaForCausalLM), bfloat16, int4 weights, KV int8; cpu, compiled kernels "
+        "by tape on 2 threads",
+        "decode: tiny (LlamaForCausalLM), bfloat16, int4 weights, KV int8; 4 ranks of cpu, "
+        "compiled kernels by tape on 2 threads",
+    ]

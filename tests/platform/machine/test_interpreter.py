@@ -1,0 +1,31 @@
+"""What a serving process asks of its interpreter."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from baton.platform.machine.interpreter import spare_what_stays
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_there_is_not_collected_any_more_and_what_comes_is() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+
+    stays = Node()
+    spare_what_stays()
+    assert all(found is not stays for found in gc.get_objects())
+    gc.collect()
+
+    Node()
+
+    assert gc.collect() >= 1

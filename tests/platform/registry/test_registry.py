@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.gateway.fleet.known_replicas import make_replica
+
+from baton.core.clock import ManualClock
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role, StartingReplica
+from baton.platform.registry.registry import STARTING_TTL_S, Registry
+
+TTL_S = 3.5
+
+
+def names(registry: Registry) -> list[str]:
+    return [info.replica_id for info in registry.membership().replicas]
+
+
+def starting(name: str, fraction: float) -> StartingReplica:
+    return StartingReplica(
+        replica_id=ReplicaId(name), role=Role.DECODE, stage="loading weights", fraction=fraction
+    )
+
+
+def test_a_heartbeat_makes_a_replica_known() -> None:
+    registry = Registry()
+
+    registry.heartbeat(make_replica("a"))
+
+    assert registry.membership().replicas == (make_replica("a"),)
+
+
+def test_a_repeated_heartbeat_changes_nothing_so_nobody_is_woken() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    before = registry.membership().version
+
+    registry.heartbeat(make_replica("a"))
+
+    assert registry.membership().version == before
+
+
+def test_a_replica_that_turns_unready_is_news() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    before = registry.membership().version
+
+    registry.heartbeat(make_replica("a", is_ready=False))
+
+    assert registry.membership().version > before
+    assert [info.is_ready for info in registry.membership().replicas] == [False]
+
+
+def test_a_replica_is_dropped_after_a_silence_longer_than_its_time_to_live() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=TTL_S, clock=clock)
+    registry.heartbeat(make_replica("silent"))
+    registry.heartbeat(make_replica("alive"))
+
+    clock.advance(TTL_S)
+    registry.heartbeat(make_replica("alive"))
+    assert names(registry) == ["silent", "alive"]
+    clock.advance(0.1)
+
+    assert names(registry) == ["alive"]
+
+
+def test_a_replica_that_was_dropped_may_come_back() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=TTL_S, clock=clock)
+    registry.heartbeat(make_replica("a"))
+    clock.advance(TTL_S + 1)
+    assert names(registry) == []
+
+    registry.heartbeat(make_replica("a"))
+
+    assert names(registry) == ["a"]
+
+
+def test_a_farewell_takes_effect_at_once_and_may_be_repeated() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    registry.leave(make_replica("a").epoch)
+    version = registry.membership().version
+
+    registry.leave(make_replica("a").epoch)
+
+    assert names(registry) == []
+    assert registry.membership().version == version
+
+
+def test_a_restarted_replica_is_another_member_until_its_former_self_falls_silent() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=TTL_S, clock=clock)
+    old = make_replica("a")
+    new = replace(old, epoch=make_replica("b").epoch)
+    registry.heartbeat(old)
+
+    clock.advance(2)
+    registry.heartbeat(new)
+    assert registry.membership().replicas == (old, new)
+    clock.advance(2)
+
+    assert registry.membership().replicas == (new,)
+
+
+async def test_a_watch_wakes_when_something_changes() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    seen = registry.membership()
+    watching = asyncio.create_task(registry.watch(seen.incarnation, seen.version, timeout_s=60))
+    await asyncio.sleep(0)
+    assert not watching.done()
+
+    registry.heartbeat(make_replica("b"))
+
+    changed = await watching
+    assert [info.replica_id for info in changed.replicas] == ["a", "b"]
+
+
+async def test_every_watcher_hears_of_a_change() -> None:
+    registry = Registry()
+    seen = registry.membership()
+    watching = [
+        asyncio.create_task(registry.watch(seen.incarnation, seen.version, timeout_s=60))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+
+    registry.heartbeat(make_replica("a"))
+
+    assert {len(one.replicas) for one in await asyncio.gather(*watching)} == {1}
+
+
+async def test_a_watch_answers_with_what_is_known_when_nothing_happens() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    seen = registry.membership()
+
+    unchanged = await registry.watch(seen.incarnation, seen.version, timeout_s=0.01)
+
+    assert unchanged.version == seen.version
+    assert unchanged.replicas == seen.replicas
+
+
+async def test_who_watches_on_from_a_change_sleeps_until_the_next() -> None:
+    registry = Registry()
+    registry.heartbeat(make_replica("a"))
+    first = registry.membership()
+    watching = asyncio.create_task(registry.watch(first.incarnation, first.version, timeout_s=60))
+    await asyncio.sleep(0)
+    registry.heartbeat(make_replica("b"))
+    second = await watching
+
+    watching = asyncio.create_task(registry.watch(second.incarnation, second.version, timeout_s=60))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not watching.done()
+    registry.heartbeat(make_replica("c"))
+
+    assert len((await watching).replicas) == 3
+
+
+async def test_a_watch_that_times_out_notices_a_silent_replica() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=TTL_S, clock=clock)
+    registry.heartbeat(make_replica("a"))
+    seen = registry.membership()
+    watching = asyncio.create_task(registry.watch(seen.incarnation, seen.version, timeout_s=0.01))
+    await asyncio.sleep(0)
+
+    clock.advance(TTL_S + 1)
+
+    assert (await watching).replicas == ()
+
+
+@pytest.mark.parametrize("what", ["another version", "another incarnation", "no incarnation"])
+async def test_a_watcher_that_is_behind_is_answered_at_once(what: str) -> None:
+    registry, other = Registry(), Registry()
+    registry.heartbeat(make_replica("a"))
+    seen = registry.membership()
+    incarnation, version = {
+        "another version": (seen.incarnation, seen.version - 1),
+        "another incarnation": (other.membership().incarnation, seen.version),
+        "no incarnation": (None, seen.version),
+    }[what]
+
+    async with asyncio.timeout(10):
+        answer = await registry.watch(incarnation, version, timeout_s=60)
+
+    assert answer == replace(seen, age_s=answer.age_s)
+
+
+def test_a_restarted_registry_is_young_empty_and_another_incarnation() -> None:
+    clock = ManualClock()
+    first = Registry(clock=clock)
+    first.heartbeat(make_replica("a"))
+    clock.advance(100)
+
+    second = Registry(clock=clock)
+    clock.advance(1)
+
+    assert first.membership().age_s == 101
+    assert second.membership().age_s == 1
+    assert second.membership().replicas == ()
+    assert second.membership().incarnation != first.membership().incarnation
+
+
+def test_those_who_wait_can_see_how_far_a_replica_is_and_for_how_long() -> None:
+    clock = ManualClock()
+    registry = Registry(clock=clock)
+    registry.report_starting(starting("a", 0.1))
+    clock.advance(2.0)
+
+    registry.report_starting(starting("a", 0.6))
+
+    assert registry.membership().starting == (replace(starting("a", 0.6), stage_s=2.0),)
+
+
+def test_a_new_stage_is_news_and_progress_is_not() -> None:
+    registry = Registry()
+    registry.report_starting(starting("a", 0.1))
+    before = registry.membership().version
+
+    registry.report_starting(starting("a", 0.6))
+    assert registry.membership().version == before
+
+    registry.report_starting(starting("a", 0.6).at("starting"))
+    assert registry.membership().version > before
+
+
+def test_a_replica_that_serves_is_no_longer_starting_whatever_comes_late() -> None:
+    registry = Registry()
+    registry.report_starting(starting("a", 0.9))
+
+    registry.heartbeat(make_replica("a"))
+    registry.report_starting(starting("a", 0.9))
+
+    assert registry.membership().starting == ()
+
+
+def test_a_replica_that_died_while_it_started_is_forgotten() -> None:
+    clock = ManualClock()
+    registry = Registry(clock=clock)
+    registry.report_starting(starting("dead", 0.3))
+
+    clock.advance(STARTING_TTL_S + 1)
+    registry.report_starting(starting("its successor", 0.1))
+
+    assert registry.membership().starting == (starting("its successor", 0.1),)

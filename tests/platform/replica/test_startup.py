@@ -1,0 +1,73 @@
+"""A replica tells the registry how far it is, and why it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from baton.core.errors import CheckpointError
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role, StartingReplica
+from baton.platform.replica.startup import Startup
+
+
+class Heard:
+    """A registry that keeps what it is told, or is away."""
+
+    def __init__(self, *, is_away: bool = False) -> None:
+        self.told: list[StartingReplica] = []
+        self._is_away = is_away
+
+    async def report_starting(self, starting: StartingReplica) -> None:
+        if self._is_away:
+            raise ConnectionError("the registry is away")
+        self.told.append(starting)
+
+
+def startup(registry: Heard) -> Startup:
+    return Startup(registry, ReplicaId("decode-1"), Role.DECODE)
+
+
+async def test_each_stage_is_told_as_it_begins() -> None:
+    registry = Heard()
+    async with startup(registry) as it:
+        await asyncio.sleep(0)
+        it.enter("loading weights")
+        it.advance(0.5)
+        await asyncio.sleep(0.01)
+
+    stages = [(one.stage, one.fraction) for one in registry.told]
+    assert stages == [("importing", None), ("loading weights", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "is_final"),
+    [
+        (CheckpointError("no config.json"), "no config.json", True),
+        (MemoryError("no room\nfor it"), "MemoryError: no room for it", False),
+    ],
+)
+async def test_the_last_word_of_a_replica_that_cannot_start_is_its_cause(
+    error: Exception, failure: str, is_final: bool
+) -> None:
+    registry = Heard()
+    with pytest.raises(type(error)):
+        async with startup(registry) as it:
+            it.enter("loading weights")
+            raise error
+
+    last = registry.told[-1]
+    assert (last.stage, last.failure, last.is_final) == ("loading weights", failure, is_final)
+
+
+async def test_a_cause_that_the_registry_cannot_be_told_is_an_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(CheckpointError):
+        async with startup(Heard(is_away=True)):
+            raise CheckpointError("no config.json")
+
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == ["failed while importing: no config.json"]

@@ -1,0 +1,354 @@
+"""Where requests are placed. Replicas are views: facts a gateway believes, made up here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.fleet.known_replicas import make_replica
+
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import Capacity, Role
+from baton.router.policy import (
+    MAX_PREFILL_CANDIDATES,
+    RUNNING_REQUEST_COST,
+    LeastWork,
+    Placement,
+    PlacementRequest,
+    ReplicaView,
+    View,
+)
+
+POLICY = LeastWork(local_prefill_tokens=64)
+LONG = PlacementRequest(request_id=RequestId("r"), num_tokens=1000)
+
+
+def decode(name: str, *, max_open: int = 4, is_ready: bool = True, **facts: Any) -> ReplicaView:
+    return ReplicaView(info=make_replica(name, max_open=max_open, is_ready=is_ready), **facts)
+
+
+def prefill(name: str, *, is_ready: bool = True, **facts: Any) -> ReplicaView:
+    return ReplicaView(info=make_replica(name, role=Role.PREFILL, is_ready=is_ready), **facts)
+
+
+def place(
+    request: PlacementRequest, *, decode: list[ReplicaView], prefill: list[ReplicaView]
+) -> Placement | None:
+    return POLICY.place(request, View(decode=tuple(decode), prefill=tuple(prefill)), now=0.0)
+
+
+def place_at(
+    request: PlacementRequest, *, decode: list[ReplicaView], prefill: list[ReplicaView]
+) -> tuple[str, list[str]]:
+    placement = place(request, decode=decode, prefill=prefill)
+    assert placement is not None
+    return placement.decode.replica_id, [peer.replica_id for peer in placement.prefill]
+
+
+def test_a_long_prompt_is_prefilled_elsewhere() -> None:
+    assert place_at(LONG, decode=[decode("d")], prefill=[prefill("p")]) == ("d", ["p"])
+
+
+def test_a_short_prompt_is_computed_locally_up_to_the_limit() -> None:
+    replicas: dict[str, Any] = {"decode": [decode("d")], "prefill": [prefill("p")]}
+
+    assert place_at(replace(LONG, num_tokens=64), **replicas) == ("d", [])
+    assert place_at(replace(LONG, num_tokens=65), **replicas) == ("d", ["p"])
+
+
+def test_a_long_prompt_that_is_mostly_cached_is_computed_locally() -> None:
+    almost = decode("d", num_cached_tokens=940)
+
+    placement = place(LONG, decode=[almost], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert placement.reason == "60 of 1000 tokens uncached: computed locally"
+
+
+def test_without_prefill_replicas_even_long_prompts_are_computed_locally() -> None:
+    placement = place(LONG, decode=[decode("d")], prefill=[prefill("p", is_ready=False)])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert "no prefill replica" in placement.reason
+
+
+def test_the_decode_replica_with_the_least_work_wins() -> None:
+    replicas = [
+        decode("queued", num_queued_tokens=500),
+        decode("idle"),
+        decode("serving", num_open=3),
+    ]
+
+    assert place_at(LONG, decode=replicas, prefill=[])[0] == "idle"
+
+
+def test_equals_are_filled_evenly() -> None:
+    replicas = [decode("busy", num_open=2), decode("less busy", num_open=1)]
+
+    assert place_at(LONG, decode=replicas, prefill=[])[0] == "less busy"
+
+
+def test_equals_are_drawn_by_the_requests_id_evenly_and_as_the_reason_says() -> None:
+    decodes, prefills = [decode(f"d{n}") for n in range(4)], [prefill(f"p{n}") for n in range(4)]
+    first, reasons = Counter[str](), set[str]()
+    for number in range(400):
+        request = replace(LONG, request_id=RequestId(f"request {number}"))
+        placement = place(request, decode=decodes, prefill=prefills)
+        again = place(request, decode=decodes[::-1], prefill=prefills[::-1])
+        assert placement is not None and placement == again
+        first.update([placement.decode.replica_id, placement.prefill[0].replica_id])
+        reasons.add(placement.reason)
+
+    assert set(first) == {f"{role}{n}" for role in "dp" for n in range(4)}
+    assert all(60 < count < 140 for count in first.values()), first
+    [reason] = reasons
+    assert reason.endswith(
+        "; drawn by the request's id from 4 equal decode replicas"
+        "; drawn by the request's id from 4 equal prefill replicas"
+    )
+
+
+def test_a_cached_prefix_draws_a_request_until_the_replica_has_more_other_work() -> None:
+    idle = decode("idle")
+    within = decode("cached", num_cached_tokens=400, num_queued_tokens=399)
+    beyond = decode("cached", num_cached_tokens=400, num_queued_tokens=401)
+
+    assert place_at(LONG, decode=[idle, within], prefill=[])[0] == "cached"
+    assert place_at(LONG, decode=[idle, beyond], prefill=[])[0] == "idle"
+
+
+def test_prefill_replicas_are_ranked_by_queue_and_cache() -> None:
+    replicas = [
+        prefill("queued", num_queued_tokens=300),
+        prefill("idle"),
+        prefill("cached", num_cached_tokens=200),
+    ]
+
+    assert place_at(LONG, decode=[decode("d")], prefill=replicas)[1] == ["cached", "idle"]
+
+
+def test_a_replicas_own_word_on_its_room_counts_more_than_what_it_registered() -> None:
+    shared = decode("shared", num_open=2, max_open=4, capacity=Capacity(max_open=2))
+
+    assert place(LONG, decode=[shared], prefill=[]) is None
+
+
+def test_a_lost_replica_is_tried_again_only_when_no_other_has_room() -> None:
+    lost = decode("lost", num_cached_tokens=1000)
+    other = decode("other", num_queued_tokens=10_000)
+    full = decode("full", num_open=4)
+    request = replace(LONG, lost=frozenset({lost.info.epoch}))
+
+    assert place_at(request, decode=[lost, other], prefill=[])[0] == "other"
+    assert place_at(request, decode=[lost, full], prefill=[])[0] == "lost"
+
+
+def test_a_prompt_on_its_way_to_a_replica_draws_equal_ones_after_it() -> None:
+    idle, expecting = decode("idle"), decode("expecting", num_open=1, num_expected_tokens=960)
+
+    assert place_at(LONG, decode=[idle, expecting], prefill=[])[0] == "expecting"
+    assert place_at(
+        LONG,
+        decode=[idle],
+        prefill=[prefill("idle"), prefill("expecting", num_expected_tokens=960)],
+    )[1] == ["expecting", "idle"]
+
+
+def test_a_prompt_that_is_still_on_its_way_is_not_computed_locally_as_if_it_were_there() -> None:
+    expecting = decode("d", num_expected_tokens=992)
+
+    assert place_at(LONG, decode=[expecting], prefill=[prefill("p")]) == ("d", ["p"])
+
+
+def test_a_prefill_replica_is_charged_with_what_it_has_to_compute_only() -> None:
+    peer = prefill("p", num_cached_tokens=300, num_expected_tokens=600)
+
+    placement = place(LONG, decode=[decode("d")], prefill=[peer])
+    local = place(LONG, decode=[decode("d")], prefill=[])
+
+    assert placement is not None
+    assert placement.num_prefill_tokens == 400
+    assert local is not None
+    assert local.num_prefill_tokens == 0
+
+
+def test_a_request_goes_beside_the_one_it_belongs_to_though_others_have_less_work() -> None:
+    beside = decode("beside", num_open=3, num_queued_tokens=5000, num_cached_tokens=996)
+    near = replace(LONG, near=beside.info.epoch)
+
+    placement = place(near, decode=[decode("idle"), beside], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert (placement.decode.replica_id, placement.prefill) == ("beside", ())
+    assert placement.reason == (
+        "beside another choice of this request; 4 of 1000 tokens uncached: computed locally"
+    )
+
+
+def test_a_further_choice_counts_what_the_first_has_brought_before_events_tell_of_it() -> None:
+    first = decode("d", num_open=1, num_expected_tokens=LONG.num_tokens)
+    near = replace(LONG, near=first.info.epoch)
+
+    placement = place(near, decode=[first], prefill=[prefill("p")])
+    of_a_stranger = place(LONG, decode=[first], prefill=[prefill("p")])
+
+    assert placement is not None and placement.prefill == ()
+    assert of_a_stranger is not None and len(of_a_stranger.prefill) == 1
+
+
+def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill() -> None:
+    always_remote = LeastWork(local_prefill_tokens=0)
+    block_size = decode("d").info.layout.block_size
+    near = replace(LONG, near=decode("d").info.epoch)
+
+    def is_local(num_cached: int) -> bool:
+        there = View(decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),))
+        placement = always_remote.place(near, there, 0.0)
+        assert placement is not None
+        return not placement.prefill
+
+    assert is_local(1000 - block_size)
+    assert not is_local(1000 - block_size - 1)
+
+
+def test_a_neighbour_that_is_full_or_lost_does_not_hold_a_request_up() -> None:
+    full = decode("full", num_open=4)
+    lost = decode("lost")
+
+    for neighbour in (full, lost):
+        request = replace(LONG, near=neighbour.info.epoch, lost=frozenset({lost.info.epoch}))
+        assert place_at(request, decode=[neighbour, decode("other")], prefill=[])[0] == "other"
+
+
+def test_what_must_be_computed_locally_is_and_says_why() -> None:
+    request = replace(LONG, local_because="an embedding of the prompt")
+
+    placement = place(request, decode=[decode("d")], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert placement.reason == "an embedding of the prompt: computed locally"
+
+
+def test_the_reason_says_what_spoke_for_the_placement() -> None:
+    placement = place(
+        LONG,
+        decode=[decode("d", num_open=2)],
+        prefill=[prefill("p", num_queued_tokens=7, num_cached_tokens=16)],
+    )
+
+    assert placement is not None
+    assert placement.reason == (
+        "least work: 7 tokens queued and 16 cached on the prefill replica, "
+        "2 requests open on the decode replica"
+    )
+
+
+# Properties of every placement.
+
+NUM_TOKENS = 256
+
+
+@st.composite
+def replica_views(draw: st.DrawFn, role: Role, number: int) -> ReplicaView:
+    max_open = draw(st.integers(0, 3))
+    capacity = st.builds(Capacity, max_open=st.integers(0, 3))
+    return ReplicaView(
+        info=make_replica(
+            f"{role}-{number}", role=role, max_open=max_open, is_ready=draw(st.booleans())
+        ),
+        is_connected=draw(st.booleans()),
+        num_open=draw(st.integers(0, 3)),
+        num_queued_tokens=draw(st.integers(0, 512)),
+        num_cached_tokens=draw(st.integers(0, NUM_TOKENS)),
+        num_expected_tokens=draw(st.integers(0, NUM_TOKENS)),
+        capacity=draw(st.none() | capacity) if role is Role.DECODE else None,
+    )
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    return View(
+        decode=tuple(draw(replica_views(Role.DECODE, n)) for n in range(draw(st.integers(0, 4)))),
+        prefill=tuple(draw(replica_views(Role.PREFILL, n)) for n in range(draw(st.integers(0, 4)))),
+    )
+
+
+def requests(view: View) -> st.SearchStrategy[PlacementRequest]:
+    epochs = [replica.info.epoch for replica in view.decode]
+    lost: st.SearchStrategy[frozenset[Epoch]] = (
+        st.frozensets(st.sampled_from(epochs)) if epochs else st.just(frozenset())
+    )
+    return st.builds(
+        PlacementRequest,
+        request_id=st.text(max_size=4).map(RequestId),
+        num_tokens=st.just(NUM_TOKENS),
+        lost=lost,
+    )
+
+
+def can_take(replica: ReplicaView) -> bool:
+    limit = replica.info.max_open if replica.capacity is None else replica.capacity.max_open
+    return replica.is_connected and replica.info.is_ready and replica.num_open < limit
+
+
+def work(replica: ReplicaView) -> int:
+    busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
+    return busy - max(replica.num_cached_tokens, replica.num_expected_tokens)
+
+
+@given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
+def test_every_placement_is_on_replicas_that_can_take_it(
+    view: View, local: int, data: st.DataObject
+) -> None:
+    request = data.draw(requests(view))
+    by_epoch = {replica.info.epoch: replica for replica in (*view.decode, *view.prefill)}
+
+    placement = LeastWork(local_prefill_tokens=local).place(request, view, now=0.0)
+
+    if placement is None:
+        assert not any(can_take(replica) for replica in view.decode)
+        return
+    chosen = by_epoch[placement.decode.epoch]
+    assert can_take(chosen)
+    rivals = [r for r in view.decode if can_take(r) and r.info.epoch not in request.lost]
+    if rivals:
+        assert chosen.info.epoch not in request.lost
+        assert work(chosen) == min(work(replica) for replica in rivals)
+    peers = [by_epoch[peer.epoch] for peer in placement.prefill]
+    assert all(peer.info.role is Role.PREFILL and peer.info.is_ready for peer in peers)
+    assert len(set(placement.prefill)) == len(placement.prefill) <= MAX_PREFILL_CANDIDATES
+    assert [work(peer) for peer in peers] == sorted(work(peer) for peer in peers)
+
+
+@given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
+def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_and_somebody_can_compute_it(
+    view: View, local: int, data: st.DataObject
+) -> None:
+    placement = LeastWork(local_prefill_tokens=local).place(data.draw(requests(view)), view, 0.0)
+
+    if placement is not None:
+        [chosen] = [r for r in view.decode if r.info.epoch == placement.decode.epoch]
+        is_long = NUM_TOKENS - chosen.num_cached_tokens > local
+        has_peer = any(replica.info.is_ready for replica in view.prefill)
+        assert bool(placement.prefill) == (is_long and has_peer)
+
+
+@given(view=views(), data=st.data())
+def test_the_order_in_which_replicas_are_listed_decides_nothing(
+    view: View, data: st.DataObject
+) -> None:
+    request = data.draw(requests(view))
+    shuffled = View(
+        decode=tuple(data.draw(st.permutations(view.decode))),
+        prefill=tuple(data.draw(st.permutations(view.prefill))),
+    )
+
+    one, other = POLICY.place(request, view, 0.0), POLICY.place(request, shuffled, 0.0)
+
+    assert one == other

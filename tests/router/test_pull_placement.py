@@ -1,0 +1,153 @@
+"""Whether a cached prefix is fetched or computed: arithmetic on what is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
+
+from baton.core.ids import RequestId
+from baton.core.messages import Receipt, Role
+from baton.router.policy import LeastWork, Placement, PlacementRequest, ReplicaView, View
+from baton.router.pulling import Holding, PullRates, RateMeter, best_source
+
+BYTES_PER_TOKEN = LAYOUT.block_bytes // LAYOUT.block_size
+EQUAL = PullRates(
+    min_tokens=1, latency_s=0.0, bytes_per_s=1000.0 * BYTES_PER_TOKEN, tokens_per_s=1000.0
+)
+"""Fetching a token takes as long as computing it."""
+CHEAP = replace(EQUAL, bytes_per_s=10 * EQUAL.bytes_per_s)
+A, B, C = (make_replica(name) for name in "abc")
+P = make_replica("p", role=Role.PREFILL)
+
+
+def test_what_is_as_dear_to_fetch_as_to_compute_is_computed() -> None:
+    assert not EQUAL.is_worth_it(1000, LAYOUT)
+    assert CHEAP.is_worth_it(1000, LAYOUT)
+
+
+def test_a_short_stretch_does_not_pay_for_the_latency() -> None:
+    rates = replace(CHEAP, latency_s=0.05)
+
+    assert not rates.is_worth_it(60, LAYOUT)  # 6 ms of bytes and 50 of latency, 60 of computing
+    assert rates.is_worth_it(200, LAYOUT)
+
+
+def test_a_configured_least_length_and_a_switch_are_obeyed() -> None:
+    assert not replace(CHEAP, min_tokens=101).is_worth_it(100, LAYOUT)
+    assert not replace(CHEAP, is_enabled=False).is_worth_it(100, LAYOUT)
+
+
+@given(
+    num_tokens=st.integers(1, 10**6),
+    more=st.integers(1, 10**6),
+    latency_s=st.floats(0, 10),
+    speed=st.floats(0.01, 100),
+)
+def test_if_a_prefix_is_worth_fetching_a_longer_one_is(
+    num_tokens: int, more: int, latency_s: float, speed: float
+) -> None:
+    rates = replace(EQUAL, latency_s=latency_s, bytes_per_s=speed * EQUAL.bytes_per_s)
+
+    if rates.is_worth_it(num_tokens, LAYOUT):
+        assert rates.is_worth_it(num_tokens + more, LAYOUT)
+
+
+def test_the_longest_holding_of_another_replica_is_asked() -> None:
+    holdings = [Holding(A, 900), Holding(B, 400), Holding(C, 500)]
+
+    assert best_source(holdings, num_held=0, taker=A.epoch, rates=CHEAP) == Holding(C, 500)
+    assert best_source(holdings, num_held=500, taker=B.epoch, rates=CHEAP) == Holding(A, 900)
+    assert best_source(holdings, num_held=900, taker=B.epoch, rates=CHEAP) is None
+    assert best_source([], num_held=0, taker=A.epoch, rates=CHEAP) is None
+
+
+def test_rates_are_those_configured_until_receipts_tell_better() -> None:
+    meter = RateMeter(EQUAL)
+    assert meter.rates == EQUAL
+
+    meter.hear(Receipt(prompt_tokens=500, cached_tokens=100, prefill_ms=100.0))
+    assert meter.rates == replace(EQUAL, tokens_per_s=4000.0)
+
+    meter.hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=10.0, transport="shm"))
+    assert meter.rates == replace(EQUAL, tokens_per_s=4000.0, bytes_per_s=1e8)
+
+    meter.hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=5.0, transport="shm"))
+    assert meter.rates.bytes_per_s == pytest.approx(1.2e8)
+
+
+def test_a_handoffs_time_says_nothing_of_how_fast_kv_travels() -> None:
+    meter = RateMeter(EQUAL)
+
+    meter.hear(Receipt(prefill_replica="p", pulled_tokens=9, kv_bytes=10**9, transfer_ms=1.0))
+    meter.hear(Receipt(pulled_tokens=9, kv_bytes=100, transfer_ms=1.0))  # latency alone
+
+    assert meter.rates == EQUAL
+
+
+def place(
+    num_tokens: int, *views: ReplicaView, rates: PullRates = CHEAP, **request: Any
+) -> Placement:
+    view = View(
+        decode=tuple(view for view in views if view.info.role is Role.DECODE),
+        prefill=tuple(view for view in views if view.info.role is Role.PREFILL),
+        rates=rates,
+    )
+    wanted = PlacementRequest(request_id=RequestId("r"), num_tokens=num_tokens, **request)
+    placement = LeastWork(local_prefill_tokens=64).place(wanted, view, now=0.0)
+    assert placement is not None
+    return placement
+
+
+def test_a_decode_replica_fetches_what_a_busy_one_has_cached() -> None:
+    placement = place(
+        1000,
+        ReplicaView(info=A, num_cached_tokens=960, num_open=A.max_open),
+        ReplicaView(info=B),
+        ReplicaView(info=P),
+    )
+
+    assert placement.decode == B
+    assert placement.source == A.endpoint
+    assert placement.prefill == ()  # with 960 tokens fetched it is a short prompt
+    assert placement.reason == (
+        "40 of 1000 tokens uncached: computed locally; 960 tokens cached on a"
+    )
+
+
+def test_a_prefill_replica_fetches_what_the_decode_replica_has_cached() -> None:
+    placement = place(
+        1000,
+        ReplicaView(info=A, num_cached_tokens=400),
+        ReplicaView(info=P, num_cached_tokens=100),
+    )
+
+    assert placement.prefill == (P.endpoint,)
+    assert placement.source == A.endpoint
+    assert placement.num_prefill_tokens == 600
+
+
+def test_nobody_fetches_what_is_cheaper_to_compute() -> None:
+    views = (
+        ReplicaView(info=A, num_cached_tokens=960, num_open=A.max_open),
+        ReplicaView(info=B),
+        ReplicaView(info=P),
+    )
+
+    placement = place(1000, *views, rates=EQUAL)
+
+    assert placement.source is None
+    assert placement.prefill == (P.endpoint,)
+
+
+def test_a_replica_that_drains_can_be_fetched_from_but_a_lost_one_cannot() -> None:
+    draining = ReplicaView(info=replace(A, is_ready=False), num_cached_tokens=960)
+
+    assert place(1000, draining, ReplicaView(info=B)).source == A.endpoint
+    assert place(1000, draining, ReplicaView(info=B), lost=frozenset({A.epoch})).source is None
+    away = replace(draining, is_connected=False)
+    assert place(1000, away, ReplicaView(info=B)).source is None
