@@ -387,6 +387,10 @@ class StartingReplica:
         return replace(self, failure=failure, is_final=is_final)
 
 
+HEARTBEAT_S = 1.0
+"""How often replicas tell the registry that they are there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """The registry's view at one moment. A hint: liveness is the stream itself.

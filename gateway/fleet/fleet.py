@@ -17,12 +17,11 @@ from typing import Protocol
 import grpc.aio
 
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Membership, ReplicaInfo, Role, StartingReplica
+from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.replica_link import ReplicaLink
-from baton.platform.registry.registry import HEARTBEAT_S
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.kv_index import Expected, KvIndex

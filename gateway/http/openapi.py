@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from baton.core.attribute_docs import attribute_docs
 from baton.gateway.http.edge import GUARDED
 from baton.gateway.http.endpoints import ENDPOINTS, HEADERS, Endpoint
 from baton.gateway.http.errors import INTERNAL, TRANSLATIONS, ErrorBody
-from baton.platform.config.docs import attribute_docs
 
 REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"{(\w+)}")

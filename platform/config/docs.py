@@ -1,25 +1,22 @@
 """The configuration tree described: every setting with its type, its default and its docstring.
 
-Python keeps no docstrings of attributes; they are read off the source. Help texts and the JSON
-schema come from here, so the tree is the only place where a setting is explained.
+Help texts and the JSON schema come from here, so the tree is the only place where a setting is
+explained.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from baton.core.attribute_docs import attribute_docs
 from baton.platform.config.deployment import DeploymentConfig, node_by_name
 
 SECRETS = (
@@ -29,9 +26,6 @@ SECRETS = (
     "gateway.tenants.*.api_keys",
 )
 """Settings that are never shown. `*` is any name."""
-
-
-FOREIGN = frozenset({"builtins", "msgspec"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +56,6 @@ def json_schema() -> dict[str, Any]:
             if doc and name in definition["properties"]:
                 definition["properties"][name]["description"] = doc
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def attribute_docs(cls: type) -> Mapping[str, str]:
-    """The docstring of each attribute of a class and its bases, on one line."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if base.__module__.partition(".")[0] not in FOREIGN:
-            docs |= _own_docs(base)
-    return docs
-
-
-def _own_docs(cls: type) -> Iterator[tuple[str, str]]:
-    [body] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
-    for statement, following in pairwise([*body.body, ast.Pass()]):
-        match statement, following:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                yield name, " ".join(text.split())
 
 
 def is_node(value: object) -> bool:

@@ -17,10 +17,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, new_epoch
-from baton.core.messages import Membership, ReplicaInfo, StartingReplica
-
-HEARTBEAT_S = 1.0
-"""How often replicas report."""
+from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, StartingReplica
 
 TTL_S = 3.5 * HEARTBEAT_S
 STARTING_TTL_S = 10.0

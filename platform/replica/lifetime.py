@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from baton.core.ids import Epoch
-from baton.core.messages import ReplicaInfo, StartingReplica
+from baton.core.messages import HEARTBEAT_S, ReplicaInfo, StartingReplica
 from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import MeshGroups
@@ -26,7 +26,6 @@ from baton.kernels.cpu.library import library
 from baton.platform.chaos.events import heartbeat
 from baton.platform.cluster.rank_actor import Assignment
 from baton.platform.machine.core_share import fair_share, share_of_cores
-from baton.platform.registry.registry import HEARTBEAT_S
 from baton.platform.replica.replica import Replica, load_engine, start_replica
 from baton.platform.replica.startup import Startup
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
-from baton.core.messages import Membership, ReplicaInfo
+from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo
 from baton.gateway.fleet.fleet import SETTLED_AFTER_S
 from baton.gateway.fleet.membership import merge
-from baton.platform.registry.registry import HEARTBEAT_S
 
 A, B = make_replica("a"), make_replica("b")
 

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from baton.core.attribute_docs import attribute_docs
 from baton.platform.cli.main import app
 from baton.platform.cli.options.config_options import ENGINE_OPTIONS, SERVE_OPTIONS
 from baton.platform.config.deployment import DeploymentConfig, configure, parse_config
-from baton.platform.config.docs import SECRETS, attribute_docs, json_schema, settings
+from baton.platform.config.docs import SECRETS, json_schema, settings
 
 run = CliRunner().invoke
 
