@@ -14,7 +14,8 @@ from baton.engine.mesh.split import Split
 from baton.kernels.attention.explicit_attention import attention_weights
 from baton.kernels.attention.paged_attention import paged_attention
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.cache_write.rope_kv_write import HeadNorm, Rotation, rope_kv_write
+from baton.kernels.cache_write.rope_kv_write import rope_kv_write
+from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, first_seen, num_first_of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from baton.engine.layers.attention import Attention
 from baton.kernels.attention.choose_tokens import Chosen
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.add import add
 from baton.kernels.paging.grouped_arena import LayerArena
 from baton.kernels.paging.quantized_arena import Arena

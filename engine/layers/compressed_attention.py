@@ -26,9 +26,10 @@ from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
-from baton.kernels.attention.compressed_attention import Entries, EntryIndex, compressed_attention
-from baton.kernels.cache_write.compress import Windows
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.attention.compressed_attention import compressed_attention
+from baton.kernels.attention.entries import Entries, EntryIndex
+from baton.kernels.cache_write.rotation import Rotation
+from baton.kernels.cache_write.windows import Windows
 from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences

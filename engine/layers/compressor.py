@@ -12,7 +12,8 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
-from baton.kernels.cache_write.compress import EntryNorm, Turning, Windows, close_windows
+from baton.kernels.cache_write.compress import close_windows
+from baton.kernels.cache_write.windows import EntryNorm, Turning, Windows
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 

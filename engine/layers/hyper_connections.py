@@ -18,12 +18,8 @@ from torch import Tensor, nn
 
 from baton.engine.layers.linear import ExactLinear
 from baton.engine.mesh.split import Split
-from baton.kernels.residual.hyper_connections import (
-    Mixture,
-    collapse_streams,
-    connect_streams,
-    norm_streams,
-)
+from baton.kernels.residual.hyper_connections import collapse_streams, connect_streams, norm_streams
+from baton.kernels.residual.mixture import Mixture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

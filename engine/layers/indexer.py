@@ -22,7 +22,7 @@ from baton.engine.layers.norm import LayerNorm
 from baton.engine.mesh.split import Split
 from baton.kernels.attention.choose_tokens import Chosen, choose_tokens
 from baton.kernels.cache_write.index_write import index_write
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.experts.routing import router_logits
 from baton.kernels.paging.sequences import Sequences
 

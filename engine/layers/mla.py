@@ -21,8 +21,8 @@ from baton.engine.layers.norm import RmsNorm
 from baton.engine.mesh.split import Split
 from baton.kernels.attention.latent_attention import latent_attention
 from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
-from baton.kernels.cache_write.latent_write import LatentNorm, latent_write
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.latent_write import latent_write
+from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear

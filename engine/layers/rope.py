@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from baton.engine.layers.rope_scaling import Scaling, plain_frequencies
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.positions.rotary_angles import rotary_angles
 
 

@@ -23,37 +23,16 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention import compressed_attention_cpu as cpu
+from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.attention.explicit_attention import explicit_attention
 from baton.kernels.attention.scoring import Scoring
-from baton.kernels.cache_write.compress import Windows, entries_of
+from baton.kernels.cache_write.compress import entries_of
 from baton.kernels.cpu import operators
 from baton.kernels.paging.paged_rows import rows_at
 from baton.kernels.paging.sequences import Sequences
 
 TOKENS_AT_ONCE = 256
 """So that no more scores than those of some exist at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryIndex:
-    """By what entries are chosen."""
-
-    q: Tensor  # [T, J, I]
-    weights: Tensor  # [T, J]
-    scale: float
-    arena: Tensor
-    windows: Windows
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entries:
-    """What tokens see beside the last ones."""
-
-    arena: Tensor
-    windows: Windows
-    index: EntryIndex | None = None
-    """None: they see all."""
 
 
 @dataclass(frozen=True, slots=True)

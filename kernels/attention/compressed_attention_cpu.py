@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from baton.kernels.cache_write.compress_cpu import places_of
+from baton.kernels.attention.entries import Entries, EntryIndex
+from baton.kernels.cache_write.windows import Windows
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
-
-if TYPE_CHECKING:
-    from baton.kernels.attention.compressed_attention import Entries, EntryIndex
-    from baton.kernels.cache_write.compress import Windows
 
 
 def _row(windows: Windows) -> tuple[int, int, int]:

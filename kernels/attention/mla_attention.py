@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from baton.kernels.attention import mla_attention_cpu as compiled
-from baton.kernels.paging.paged_rows import nan_if_infinite
 from baton.kernels.paging.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
@@ -79,17 +78,6 @@ def _attend(q: Tensor, past: Tensor, first: int, scale: float, width: int) -> Te
     hidden = places > places_of_tokens.view(-1, 1, 1)
     weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1).to(q.dtype)
     return (weights.flatten(0, 1) @ past[:, :width]).view(*q.shape[:2], width)
-
-
-def write_latents(latent: Tensor, rope: Tensor, arena: Tensor, sequences: Sequences) -> None:
-    """Put latent [T, L] and rope [T, R] where the tables say; what is not finite as NaN."""
-    tokens = nan_if_infinite(torch.cat((latent, rope), dim=-1))
-    positions = sequences.positions[: len(tokens)]
-    starts = sequences.query_starts[: sequences.num_requests + 1]
-    places = torch.arange(len(tokens), device=tokens.device)
-    owners = torch.searchsorted(starts, places, right=True) - 1
-    blocks = sequences.block_tables[owners, positions // sequences.block_size]
-    arena[blocks, 0, positions % sequences.block_size] = tokens
 
 
 def reference(

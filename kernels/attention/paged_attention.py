@@ -31,9 +31,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels.attention import paged_attention_cpu as compiled
+from baton.kernels.attention import sealed_attention_cpu as compiled_sealed
 from baton.kernels.attention.explicit_attention import explicit_attention
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.cache_write import sealed_write_cpu as compiled_sealed
+from baton.kernels.attention.sealed_attention import sealed_attention
+from baton.kernels.paging import sealed_arena_cpu
 from baton.kernels.paging.arena_cpu import runs
 from baton.kernels.paging.attention_plan import ArenaShape, AttentionGroup, AttentionPlan
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
@@ -53,9 +55,9 @@ def paged_attention(
     """What q [T, N, H] attends to, [T, N, H]; `sinks` are [N], float32 or as q."""
     _check(q, arena, sequences, sinks)
     if isinstance(arena, SealedArena):
-        if compiled_sealed.runs(q, arena):
-            return compiled_sealed.paged_attention(q, arena, sequences, window, scoring, sinks)
-        return arena.attend(q, sequences, window, scoring, sinks)
+        if sealed_arena_cpu.runs(q, arena):
+            return compiled_sealed.sealed_attention(q, arena, sequences, window, scoring, sinks)
+        return sealed_attention(q, arena, sequences, window, scoring, sinks)
     if q.is_cuda:
         from baton.kernels.attention import (
             paged_attention_gpu as gpu,  # Triton, which CPUs do without

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.kernels.cache_write import index_write_cpu as cpu
 from baton.kernels.cache_write.latent_write import turned_pairs
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences

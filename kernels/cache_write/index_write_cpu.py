@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype, small_rows
 from baton.kernels.paging.sequences import Sequences
-
-if TYPE_CHECKING:
-    from baton.kernels.cache_write.rope_kv_write import Rotation
 
 
 def index_write(

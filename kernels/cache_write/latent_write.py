@@ -15,23 +15,15 @@ the latent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.mla_attention import write_latents
 from baton.kernels.cache_write import latent_write_cpu as cpu
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.cpu.operators import runs
+from baton.kernels.paging.paged_rows import owners_of, put_rows
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.residual.rms_norm import rms_norm
-
-
-@dataclass(frozen=True, slots=True)
-class LatentNorm:
-    weight: Tensor  # [L]
-    eps: float
 
 
 def latent_write(  # noqa: PLR0913  # two inputs, the cache, and what is done on the way
@@ -83,7 +75,9 @@ def reference(  # noqa: PLR0913  # as above
     """The definition, of the kernels that it is made of."""
     latent, turned = torch.split(kv, [len(norm.weight), 2 * rotation[0].shape[1]], dim=-1)
     kept = rms_norm(latent.contiguous(), norm.weight, norm.eps)
-    write_latents(kept, turned_pairs(turned, *rotation, is_interleaved), arena, sequences)
+    rows = torch.cat((kept, turned_pairs(turned, *rotation, is_interleaved)), dim=-1)
+    owners, positions = owners_of(sequences, len(rows)), sequences.positions[: len(rows)]
+    put_rows(rows, arena, owners, positions, sequences)
     cos, sin = (part.unsqueeze(1) for part in rotation)
     return turned_pairs(q[..., -turned.shape[1] :], cos, sin, is_interleaved)
 

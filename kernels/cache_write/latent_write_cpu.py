@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype, small_rows
 from baton.kernels.paging.sequences import Sequences
-
-if TYPE_CHECKING:
-    from baton.kernels.cache_write.latent_write import LatentNorm
-    from baton.kernels.cache_write.rope_kv_write import Rotation
 
 
 def latent_write(  # noqa: PLR0913  # as the kernel

@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.cache_write.latent_write import LatentNorm
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.gpu.owner import owner_of
 from baton.kernels.paging.sequences import Sequences
 

@@ -13,13 +13,13 @@ T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from baton.kernels.cache_write import rope_kv_write_cpu as compiled
 from baton.kernels.cache_write import sealed_write_cpu as compiled_sealed
+from baton.kernels.cache_write.rotation import HeadNorm, Rotation
+from baton.kernels.paging import sealed_arena_cpu
 from baton.kernels.paging.arena_cpu import runs
 from baton.kernels.paging.paged_rows import nan_if_infinite
 from baton.kernels.paging.quantized_arena import QuantizedArena
@@ -27,18 +27,6 @@ from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.positions.rope import rope
 from baton.kernels.residual.rms_norm import rms_norm
-
-Rotation = tuple[Tensor, Tensor]
-"""cos and sin of the tokens' angles, float32 [T, R/2] each."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """RMS norms over each head; weights [H]."""
-
-    q_weight: Tensor
-    k_weight: Tensor
-    eps: float
 
 
 def rope_kv_write(
@@ -52,7 +40,7 @@ def rope_kv_write(
     """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention."""
     if isinstance(arena, SealedArena):
         arena.check(len(qkv), sequences)
-        if compiled_sealed.runs(qkv, arena):
+        if sealed_arena_cpu.runs(qkv, arena):
             return compiled_sealed.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
         return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
     if qkv.is_cuda:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype, small_rows
 from baton.kernels.paging.arena_cpu import KvArena
 from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
-
-if TYPE_CHECKING:
-    from baton.kernels.cache_write.rope_kv_write import HeadNorm, Rotation
 
 
 def rope_kv_write(

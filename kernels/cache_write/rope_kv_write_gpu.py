@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.cache_write.rope_kv_write import HeadNorm, Rotation
+from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.gpu.owner import owner_of
 from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.kv_quantize import LARGEST

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.cache_write import compress_cpu as cpu
 from baton.kernels.cpu import operators
+from baton.kernels.paging import paged_rows_cpu as cpu
 from baton.kernels.paging.sequences import Sequences
 
 

@@ -24,15 +24,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from baton.kernels.attention.explicit_attention import explicit_attention
-from baton.kernels.attention.scoring import Scoring
 from baton.kernels.paging.quantized_arena import Arena
-from baton.kernels.paging.seal import seal, unseal
+from baton.kernels.paging.seal import seal
 from baton.kernels.paging.sequences import Sequences
-from baton.kernels.paging.window import Window, first_seen, num_first_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPart:
+    """One request of a pass."""
+
+    tokens: slice
+    """Of the T."""
+    rows: Tensor
+    """[first .. end - 1, 2, K, H] of the pass rows."""
+    first: int
+    """Position where the block of the first new token begins."""
+    start: int
+    """Position of the first new token."""
+    end: int
+    lane: int
+    table: list[int]
+    blocks: list[int]
+    """From that of the first new token on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +77,7 @@ class SealedArena:
     def write(self, kv: Tensor, sequences: Sequences) -> None:
         """Put the pass's kv [T, 2, K, H], without infinities, into its blocks; seal full ones."""
         self.check(len(kv), sequences)
-        for part in self._parts(sequences):
+        for part in self.parts(sequences):
             rows = part.rows
             open_rows = self.open_rows[part.lane].permute(2, 1, 0, 3)  # [S, 2, K, H]
             num_open = part.start - part.first
@@ -75,38 +90,8 @@ class SealedArena:
                 seal(block.permute(2, 1, 0, 3), self.units[part.blocks[place]])
             open_rows[: len(rows) - end] = rows[end:]
 
-    def attend(
-        self,
-        q: Tensor,
-        sequences: Sequences,
-        window: Window,
-        scoring: Scoring,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """What q [T, N, H] attends to, after `write`."""
-        out = torch.empty_like(q)
-        for part in self._parts(sequences):
-            past = self._past(part, q.dtype)
-            for begin in range(part.first, part.end, self.block_size):
-                begins_at, end = max(begin, part.start), min(begin + self.block_size, part.end)
-                own = part.rows[begin - part.first : end - part.first].permute(1, 2, 0, 3)
-                k, v = torch.cat((past[:, :, :begin], own), dim=2).unsqueeze(1)
-                first = part.tokens.start + begins_at - part.start
-                tokens = slice(first, first + end - begins_at)
-                queries = q[tokens].view(end - begins_at, k.shape[1], -1, self.width)
-                queries = queries.permute(1, 2, 0, 3)
-                bias = _bias(range(begins_at, end), window).to(q.device)
-                found = explicit_attention(queries.unsqueeze(0), k, v, bias, scoring, sinks)
-                out[tokens] = found[0].permute(2, 0, 1, 3).flatten(1, 2)
-        return out
-
-    def _past(self, part: _Part, dtype: torch.dtype) -> Tensor:
-        """The blocks of a request before its last, sealed, as [2, K, tokens, H]."""
-        units = self.units[part.table[: (part.end - 1) // self.block_size]]
-        kv = unseal(units, self.block_size, self.width)  # [blocks, K, 2, S, H]
-        return kv.to(dtype).permute(2, 1, 0, 3, 4).flatten(2, 3)
-
-    def _parts(self, sequences: Sequences) -> Iterator[_Part]:
+    def parts(self, sequences: Sequences) -> Iterator[RequestPart]:
+        """Request by request, in the order of the pass."""
         token, lanes = 0, sequences.lanes
         assert lanes is not None, "open blocks have no place"
         for request, (query_len, context_len) in enumerate(sequences.lengths()):
@@ -114,7 +99,7 @@ class SealedArena:
             first = start // self.block_size * self.block_size
             row = token + request * (self.block_size - 1)
             table = sequences.block_tables[request].tolist()
-            yield _Part(
+            yield RequestPart(
                 tokens=slice(token, token + query_len),
                 rows=self.pass_rows[row : row + context_len - first],
                 first=first,
@@ -129,31 +114,3 @@ class SealedArena:
 
 AnyArena = Arena | SealedArena
 """Of one layer, however it is kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One request of a pass."""
-
-    tokens: slice
-    """Of the T."""
-    rows: Tensor
-    """[first .. end - 1, 2, K, H] of the pass rows."""
-    first: int
-    """Position where the block of the first new token begins."""
-    start: int
-    """Position of the first new token."""
-    end: int
-    lane: int
-    table: list[int]
-    blocks: list[int]
-    """From that of the first new token on."""
-
-
-def _bias(positions: range, window: Window) -> Tensor:
-    """[Q, L] 0 or -inf, for queries at `positions` and keys from 0 to the last of them."""
-    bias = torch.full((len(positions), positions.stop), -torch.inf)
-    for row, position in enumerate(positions):
-        bias[row, first_seen(window, position) : position + 1] = 0
-        bias[row, : min(num_first_of(window), position + 1)] = 0
-    return bias

@@ -16,24 +16,12 @@ T tokens, n streams, D width; M = 2n + n n.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from baton.kernels.cpu import operators
 from baton.kernels.residual import hyper_connections_cpu as cpu
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Mixture:
-    """How mixed numbers become weights."""
-
-    scale: Tensor  # [3] float32, or [1]
-    base: Tensor  # [M] float32
-    num_rounds: int
-    """In which columns, and rows before them, are scaled."""
-    eps: float
+from baton.kernels.residual.mixture import Mixture
 
 
 def spread_streams(x: Tensor, num_streams: int) -> Tensor:

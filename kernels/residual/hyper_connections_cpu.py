@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from baton.kernels.cpu.operators import Call, call, of_dtype, small_rows
-
-if TYPE_CHECKING:
-    from baton.kernels.residual.hyper_connections import Mixture
+from baton.kernels.residual.mixture import Mixture
 
 MAX_STREAMS = 16
 

@@ -33,7 +33,7 @@ from baton.engine.models.config.moe import MoeConfig, parse_routing
 from baton.engine.models.config.rope import RopeKeys, parse_rope
 from baton.engine.models.skeleton.family import Family
 from baton.engine.models.skeleton.stream_decoder import StreamDecoder
-from baton.kernels.cache_write.compress import Windows
+from baton.kernels.cache_write.windows import Windows
 from baton.kernels.experts.moe import CLAMPED, Gating
 from baton.kernels.experts.routing import Score
 from baton.kernels.products.linear import GATES

@@ -27,7 +27,7 @@ from baton.engine.layers.rope import RotaryAngles
 from baton.engine.layers.router import Router
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.take_rows import take_rows
 from baton.kernels.paging.grouped_arena import LayerArena
 from baton.kernels.paging.sequences import Sequences

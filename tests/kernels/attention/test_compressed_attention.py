@@ -10,9 +10,9 @@ from tests.kernels.passes import sequences_of
 from torch import Tensor
 
 from baton.kernels.attention import compressed_attention as kernel
-from baton.kernels.attention.compressed_attention import Entries, EntryIndex
+from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.attention.scoring import PLAIN
-from baton.kernels.cache_write.compress import Windows
+from baton.kernels.cache_write.windows import Windows
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.sequences import Sequences
 

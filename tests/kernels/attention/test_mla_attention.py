@@ -15,6 +15,7 @@ from baton.kernels.attention import mla_attention as kernel
 from baton.kernels.attention import mla_attention_cpu as compiled
 from baton.kernels.attention import mla_attention_gpu as gpu
 from baton.kernels.cpu.operators import runs
+from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 
 BLOCK_SIZE, HEADS, LATENT, TURNED = 4, 3, 12, 6
@@ -124,7 +125,7 @@ def test_latents_are_written_where_the_tables_say() -> None:
     latent[0, 3] = -torch.inf
     arena = torch.zeros_like(made.arena)
 
-    kernel.write_latents(latent, rope, arena, made.sequences)
+    write_rows(torch.cat((latent, rope), dim=-1), arena, made.sequences)
 
     (table, _, _), (other, _, _) = made.requests
     expected = torch.zeros_like(arena)

@@ -11,7 +11,7 @@ from tests.kernels.passes import sequences_of
 from torch import Tensor
 
 from baton.kernels.cache_write import compress as kernel
-from baton.kernels.cache_write.compress import EntryNorm, Turning, Windows
+from baton.kernels.cache_write.windows import EntryNorm, Turning, Windows
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.paged_rows import rows_at, write_rows
 from baton.kernels.positions.rope_tail import rope_tail

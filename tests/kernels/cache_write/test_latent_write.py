@@ -13,8 +13,7 @@ from torch import Tensor
 
 from baton.kernels.cache_write import latent_write as kernel
 from baton.kernels.cache_write import latent_write_gpu as gpu
-from baton.kernels.cache_write.latent_write import LatentNorm
-from baton.kernels.cache_write.rope_kv_write import Rotation
+from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.sequences import Sequences
 

@@ -13,7 +13,7 @@ from tests.kernels.passes import empty_arena, sequences_of
 from torch import Tensor
 
 from baton.kernels.cache_write import rope_kv_write as kernel
-from baton.kernels.cache_write.rope_kv_write import HeadNorm, Rotation
+from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences

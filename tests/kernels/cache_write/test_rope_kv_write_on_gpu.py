@@ -14,8 +14,8 @@ from tests.kernels.passes import sequences_of
 from torch import Tensor
 
 from baton.kernels.cache_write import rope_kv_write as public
-from baton.kernels.cache_write.rope_kv_write import HeadNorm, Rotation
 from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
+from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
 

@@ -18,10 +18,9 @@ from baton.kernels.attention.merge_attention_gpu import merge_attention
 from baton.kernels.attention.mla_attention_gpu import mla_attention
 from baton.kernels.attention.paged_attention_gpu import paged_attention
 from baton.kernels.attention.scoring import Scoring
-from baton.kernels.cache_write.latent_write import LatentNorm
 from baton.kernels.cache_write.latent_write_gpu import latent_write
-from baton.kernels.cache_write.rope_kv_write import HeadNorm
 from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
+from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gates_gpu as gate
 from baton.kernels.experts.grouped_narrow_gpu import grouped_narrow
 from baton.kernels.paging.arena_gpu import PagedCache

@@ -11,8 +11,7 @@ from tests.kernels.paged_passes import PagedPass
 from baton.kernels.attention import mla_attention, paged_attention
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.cache_write import latent_write, rope_kv_write
-from baton.kernels.cache_write.latent_write import LatentNorm
-from baton.kernels.cache_write.rope_kv_write import HeadNorm
+from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gelu, silu_mul
 from baton.kernels.positions import rotary_angles
 from baton.kernels.residual import layer_norm, rms_norm

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from baton.kernels.attention.paged_attention import paged_attention
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.cache_write import sealed_write_cpu as compiled
 from baton.kernels.cache_write.rope_kv_write import rope_kv_write
 from baton.kernels.cpu.operators import runs
+from baton.kernels.paging import sealed_arena_cpu as compiled
 from baton.kernels.paging.sealed_arena import SealedArena
 from baton.kernels.paging.window import Chunks, Streaming, Window, first_seen, num_first_of
 

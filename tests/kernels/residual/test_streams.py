@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.kernels.cpu.operators import runs
 from baton.kernels.residual import hyper_connections as kernel
-from baton.kernels.residual.hyper_connections import Mixture
+from baton.kernels.residual.mixture import Mixture
 
 WIDTH, ROUNDS, EPS = 37, 20, 1e-6
 

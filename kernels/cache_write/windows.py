@@ -1,0 +1,51 @@
+"""How entries are made of windows of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How a layer compresses."""
+
+    num_tokens: int
+    """m"""
+    num_series: int
+    """s: 1, or 2 whose windows overlap."""
+    width: int
+    """H"""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.num_series not in (1, 2) or self.width < 1:
+            raise ValueError(f"impossible windows: {self}")
+
+    @property
+    def row_width(self) -> int:
+        """Items that are kept of a token."""
+        return 2 * self.num_series * self.width
+
+    @property
+    def entry(self) -> slice:
+        """Where in the row of a closing token the entry is."""
+        return slice((self.num_series - 1) * self.width, self.num_series * self.width)
+
+    def num_closed(self, num_tokens: int) -> int:
+        """Entries that so many tokens have made."""
+        return num_tokens // self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryNorm:
+    weight: Tensor  # [H]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turning:
+    """By rotary positions."""
+
+    frequencies: Tensor  # [R/2] float32
+    factor: float

@@ -1,0 +1,18 @@
+"""How streams are mixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Mixture:
+    """How mixed numbers become weights."""
+
+    scale: Tensor  # [3] float32, or [1]
+    base: Tensor  # [M] float32
+    num_rounds: int
+    """In which columns, and rows before them, are scaled."""
+    eps: float
