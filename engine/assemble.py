@@ -8,12 +8,12 @@ from typing import TypedDict, Unpack
 
 import torch
 
+from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import GrammarCompiler
 from baton.engine.grammar.structured_output import LlGuidanceCompiler
-from baton.engine.memory.cache_plan import plan_cache
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
 from baton.engine.passes.runner import ModelRunner

@@ -15,7 +15,7 @@ from baton.gateway.http.server import HttpServer
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generation import Dispatcher
 from baton.gateway.requests.readiness import NOBODY, Wanted
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 
 
 class GatewayServer:

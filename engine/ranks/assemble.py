@@ -19,8 +19,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
+from baton.engine.cache_plan import CachePlan
 from baton.engine.checkpoint.load import LoadedModel
-from baton.engine.memory.cache_plan import CachePlan
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import RankGroup
 from baton.engine.passes.runner import ModelRunner

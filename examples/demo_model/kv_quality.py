@@ -17,8 +17,8 @@ from train import encode
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.batch import Chunk
+from baton.engine.cache_plan import KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.memory.cache_plan import KV_DTYPES
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.runner import ModelRunner
 from baton.kernels.paging.window import Streaming

@@ -6,8 +6,8 @@ import bisect
 from typing import Literal
 
 from baton.core.messages import FinishReason
-from baton.gateway.chat.tools.output_parser import OutputParser
-from baton.gateway.chat.tools.pieces import Piece
+from baton.gateway.output.output_parser import OutputParser
+from baton.gateway.output.pieces import Piece
 from baton.gateway.text.output_text import TextDelta
 
 ChatFinish = FinishReason | Literal["tool_calls"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.tools.definitions import ToolMode, ToolUse
+from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.grammars.structured_output import OutputRule
 from baton.gateway.requests.cache_control import MarkedMessage
 from baton.gateway.requests.gateway import Gateway

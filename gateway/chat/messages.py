@@ -8,18 +8,14 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.http.schemas import (
-    Message,
-    MessageToolCall,
-    TextPart,
-    refuse_unsupported,
-)
+from baton.gateway.chat.message_schema import Message, MessageToolCall, TextPart
 from baton.gateway.requests.cache_control import (
     CacheControl,
     MarkedMessage,
     checked_marks,
     marked,
 )
+from baton.gateway.requests.unsupported import refuse_unsupported
 
 ROLE_BY_NAME = {
     "system": "system",

@@ -15,18 +15,18 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
 from baton.gateway.chat.cache_points import find_cache_points
 from baton.gateway.chat.conversation import Conversation, encode_chat, render_chat
-from baton.gateway.chat.reasoning import (
+from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
+from baton.gateway.chat.tool_detection import call_format, calls_grammar, format_name
+from baton.gateway.output import formats, harmony
+from baton.gateway.output.formats import CallFormat
+from baton.gateway.output.output_parser import OutputParser
+from baton.gateway.output.reasoning import (
     THINK_BEGIN,
     THINK_END,
     ReasoningStart,
     reasoning_format,
     reasoning_start,
 )
-from baton.gateway.chat.tools import formats, harmony
-from baton.gateway.chat.tools.definitions import ToolMode, ToolUse
-from baton.gateway.chat.tools.detect import call_format, calls_grammar, format_name
-from baton.gateway.chat.tools.formats import CallFormat
-from baton.gateway.chat.tools.output_parser import OutputParser
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
 

@@ -16,9 +16,9 @@ import msgspec
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import JSON_LAYOUT
-from baton.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
-from baton.gateway.chat.tools.harmony import CHANNEL, END, MESSAGE, START
 from baton.gateway.grammars.structured_output import OutputRule
+from baton.gateway.output.harmony import CHANNEL, END, MESSAGE, START
+from baton.gateway.output.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
 
 NO_SPECIAL: Mapping[str, int] = MappingProxyType({})
 

@@ -7,11 +7,11 @@ import asyncio
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
 from baton.engine.grammar.grammar_check import GrammarChecker
-from baton.gateway.chat.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
-from baton.gateway.chat.tools import harmony
 from baton.gateway.grammars.answer_grammar import answer_grammar
 from baton.gateway.grammars.structured_output import OutputRule
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.output import harmony
+from baton.gateway.output.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
+from baton.gateway.text.served_model import ServedModel
 
 MAX_KNOWN = 128
 

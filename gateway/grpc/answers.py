@@ -9,7 +9,7 @@ from baton.core.messages import Receipt, TokenLogprob
 from baton.gateway.requests.choices import ChoiceDelta, Completion
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.order import CompletionOrder
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.proto import inference_pb2 as pb
 

@@ -11,19 +11,19 @@ from google.protobuf.json_format import MessageToDict
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.conversation import Conversation
+from baton.gateway.chat.message_schema import Message, MessageFunction, MessageToolCall
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
-from baton.gateway.chat.tools.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.grpc.answers import ResponseFiller
 from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.gateway.grpc.tools import tool_use_of
-from baton.gateway.http.schemas import Message, MessageFunction, MessageToolCall
+from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.request_ids import public_request_id
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 from baton.proto import inference_pb2 as pb
 
 

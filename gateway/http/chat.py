@@ -10,18 +10,19 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import plan_chat
-from baton.gateway.chat.tools.definitions import tool_use
+from baton.gateway.chat.tool_definitions import tool_use
 from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.chat_format import ChatFormat
 from baton.gateway.http.common_fields import answer_extras
 from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Responder
-from baton.gateway.http.schemas import ChatBody, refuse_unsupported
+from baton.gateway.http.schemas import ChatBody
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.requests.unsupported import refuse_unsupported
+from baton.gateway.text.served_model import ServedModel
 
 
 class ChatApi:

@@ -8,8 +8,6 @@ from msgspec import UNSET
 
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.plan import ChatPlan
-from baton.gateway.chat.reasoning import ReasoningStart
-from baton.gateway.chat.tools.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.http.answers import (
     ChatAnswer,
     ChatChoice,
@@ -22,9 +20,11 @@ from baton.gateway.http.answers import (
 )
 from baton.gateway.http.logprobs import chat_logprobs, prompt_logprobs
 from baton.gateway.http.schemas import ChatBody
+from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
+from baton.gateway.output.reasoning import ReasoningStart
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.completion_stream import Usage
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 
 
 class ChatFormat:

@@ -21,14 +21,15 @@ from baton.gateway.http.logprobs import completion_logprobs, prompt_logprobs
 from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Responder
-from baton.gateway.http.schemas import CompletionBody, refuse_unsupported
+from baton.gateway.http.schemas import CompletionBody
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import options_from
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompts import read_prompts, with_cache_point
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.requests.unsupported import refuse_unsupported
+from baton.gateway.text.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -15,11 +15,11 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
 from baton.gateway.http.awaited_response import AwaitedResponse
 from baton.gateway.http.request_body import decode_body, read_body
-from baton.gateway.http.schemas import Ignored
 from baton.gateway.requests.embedding import MAX_INPUTS, EmbeddingOrder, embed
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.prompts import read_prompts
+from baton.gateway.requests.unsupported import Ignored
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

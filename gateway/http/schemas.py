@@ -2,24 +2,22 @@
 
 Fields Baton does not know are refused by name. Fields it knows and need not act on are accepted;
 fields that would change the answer in ways it cannot are refused unless they ask for nothing
-(`NEUTRAL`). The types say which are which, to readers of the OpenAPI document as well.
+(requests/unsupported.py). The types say which are which, to readers of the OpenAPI document as
+well.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from baton.core.errors import InvalidRequest
-from baton.gateway.chat.tools.definitions import Tool
+from baton.gateway.chat.message_schema import Message
+from baton.gateway.chat.tool_definitions import Tool
 from baton.gateway.grammars.structured_output import ResponseFormat, StructuredOutputs
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.options import CommonOptions
-
-Ignored = Annotated[Any, Meta(description="Accepted, and not acted upon.")]
-Refused = Annotated[Any, Meta(description="Refused unless it asks for nothing.")]
+from baton.gateway.requests.unsupported import Ignored, Refused
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -83,53 +81,6 @@ class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     suffix: Refused = None
 
 
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: str
-    text: str | None = None
-    cache_control: CacheControl | None = None
-    """Anthropic's: keep what is before the end of this part in the prefix cache."""
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: Any = None
-    prompt_cache_breakpoint: Any = None
-
-
-class MessageFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    arguments: str | None = None
-    """JSON."""
-
-
-class MessageToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    id: str | None = None
-    type: str = "function"
-    function: MessageFunction | None = None
-    custom: Any = None
-    index: Any = None
-
-
-class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    role: str
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
-    """Of an assistant."""
-    tool_call_id: str | None = None
-    """Of a tool: which call it answers."""
-    reasoning_content: str | None = None
-    """Of an assistant; most templates leave it out of the prompt."""
-    reasoning: str | None = None
-    """The same by another name."""
-    cache_control: CacheControl | None = None
-    """Anthropic's: keep what is before the end of this message in the prefix cache."""
-
-    annotations: Refused = None
-    audio: Refused = None
-    function_call: Refused = None
-    refusal: Refused = None
-
-
 class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message]
     """The conversation so far."""
@@ -165,47 +116,3 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     prediction: Refused = None
     verbosity: Refused = None
     web_search_options: Refused = None
-
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": (None, ""),
-    "audio": (None,),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
-    "modalities": (None, ["text"]),
-    "moderation": (None,),
-    "prediction": (None,),
-    "verbosity": (None, "medium"),
-    "web_search_options": (None,),
-    "annotations": (None, []),
-    "refusal": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-}
-
-
-REMEDIES = {
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "guided_choice": "use structured_outputs.choice",
-    "guided_grammar": "use structured_outputs.grammar",
-    "guided_json": "use structured_outputs.json",
-    "guided_regex": "use structured_outputs.regex",
-}
-
-
-def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
-    """Raises InvalidRequest for the first field that asks for what Baton cannot do yet."""
-    for name in body.__struct_fields__:
-        neutral = NEUTRAL.get(name)
-        if neutral is None:
-            continue
-        value = getattr(body, name)
-        if not any(value == other and type(value) is type(other) for other in neutral):
-            remedy = REMEDIES.get(name)
-            reason = "is not supported" if remedy else "is not supported yet"
-            raise InvalidRequest(
-                f"{path}{name} {reason}; {remedy or 'leave it out'}", field=path + name
-            )

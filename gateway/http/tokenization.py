@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import encode_chat, render_chat
-from baton.gateway.chat.tools.definitions import Tool
+from baton.gateway.chat.message_schema import Message
+from baton.gateway.chat.tool_definitions import Tool
 from baton.gateway.http.chat import conversation_of
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
-from baton.gateway.http.schemas import ChatBody, Message
+from baton.gateway.http.schemas import ChatBody
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.sampling_options import check_tokens
 

@@ -20,11 +20,11 @@ from baton.gateway.requests.metrics import GatewayMetrics
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.readiness import NOBODY, Missing, Wanted
 from baton.gateway.requests.sampling_options import SamplingRules
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.requests.traces import traces_from_environment
 from baton.gateway.resumable.keeper import StreamKeeper
 from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import OutputText
+from baton.gateway.text.served_model import ServedModel
 
 LONG_TEXT_CHARS = 16_384
 """Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from baton.core.errors import Unavailable
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.fleet import RegistryClient
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.server import GatewayServer
+from baton.gateway.text.served_model import ServedModel
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.core.kv_layout import KvLayout
+from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
 from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import read_config
 from baton.engine.config import CacheConfig
-from baton.engine.memory.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
 from baton.engine.models.config.info import check_kv_dtype
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of

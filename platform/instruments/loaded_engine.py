@@ -17,10 +17,10 @@ import torch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import engine_around, find_device
+from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.memory.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
 from baton.platform.config.deployment import DeploymentConfig

@@ -17,7 +17,7 @@ from baton.core.messages import Role
 from baton.decode_service.worker import DecodeSettings, DecodeWorker
 from baton.engine.engine import Engine
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 from baton.kv_transfer.transports import TransportParts, create_transport
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.core_share import limit_threads

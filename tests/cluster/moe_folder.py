@@ -11,7 +11,7 @@ from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import EngineConfig
 from baton.engine.request.request import Request
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 from baton.platform.models.model_folder import find_model
 
 VOCAB_SIZE, MAX_LEN, EOS = 4096, 2048, 1

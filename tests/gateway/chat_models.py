@@ -15,7 +15,7 @@ from tests.gateway.scripted import (
     tokens_of,
 )
 
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 
 HERMES = (
     "{% if tools %}[tools]{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>[/tools]"

@@ -19,10 +19,10 @@ from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import Generation
 from baton.gateway.requests.readiness import Missing, Wanted
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.model_files import SamplingDefaults
+from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 
 MODEL = "org/tiny"

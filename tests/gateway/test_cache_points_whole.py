@@ -15,8 +15,8 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.gateway.access.config import GatewayConfig, TenantConfig
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.server import GatewayServer
+from baton.gateway.text.served_model import ServedModel
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "checkpoint"
 BLOCK_SIZE, NUM_BLOCKS = 16, 48

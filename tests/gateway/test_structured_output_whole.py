@@ -18,8 +18,8 @@ from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.server import GatewayServer
+from baton.gateway.text.served_model import ServedModel
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 

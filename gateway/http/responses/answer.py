@@ -10,7 +10,7 @@ import msgspec
 from baton.gateway.http.responses.items import Item
 from baton.gateway.http.responses.schemas import ResponsesBody, TextConfig, TextFormat
 from baton.gateway.requests.completion_stream import Usage
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 
 
 class InputTokensDetails(msgspec.Struct):

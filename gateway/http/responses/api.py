@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.plan import plan_chat
-from baton.gateway.chat.tools.definitions import use_of
+from baton.gateway.chat.tool_definitions import use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Responder
@@ -20,7 +20,7 @@ from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
-from baton.gateway.requests.served_model import ServedModel
+from baton.gateway.text.served_model import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
 FIELD_BY_OPTION = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from baton.gateway.chat.tools.pieces import (
+from baton.gateway.http.answers import ChatLogprob
+from baton.gateway.output.pieces import (
     CallArguments,
     CallStart,
     Content,
     Piece,
     Reasoning,
 )
-from baton.gateway.http.answers import ChatLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Event = dict[str, Any]

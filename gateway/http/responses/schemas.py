@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.tools.definitions import Function
-from baton.gateway.http.schemas import Ignored, Refused, StreamOptions
+from baton.gateway.chat.tool_definitions import Function
+from baton.gateway.http.schemas import StreamOptions
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.options import CommonOptions
+from baton.gateway.requests.unsupported import Ignored, Refused
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True):

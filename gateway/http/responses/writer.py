@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from baton.core.messages import FinishReason
 from baton.gateway.chat.choice_reader import ChoiceReader
 from baton.gateway.chat.plan import ChatPlan
-from baton.gateway.chat.tools.pieces import Content, Piece
 from baton.gateway.http import sse
 from baton.gateway.http.answers import ChatLogprob
 from baton.gateway.http.errors import error_body
@@ -22,6 +21,7 @@ from baton.gateway.http.responses.answer import (
     response_usage,
 )
 from baton.gateway.http.responses.items import Event, OutputItems
+from baton.gateway.output.pieces import Content, Piece
 from baton.gateway.requests.choices import ChoiceDelta, Completion
 from baton.gateway.text.output_text import TextDelta
 from baton.gateway.text.tokenizer import TextTokenizer

@@ -26,8 +26,8 @@ from baton.gateway.requests.choices import Completion
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import CompletionOrder, Prompt
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.text.output_text import TextDelta, merge
+from baton.gateway.text.served_model import ServedModel
 from baton.platform.cli.terminal.errors import complain, status_of
 from baton.platform.cli.terminal.progress import weights_bar
 from baton.platform.config.deployment import DeploymentConfig

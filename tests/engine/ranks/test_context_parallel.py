@@ -17,10 +17,10 @@ from tests.tiny_checkpoints import FAMILIES, VOCAB_SIZE, transformers_greedy
 from baton.core.errors import InvalidConfig
 from baton.core.messages import Pooling, Role, SamplingParams
 from baton.engine.assemble import assemble_engine
+from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
-from baton.engine.memory.cache_plan import plan_cache
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import ONE_RANK
 from baton.engine.ranks.sharded_cache import ShardedCache

@@ -23,16 +23,16 @@ from tokenizers import AddedToken, Tokenizer
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind
 from baton.engine.grammar.grammar_check import GrammarChecker
-from baton.gateway.chat.reasoning import ReasoningStart
-from baton.gateway.chat.tools import harmony
-from baton.gateway.chat.tools.definitions import Function, use_of
-from baton.gateway.chat.tools.detect import calls_grammar
+from baton.gateway.chat.tool_definitions import Function, use_of
+from baton.gateway.chat.tool_detection import calls_grammar
 from baton.gateway.grammars.answer_grammar import answer_grammar
 from baton.gateway.grammars.structured_output import (
     OutputRule,
     StructuredOutputs,
     rule_of_kinds,
 )
+from baton.gateway.output import harmony
+from baton.gateway.output.reasoning import ReasoningStart
 from baton.gateway.text.tokenizer import TextTokenizer
 
 CHECKER = GrammarChecker(tokenizer_json, [eos_token()])

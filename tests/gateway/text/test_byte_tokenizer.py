@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import CheckpointError
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.text.byte_tokenizer import byte_tokenizer_json
+from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_tokenizer_json())

@@ -10,8 +10,8 @@ import pytest
 from tests.gateway.scripted import BOS, MODEL, json_vocab_size, write_model_folder
 
 from baton.core.errors import CheckpointError
-from baton.gateway.requests.served_model import ServedModel
 from baton.gateway.text.model_files import ModelFiles, SamplingDefaults
+from baton.gateway.text.served_model import ServedModel
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo_model" / "checkpoint"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.gateway.chat.tools.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.http.responses.items import CallItem, OutputItems
+from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 
 pieces = st.one_of(
     st.text("ab", min_size=1, max_size=3).map(Content),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from baton.gateway.chat.reasoning import ReasoningStart, think
-from baton.gateway.chat.tools.formats import CallFormat
-from baton.gateway.chat.tools.pieces import Piece, PieceWriter, new_call_id
-from baton.gateway.chat.tools.text_reader import Parse, TextReader
+from baton.gateway.output.formats import CallFormat
+from baton.gateway.output.pieces import Piece, PieceWriter, new_call_id
+from baton.gateway.output.reasoning import ReasoningStart, think
+from baton.gateway.output.text_reader import Parse, TextReader
 
 
 class OutputParser:

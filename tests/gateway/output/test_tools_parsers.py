@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.gateway.chat.reasoning import ReasoningStart
-from baton.gateway.chat.tools import formats, harmony
-from baton.gateway.chat.tools.formats import CallFormat
-from baton.gateway.chat.tools.output_parser import OutputParser
-from baton.gateway.chat.tools.pieces import (
+from baton.gateway.output import formats, harmony
+from baton.gateway.output.formats import CallFormat
+from baton.gateway.output.output_parser import OutputParser
+from baton.gateway.output.pieces import (
     CallArguments,
     CallStart,
     Content,
     Piece,
     Reasoning,
 )
+from baton.gateway.output.reasoning import ReasoningStart
 
 TOOLS = frozenset({"f", "get_weather"})
 FORMATS: dict[str, CallFormat] = {

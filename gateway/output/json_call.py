@@ -13,8 +13,8 @@ import json
 import re
 from collections.abc import Callable
 
-from baton.gateway.chat.tools.pieces import PieceWriter
-from baton.gateway.chat.tools.text_reader import Malformed, Parse, TextReader
+from baton.gateway.output.pieces import PieceWriter
+from baton.gateway.output.text_reader import Malformed, Parse, TextReader
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"

@@ -10,9 +10,9 @@ from tests.gateway.chat_models import HERMES, PLAIN, WEATHER
 from tests.gateway.scripted import Script, ScriptedDispatcher, make_model, serving, tokenizer_json
 from tokenizers import AddedToken, Tokenizer
 
-from baton.gateway.chat.reasoning import ReasoningStart, reasoning_format, reasoning_start
-from baton.gateway.chat.tools import formats
-from baton.gateway.chat.tools.detect import call_format, format_name
+from baton.gateway.chat.tool_detection import call_format, format_name
+from baton.gateway.output import formats
+from baton.gateway.output.reasoning import ReasoningStart, reasoning_format, reasoning_start
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.tokenizer import TextTokenizer
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from baton.gateway.chat.tools.harmony import CHANNEL, START, analysis
-from baton.gateway.chat.tools.pieces import PieceWriter
-from baton.gateway.chat.tools.text_reader import Parse, TextReader
+from baton.gateway.output.harmony import CHANNEL, START, analysis
+from baton.gateway.output.pieces import PieceWriter
+from baton.gateway.output.text_reader import Parse, TextReader
 from baton.gateway.text.chat_template import ChatTemplate
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"

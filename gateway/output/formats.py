@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
-from baton.gateway.chat.tools.json_call import copy_arguments, read_call
-from baton.gateway.chat.tools.pieces import PieceWriter
-from baton.gateway.chat.tools.text_reader import Malformed, Parse, TextReader
+from baton.gateway.output.json_call import copy_arguments, read_call
+from baton.gateway.output.pieces import PieceWriter
+from baton.gateway.output.text_reader import Malformed, Parse, TextReader
 
 CallFormat = Callable[[TextReader, PieceWriter], Parse[None]]
 

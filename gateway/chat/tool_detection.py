@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from baton.gateway.chat.tools import harmony
-from baton.gateway.chat.tools.definitions import NO_PARAMETERS, ToolUse
-from baton.gateway.chat.tools.formats import (
+from baton.gateway.chat.tool_definitions import NO_PARAMETERS, ToolUse
+from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
+from baton.gateway.output import harmony
+from baton.gateway.output.formats import (
     CALLS_BEGIN,
     HERMES_BEGIN,
     HERMES_END,
@@ -16,7 +17,6 @@ from baton.gateway.chat.tools.formats import (
     hermes,
     llama3,
 )
-from baton.gateway.grammars.answer_grammar import NO_SPECIAL, json_body, written_mark
 
 FOREIGN_SIGNS = ("<function=", "<arg_key>")
 """Of formats that use the mark of hermes for something else."""

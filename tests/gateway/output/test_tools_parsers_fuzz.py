@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.gateway.chat.tools.test_tools_parsers import (
+from tests.gateway.output.test_tools_parsers import (
     FORMATS,
     V3_CALL,
     V31_CALL,
@@ -17,9 +17,9 @@ from tests.gateway.chat.tools.test_tools_parsers import (
     parsed,
 )
 
-from baton.gateway.chat.reasoning import ReasoningStart
-from baton.gateway.chat.tools import formats, harmony
-from baton.gateway.chat.tools.pieces import CallStart
+from baton.gateway.output import formats, harmony
+from baton.gateway.output.pieces import CallStart
+from baton.gateway.output.reasoning import ReasoningStart
 
 FRAGMENTS = [
     *formats.MARKERS,

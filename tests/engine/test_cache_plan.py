@@ -16,9 +16,9 @@ from tests.tiny_checkpoints import make_llama, make_mixtral
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.static_batch import PassLimits
+from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from baton.engine.memory.cache_plan import plan_cache
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.open_blocks import open_bytes
 from baton.engine.passes.cuda_graphs import MAX_GRAPH_BYTES, Outputs

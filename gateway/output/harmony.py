@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 
-from baton.gateway.chat.tools.formats import CallFormat
-from baton.gateway.chat.tools.pieces import PieceWriter
-from baton.gateway.chat.tools.text_reader import Malformed, Parse, TextReader
+from baton.gateway.output.formats import CallFormat
+from baton.gateway.output.pieces import PieceWriter
+from baton.gateway.output.text_reader import Malformed, Parse, TextReader
 
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"

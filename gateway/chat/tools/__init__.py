@@ -1,1 +1,0 @@
-"""How models write tool calls, and how callers ask for them."""

@@ -1,0 +1,1 @@
+"""What models write, read as it comes: reasoning, tool calls, channels."""

@@ -1,0 +1,58 @@
+"""Fields that are known and cannot be acted upon: refused, unless they ask for nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from baton.core.errors import InvalidRequest
+
+Ignored = Annotated[Any, Meta(description="Accepted, and not acted upon.")]
+
+
+Refused = Annotated[Any, Meta(description="Refused unless it asks for nothing.")]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": (None, ""),
+    "audio": (None,),
+    "function_call": (None, "none", "auto"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "moderation": (None,),
+    "prediction": (None,),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+    "annotations": (None, []),
+    "refusal": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+}
+
+
+REMEDIES = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "guided_choice": "use structured_outputs.choice",
+    "guided_grammar": "use structured_outputs.grammar",
+    "guided_json": "use structured_outputs.json",
+    "guided_regex": "use structured_outputs.regex",
+}
+
+
+def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
+    """Raises InvalidRequest for the first field that asks for what Baton cannot do yet."""
+    for name in body.__struct_fields__:
+        neutral = NEUTRAL.get(name)
+        if neutral is None:
+            continue
+        value = getattr(body, name)
+        if not any(value == other and type(value) is type(other) for other in neutral):
+            remedy = REMEDIES.get(name)
+            reason = "is not supported" if remedy else "is not supported yet"
+            raise InvalidRequest(
+                f"{path}{name} {reason}; {remedy or 'leave it out'}", field=path + name
+            )
