@@ -4,8 +4,8 @@
              \\> computed by this engine itself ----/
     cancel, stream loss, deadline, a higher attempt: everything of the request is freed at once
 
-Plain Python on purpose. `platform/cluster/deploy.py` turns it into an actor; tests just build one.
-All state here belongs to the event loop; the engine's thread reports once per step.
+Plain Python on purpose. `platform/cluster/replica_actor.py` turns it into an actor; tests just
+build one. All state here belongs to the event loop; the engine's thread reports once per step.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from baton.gateway.text.served_model import ServedModel
 
 
 class GatewayServer:
-    """Plain Python on purpose: `platform/cluster/deploy.py` turns it into a deployment."""
+    """Plain Python on purpose: `platform/cluster/gateway_actor.py` turns it into a deployment."""
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
     prefill(request)   refused at once | pulled -> queued -> granted -> computed -> first token
     engine thread      on_scheduled: grant    on_layer: publish what is there    on_step: finish
 
-Plain Python on purpose. `platform/cluster/deploy.py` turns it into an actor; tests just build one.
+Plain Python on purpose. `platform/cluster/replica_actor.py` turns it into an actor; tests just
+build one.
 """
 
 from __future__ import annotations

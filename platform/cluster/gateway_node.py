@@ -1,6 +1,6 @@
 """One gateway, ready to serve: dispatcher and faces, put together.
 
-Used by the Ray actor of `platform/cluster/deploy.py` and, without Ray, by tests and benches.
+Used by the Ray actor of `platform/cluster/gateway_actor.py` and, without Ray, by tests and benches.
 """
 
 from __future__ import annotations

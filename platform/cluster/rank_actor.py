@@ -3,60 +3,31 @@
     lead      the first rank of an engine: it serves, as a replica of its own name and address
     follow    a share of the model that a lead computes with; no port
 
-Rank 0 is the replica itself: `platform/cluster/deploy.py`.
+Rank 0 is the replica itself: `platform/cluster/replica_actor.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import ray
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
 from baton.platform.cluster.rank_seats import own_seat, read_links
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.pools import PoolConfig
 from baton.platform.machine.interpreter import spare_what_stays
 from baton.platform.machine.link_matrix import Seat
 from baton.platform.observe.logs import start_log
+from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.startup import Startup
 
 if TYPE_CHECKING:
     from baton.engine.mesh.ranks import Rendezvous
     from baton.engine.passes.runner import Runner
-    from baton.platform.replica.lifetime import Lifetime, RegistryClient
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What all ranks of a replica are told."""
-
-    app_name: str
-    """Of the Serve application."""
-    config: DeploymentConfig
-    role: Role
-    folder: Path
-    replica_id: ReplicaId
-    """Of rank 0; of a rank that leads, its own."""
-    registry: RegistryClient
-
-    def actor_name(self, seat: int) -> str:
-        """As Ray's dashboard and logs show it. Serve draws a new id for every start of a replica,
-        so no name is in use when it is given, whoever is still about to end."""
-        return f"{self.app_name}:{self.replica_id}:seat-{seat}"
-
-    def task_name(self, rank: int) -> str:
-        """Of what the actor that has become this rank runs."""
-        return f"{self.app_name}:{self.replica_id}:rank-{rank}"
-
-    @property
-    def pool(self) -> PoolConfig:
-        return self.config.prefill if self.role is Role.PREFILL else self.config.decode
+    from baton.platform.replica.lifetime import Lifetime
 
 
 class RankActor:

@@ -28,8 +28,9 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.engine.mesh.mesh import Mesh
-from baton.platform.cluster.rank_actor import Assignment, RankActor, closing
+from baton.platform.cluster.rank_actor import RankActor, closing
 from baton.platform.cluster.rank_seats import by_rank, own_seat
+from baton.platform.replica.assignment import Assignment
 
 if TYPE_CHECKING:
     from baton.engine.mesh.ranks import MeshGroups, Rendezvous

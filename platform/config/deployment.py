@@ -32,8 +32,8 @@ from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.gateway.access.config import GatewayConfig
 from baton.kernels.paging.window import Streaming
 from baton.kv_transfer.tiers.config import TiersConfig
-from baton.platform.chaos.config import ChaosConfig
-from baton.platform.config.pools import DecodeConfig, PrefillConfig
+from baton.platform.config.pools import DecodeConfig, PoolConfig, PrefillConfig
+from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.logs import LogFormat
 from baton.platform.security.config import SecurityConfig
 from baton.router.config import PullConfig
@@ -197,6 +197,9 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         if self.attention_window is None:
             return None
         return Streaming(self.attention_window, self.attention_sinks)
+
+    def pool(self, role: Role) -> PoolConfig:
+        return self.prefill if role is Role.PREFILL else self.decode
 
     @property
     def wanted_replicas(self) -> dict[Role, int]:

@@ -32,7 +32,7 @@ class _Heard:
 
 
 class Registry:
-    """Single-threaded; `platform/cluster/deploy.py` makes it an actor."""
+    """Single-threaded; `platform/cluster/registry_actor.py` makes it an actor."""
 
     def __init__(self, *, ttl_s: float = TTL_S, clock: Clock = monotonic) -> None:
         self._ttl_s = ttl_s

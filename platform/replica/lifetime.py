@@ -13,29 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, ReplicaInfo, StartingReplica
+from baton.core.messages import HEARTBEAT_S
 from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import MeshGroups
 from baton.kernels.cpu.library import library
-from baton.platform.chaos.events import heartbeat
-from baton.platform.cluster.rank_actor import Assignment
+from baton.platform.faults.events import heartbeat
 from baton.platform.machine.core_share import fair_share, share_of_cores
+from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.replica import Replica, load_engine, start_replica
 from baton.platform.replica.startup import Startup
 
 log = logging.getLogger(__name__)
-
-
-class RegistryClient(Protocol):
-    async def heartbeat(self, info: ReplicaInfo) -> None: ...
-    async def leave(self, epoch: Epoch) -> None: ...
-    async def report_starting(self, starting: StartingReplica) -> None: ...
 
 
 class Lifetime:

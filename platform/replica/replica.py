@@ -1,6 +1,7 @@
 """One replica, ready to serve: engine, worker and server of a role, put together.
 
-Used by the Ray actors of `platform/cluster/deploy.py` and, without Ray, by tests and benches.
+Used by the Ray actors of `platform/cluster/replica_actor.py` and, without Ray, by tests and
+benches.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ async def load_engine(
     groups: MeshGroups = ONE_RANK,
 ) -> Engine:
     """Read the weights in a thread, so that the event loop can report how far it is."""
-    pool = config.prefill if role is Role.PREFILL else config.decode
+    pool = config.pool(role)
     return await asyncio.to_thread(
         assemble_engine,
         folder,

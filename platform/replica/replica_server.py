@@ -20,8 +20,8 @@ from baton.core.messages import Capacity, Role
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.engine.kv_feed import KvFeed
 from baton.kv_transfer.handoff.auditor import AuditReport
-from baton.platform.chaos.control import unsettle
-from baton.platform.chaos.events import chaotic_events
+from baton.platform.faults.control import unsettle
+from baton.platform.faults.events import chaotic_events
 from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
 from baton.proto import replica_pb2 as pb

@@ -93,7 +93,7 @@ async def running_fleet(make_engine: MakeEngine, config: DeploymentConfig) -> As
     async with AsyncExitStack() as stack:
         replicas: list[Replica] = []
         for role in roles:
-            pool = config.decode if role is Role.DECODE else config.prefill
+            pool = config.pool(role)
             replica = await start_replica(
                 config,
                 role,

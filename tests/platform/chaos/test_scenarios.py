@@ -8,12 +8,12 @@ import pytest
 
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
-from baton.platform.chaos.config import ChaosConfig
 from baton.platform.chaos.live import Target
 from baton.platform.chaos.load import Tokens, make_prompts
 from baton.platform.chaos.run import ScenarioRun
 from baton.platform.chaos.scenario import Blow, Load, Scenario, bundled_scenarios, read_scenario
 from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.faults.config import ChaosConfig
 
 QUICK = Load(concurrency=2, num_prompts=3, prompt_words=8, shared_words=2, max_tokens=4)
 

@@ -1,0 +1,60 @@
+"""The registry as an actor, and as other actors see it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from baton.core.ids import Epoch
+from baton.core.messages import Membership, ReplicaInfo, StartingReplica
+from baton.platform.registry.registry import Registry
+
+Handle = DeploymentHandle[Any]
+
+
+REGISTRY_TIMEOUT_S = 5.0
+
+
+class RegistryActor:
+    """All methods are async so that Serve runs them on one event loop, one at a time."""
+
+    def __init__(self) -> None:
+        self._registry = Registry()
+
+    async def heartbeat(self, info: ReplicaInfo) -> None:
+        self._registry.heartbeat(info)
+
+    async def leave(self, epoch: Epoch) -> None:
+        self._registry.leave(epoch)
+
+    async def report_starting(self, starting: StartingReplica) -> None:
+        self._registry.report_starting(starting)
+
+    async def membership(self) -> Membership:
+        return self._registry.membership()
+
+    async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
+        return await self._registry.watch(incarnation, version)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegistry:
+    """The registry as other actors see it. Raises whatever Ray raises when it is away."""
+
+    handle: Handle
+
+    async def heartbeat(self, info: ReplicaInfo) -> None:
+        await asyncio.wait_for(self.handle.heartbeat.remote(info), REGISTRY_TIMEOUT_S)
+
+    async def leave(self, epoch: Epoch) -> None:
+        await asyncio.wait_for(self.handle.leave.remote(epoch), REGISTRY_TIMEOUT_S)
+
+    async def report_starting(self, starting: StartingReplica) -> None:
+        await asyncio.wait_for(self.handle.report_starting.remote(starting), REGISTRY_TIMEOUT_S)
+
+    async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
+        membership: Membership = await self.handle.watch.remote(incarnation, version)
+        return membership

@@ -1,0 +1,45 @@
+"""What a replica is to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import ReplicaInfo, Role, StartingReplica
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.pools import PoolConfig
+
+
+class RegistryClient(Protocol):
+    async def heartbeat(self, info: ReplicaInfo) -> None: ...
+    async def leave(self, epoch: Epoch) -> None: ...
+    async def report_starting(self, starting: StartingReplica) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What all ranks of a replica are told."""
+
+    app_name: str
+    """Of the Serve application."""
+    config: DeploymentConfig
+    role: Role
+    folder: Path
+    replica_id: ReplicaId
+    """Of rank 0; of a rank that leads, its own."""
+    registry: RegistryClient
+
+    def actor_name(self, seat: int) -> str:
+        """As Ray's dashboard and logs show it. Serve draws a new id for every start of a replica,
+        so no name is in use when it is given, whoever is still about to end."""
+        return f"{self.app_name}:{self.replica_id}:seat-{seat}"
+
+    def task_name(self, rank: int) -> str:
+        """Of what the actor that has become this rank runs."""
+        return f"{self.app_name}:{self.replica_id}:rank-{rank}"
+
+    @property
+    def pool(self) -> PoolConfig:
+        return self.config.pool(self.role)
