@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.schedules import adopt, compute, make_request, make_scheduler, planned
+from tests.engine.schedule.schedules import adopt, compute, make_request, make_scheduler, planned
 
 from baton.core.messages import SamplingParams
 from baton.engine.config import SchedulerConfig

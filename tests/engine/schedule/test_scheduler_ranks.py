@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine.schedules import adopt, compute, make_request, make_scheduler, planned
+from tests.engine.schedule.schedules import adopt, compute, make_request, make_scheduler, planned
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import SchedulerConfig

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.schedules import adopt, compute, make_request, make_scheduler, pin, planned
+from tests.engine.schedule.schedules import (
+    adopt,
+    compute,
+    make_request,
+    make_scheduler,
+    pin,
+    planned,
+)
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import SchedulerConfig
