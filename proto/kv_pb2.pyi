@@ -59,7 +59,7 @@ OUTCOME_UNKNOWN: Outcome.ValueType  # 4
 @typing.final
 class KvLayout(message.Message):
     """Enough to place every byte of a block. A receiver with another layout converts what it can
-    (kv_transfer/plan.py) and refuses the rest; it never guesses.
+    (kv_transfer/layouts/plan.py) and refuses the rest; it never guesses.
     """
 
     DESCRIPTOR: descriptor.Descriptor

@@ -1211,7 +1211,7 @@ class ExamineReply(message.Message):
     arrived_unix_s: builtins.float
     """and as the question came"""
     node: builtins.bytes
-    """NodeFacts of platform/doctor/node.py, as JSON"""
+    """NodeFacts of platform/machine/node.py, as JSON"""
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property

@@ -50,7 +50,7 @@ def test_every_folder_of_product_code_is_in_the_view() -> None:
     folders = {
         path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")
     }
-    assert {name for name in folders - not_product if any((ROOT / name).glob("*.py"))} == linked
+    assert {name for name in folders - not_product if any((ROOT / name).rglob("*.py"))} == linked
 
 
 def test_no_top_level_folder_is_itself_importable() -> None:
