@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, echo_engine, running_fleet
 
 from baton.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
@@ -31,7 +32,8 @@ def expected(prompt: list[int], num_tokens: int) -> list[int]:
 
 async def test_prompts_nobody_fetches_keep_no_more_than_their_share_of_a_prefill_replica() -> None:
     async with running_fleet(changes={"transfer.max_held_fraction": 0.05}) as fleet:
-        p, d = (fleet.replicas[ReplicaId(name)].info for name in ("prefill-1", "decode-2"))
+        prefill = fleet.replicas[ReplicaId("prefill-1")]
+        p, d = prefill.info, fleet.replicas[ReplicaId("decode-2")].info
         silent = PrefillRequest(
             request_id=RequestId("r"),
             transfer_id=TransferId("t"),
@@ -48,6 +50,7 @@ async def test_prompts_nobody_fetches_keep_no_more_than_their_share_of_a_prefill
 
         answer = await fleet.ask(PROMPT)
         await call.aclose()
+        await until(lambda: prefill.worker.kv.sender.held.num_blocks == 0)
         later = await fleet.ask(PROMPT[1:])
 
         assert answer.tokens == expected(PROMPT, GREEDY.max_tokens or 0)
