@@ -19,6 +19,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.kv_transfer.transport.grpc import GrpcTransport
+from baton.prefill_service.worker import PrefillWorker
 from baton.proto.channels import Channels
 from baton.router.policy import LeastWork
 
@@ -50,7 +51,9 @@ async def test_prompts_nobody_fetches_keep_no_more_than_their_share_of_a_prefill
 
         answer = await fleet.ask(PROMPT)
         await call.aclose()
-        await until(lambda: prefill.worker.kv.sender.held.num_blocks == 0)
+        assert isinstance(prefill.worker, PrefillWorker)
+        held = prefill.worker.kv.sender.held
+        await until(lambda: held.num_blocks == 0)
         later = await fleet.ask(PROMPT[1:])
 
         assert answer.tokens == expected(PROMPT, GREEDY.max_tokens or 0)
