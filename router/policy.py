@@ -1,30 +1,30 @@
-"""Where a request runs: one pure function of the request, what is known of the replicas, and time.
+"""What a router policy is asked, and what it answers.
 
-    cost of a replica = tokens queued there + tokens of this prompt it neither has nor soon will
+    PlacementRequest, View, now --place--> Placement   or None: no room now, the request waits
 
-The decode replica with the least cost wins; requests it already runs count a little, so that equals
-are filled evenly. Of equals, one that has more of the prompt; then the request's id decides, by
-rendezvous hashing: gateways that see the same spread what they place, and a request that is placed
-again ranks them as before. A request that belongs beside another goes there, if there is room. If
-the replica lacks no more than `local_prefill_tokens` of the prompt, or there is no prefill pool, it
-computes the prompt itself; else the prefill replicas are ranked the same way. What another replica
-has cached of it counts as there if fetching it is clearly cheaper than computing it (`pulling.py`).
+Gateways know policies by this protocol alone. The reason is for people: it goes into every receipt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
+from typing import Protocol
 
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, ReplicaAddress, ReplicaInfo
-from baton.router.pulling import Holding, PullRates, best_source
+from baton.core.messages import GenerateRequest, ReplicaAddress, ReplicaInfo
+from baton.router.prompt_names import wants_prompt_logprobs
+from baton.router.view import View
 
-RUNNING_REQUEST_COST = 8
-"""Tokens' worth of a request that decodes on a replica: it slows every step a little."""
 
-MAX_PREFILL_CANDIDATES = 2
+class PlacementPolicy(Protocol):
+    """A pure function: it keeps nothing from one call to the next that changes its answers."""
+
+    def place(self, request: PlacementRequest, view: View, now: float) -> Placement | None:
+        """Choose, or return None if no decode replica has room: the request waits its turn.
+
+        `now`, in seconds, is for policies that weigh the age of what they know.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,50 +40,6 @@ class PlacementRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaView:
-    """What the gateway knows of one replica, for one request."""
-
-    info: ReplicaInfo
-    is_connected: bool = True
-    num_open: int = 0
-    """Requests this gateway has there."""
-    num_queued_tokens: int = 0
-    """Tokens waiting to be computed there, as far as this gateway can tell."""
-    num_cached_tokens: int = 0
-    """Leading tokens of this prompt that are in its prefix cache."""
-    num_expected_tokens: int = 0
-    """Leading tokens of this prompt that other requests placed there bring along, or brought."""
-    capacity: Capacity | None = None
-    """Decode only: the replica's own last word."""
-
-    @property
-    def num_soon_tokens(self) -> int:
-        return max(self.num_cached_tokens, self.num_expected_tokens)
-
-    @property
-    def has_room(self) -> bool:
-        max_open = self.info.max_open if self.capacity is None else self.capacity.max_open
-        return self.num_open < max_open
-
-    @property
-    def is_draining(self) -> bool:
-        return not self.info.is_ready or (self.capacity is not None and self.capacity.is_draining)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a decode replica would take one more request."""
-        return self.is_connected and self.has_room and not self.is_draining
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    decode: tuple[ReplicaView, ...] = ()
-    prefill: tuple[ReplicaView, ...] = ()
-    rates: PullRates = field(default_factory=lambda: PullRates(is_enabled=False))
-    """What it costs to fetch what one of them has to another, and to compute it there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     decode: ReplicaInfo
     prefill: tuple[ReplicaAddress, ...] = ()
@@ -95,128 +51,27 @@ class Placement:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeastWork:
-    """The policy drawn above. Another policy is another object with this `place`."""
-
-    local_prefill_tokens: int = 64
-
-    def place(self, request: PlacementRequest, view: View, now: float) -> Placement | None:
-        """Choose, or return None if no decode replica has room: the request waits its turn.
-
-        `now` is for policies that weigh the age of what they know; this one does not.
-        """
-        open_decode = [replica for replica in view.decode if replica.is_open]
-        beside = _beside(open_decode, request)
-        decode = beside or _cheapest(open_decode, request)
-        if decode is None:
-            return None
-        ready = [replica for replica in view.prefill if replica.info.is_ready]
-        source = _source(view, request, decode)
-        # The first choice has shown that its prompt is there; events may tell of it later.
-        num_held = decode.num_soon_tokens if beside else decode.num_cached_tokens
-        num_cached = max(num_held, source.num_tokens if source else 0)
-        reason = self._reason_for_local(request, decode, num_cached, has_peers=bool(ready))
-        ranked: list[ReplicaView] = []
-        if not reason:
-            ranked = sorted(ready, key=lambda replica: _rank(replica, request))
-            source = _source(view, request, ranked[0])
-            reason = (
-                f"least work: {ranked[0].num_queued_tokens} tokens queued and "
-                f"{ranked[0].num_soon_tokens} cached on the prefill replica, "
-                f"{decode.num_open} requests open on the decode replica"
-            )
-        if source is not None:
-            reason = f"{reason}; {source.num_tokens} tokens cached on {source.info.replica_id}"
-        if beside is None:
-            reason += _told_of_equals("decode", open_decode, decode, request)
-        if ranked:
-            reason += _told_of_equals("prefill", ready, ranked[0], request)
-        return Placement(
-            decode=decode.info,
-            prefill=tuple(r.info.endpoint for r in ranked[:MAX_PREFILL_CANDIDATES]),
-            num_prefill_tokens=_num_to_prefill(request, ranked, source),
-            source=None if source is None else source.info.endpoint,
-            reason=f"beside another choice of this request; {reason}" if beside else reason,
-        )
-
-    def _reason_for_local(
-        self, request: PlacementRequest, decode: ReplicaView, num_cached: int, *, has_peers: bool
-    ) -> str:
-        """Why `decode`, which has or gets `num_cached` tokens, computes the prompt; empty: not."""
-        if request.local_because:
-            return f"{request.local_because}: computed locally"
-        if not has_peers:
-            return "no prefill replica: computed locally"
-        num_missing = request.num_tokens - num_cached
-        limit = self.local_prefill_tokens
-        if decode.info.epoch == request.near:
-            limit = max(limit, decode.info.layout.block_size)  # what no cache ever holds
-        if num_missing > limit:
-            return ""
-        return f"{num_missing} of {request.num_tokens} tokens uncached: computed locally"
-
-
-def _source(view: View, request: PlacementRequest, taker: ReplicaView) -> Holding | None:
-    """Who has enough more of the prompt than `taker` to be asked for it."""
-    replicas = (
-        replica
-        for replica in (*view.decode, *view.prefill)
-        if replica.num_cached_tokens
-        and replica.is_connected
-        and replica.info.epoch not in request.lost
-    )
-    holdings = (
-        Holding(replica.info, replica.num_cached_tokens)
-        for replica in sorted(replicas, key=lambda replica: _draw(replica, request))
-    )
-    return best_source(
-        holdings, num_held=taker.num_soon_tokens, taker=taker.info.epoch, rates=view.rates
+def placement_request(
+    message: GenerateRequest,
+    known: Sequence[int],
+    *,
+    lost: frozenset[Epoch] = frozenset(),
+    near: Epoch | None = None,
+) -> PlacementRequest:
+    """What a policy is asked for `message`, of which `known` are the prompt and the output."""
+    return PlacementRequest(
+        request_id=message.request_id,
+        num_tokens=len(known),
+        lost=lost,
+        near=near,
+        local_because=_why_local(message),
     )
 
 
-def _num_to_prefill(
-    request: PlacementRequest, ranked: Sequence[ReplicaView], source: Holding | None
-) -> int:
-    if not ranked:
-        return 0
-    num_pulled = 0 if source is None else source.num_tokens
-    return request.num_tokens - max(ranked[0].num_soon_tokens, num_pulled)
-
-
-def _beside(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:
-    for replica in replicas:
-        if replica.info.epoch == request.near and replica.info.epoch not in request.lost:
-            return replica
-    return None
-
-
-def _cheapest(replicas: Sequence[ReplicaView], request: PlacementRequest) -> ReplicaView | None:
-    return min(replicas, key=lambda replica: _rank(replica, request), default=None)
-
-
-def _rank(replica: ReplicaView, request: PlacementRequest) -> tuple[tuple[bool, int, int], bytes]:
-    return _cost(replica, request), _draw(replica, request)
-
-
-def _cost(replica: ReplicaView, request: PlacementRequest) -> tuple[bool, int, int]:
-    """The smallest wins; of equal work, who has more of the prompt: the pool computes less."""
-    num_has = replica.num_soon_tokens
-    busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
-    return replica.info.epoch in request.lost, busy + request.num_tokens - num_has, -num_has
-
-
-def _draw(replica: ReplicaView, request: PlacementRequest) -> bytes:
-    """Fair among all replicas over many requests, and the same each time for one of them."""
-    pair = f"{request.request_id} {replica.info.epoch}"
-    return blake2b(pair.encode(), digest_size=8).digest()
-
-
-def _told_of_equals(
-    role: str, replicas: Sequence[ReplicaView], chosen: ReplicaView, request: PlacementRequest
-) -> str:
-    cost = _cost(chosen, request)
-    num_equals = sum(_cost(replica, request) == cost for replica in replicas)
-    if num_equals == 1:
-        return ""
-    return f"; drawn by the request's id from {num_equals} equal {role} replicas"
+def _why_local(message: GenerateRequest) -> str:
+    """What only the decode replica can answer with, and only if it computes the prompt."""
+    if message.pooling is not None:
+        return "an embedding of the prompt"
+    if wants_prompt_logprobs(message):
+        return "logprobs of the prompt"
+    return ""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.kv_layout import KvLayout
+from baton.core.messages import GenerateRequest, Pooling
 
 Names = tuple[bytes, ...]
 """Of all full blocks, first to last."""
@@ -35,6 +36,18 @@ class PromptNames:
     def under_each(self, layouts: Iterable[KvLayout]) -> Collection[Names]:
         """Of layouts that name blocks alike, once."""
         return {_way(layout): self.under(layout) for layout in layouts}.values()
+
+
+def names_of(message: GenerateRequest, known: Sequence[int]) -> PromptNames:
+    """The names of `known`, its prompt and output; none where every token must be run anyway."""
+    if message.pooling is Pooling.MEAN or wants_prompt_logprobs(message):
+        return PromptNames()
+    return PromptNames(known, message.salt)
+
+
+def wants_prompt_logprobs(message: GenerateRequest) -> bool:
+    """They come with the first token, so a continuation needs them no more."""
+    return message.sampling.num_prompt_logprobs is not None and not message.output
 
 
 def _way(layout: KvLayout) -> tuple[bytes, int]:

@@ -23,7 +23,7 @@ from baton.platform.registry.registry import Registry
 from baton.platform.replica.replica import Replica, start_replica
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 VOCAB_SIZE = 256

@@ -18,7 +18,7 @@ from typing import Any
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
-from baton.core.messages import GenerateRequest, Pooling
+from baton.core.messages import GenerateRequest
 from baton.gateway.fleet.admission import AdmissionQueue
 from baton.gateway.fleet.draining import drain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
@@ -28,8 +28,8 @@ from baton.gateway.fleet.running_request import RunningRequest
 from baton.gateway.requests.generation import Generation
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
-from baton.router.policy import LeastWork, PlacementRequest
-from baton.router.prompt_names import PromptNames
+from baton.router.policy import PlacementPolicy, placement_request
+from baton.router.prompt_names import PromptNames, names_of
 from baton.router.pulling import PullRates, RateMeter
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ReplicaDispatcher:
 
     def __init__(
         self,
-        policy: LeastWork,
+        policy: PlacementPolicy,
         *,
         max_waiting: int,
         no_replica_grace_s: float,
@@ -203,35 +203,7 @@ class ReplicaDispatcher:
             return None  # most wakes come to this: do not look a long prompt up for nothing
         request = next_request()
         known = (*request.prompt, *request.output)
-        names = PromptNames(known, request.salt) if _reads_cache(request) else PromptNames()
-        placement = self._policy.place(
-            PlacementRequest(
-                request_id=request.request_id,
-                num_tokens=len(known),
-                lost=lost,
-                near=self.fleet.where_runs(near),
-                local_because=_why_local(request),
-            ),
-            self.fleet.view(names),
-            self._clock(),
-        )
+        names = names_of(request, known)
+        asked = placement_request(request, known, lost=lost, near=self.fleet.where_runs(near))
+        placement = self._policy.place(asked, self.fleet.view(names), self._clock())
         return None if placement is None else Placed(self.fleet, placement, request, names)
-
-
-def _why_local(request: GenerateRequest) -> str:
-    """What only the decode replica can answer with, and only if it computes the prompt."""
-    if request.pooling is not None:
-        return "an embedding of the prompt"
-    if _wants_prompt_logprobs(request):
-        return "logprobs of the prompt"
-    return ""
-
-
-def _reads_cache(request: GenerateRequest) -> bool:
-    """Whether cached blocks spare anything: not where every token of the prompt must be run."""
-    return request.pooling is not Pooling.MEAN and not _wants_prompt_logprobs(request)
-
-
-def _wants_prompt_logprobs(request: GenerateRequest) -> bool:
-    """They come with the first token, so a continuation needs them no more."""
-    return request.sampling.num_prompt_logprobs is not None and not request.output

@@ -25,9 +25,9 @@ from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.kv_index import Expected, KvIndex
-from baton.router.policy import ReplicaView, View
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates, RateMeter
+from baton.router.view import ReplicaView, View
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from baton.gateway.text.served_model import ServedModel
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 
 
 class GatewayNode:

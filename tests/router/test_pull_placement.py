@@ -12,8 +12,10 @@ from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
 
 from baton.core.ids import RequestId
 from baton.core.messages import Receipt, Role
-from baton.router.policy import LeastWork, Placement, PlacementRequest, ReplicaView, View
+from baton.router.least_work import LeastWork
+from baton.router.policy import Placement, PlacementRequest
 from baton.router.pulling import Holding, PullRates, RateMeter, best_source
+from baton.router.view import ReplicaView, View
 
 BYTES_PER_TOKEN = LAYOUT.block_bytes // LAYOUT.block_size
 EQUAL = PullRates(

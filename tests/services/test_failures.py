@@ -21,7 +21,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.kv_transfer.transport.grpc import GrpcTransport
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto.channels import Channels
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 
 PROMPT = list(range(3, 40))
 LONG = replace(GREEDY, max_tokens=60)

@@ -22,7 +22,7 @@ from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
 from baton.router.kv_index import KvIndex
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))

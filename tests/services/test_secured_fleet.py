@@ -15,7 +15,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import ReplicaStub
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 
 PROMPT = tuple(range(40))
 FOREIGN = WireSecurity(tokens=("the-token-of-another-cluster",))

@@ -27,7 +27,7 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
 from baton.proto.replica_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 
 SETTLED_AGE_S = 60.0
 NOBODYS = RequestId("of nobody")

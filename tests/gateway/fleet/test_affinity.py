@@ -18,7 +18,7 @@ from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generation import Generation
-from baton.router.policy import LeastWork
+from baton.router.least_work import LeastWork
 from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))

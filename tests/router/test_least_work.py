@@ -12,15 +12,9 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, Role
-from baton.router.policy import (
-    MAX_PREFILL_CANDIDATES,
-    RUNNING_REQUEST_COST,
-    LeastWork,
-    Placement,
-    PlacementRequest,
-    ReplicaView,
-    View,
-)
+from baton.router.least_work import MAX_PREFILL_CANDIDATES, RUNNING_REQUEST_COST, LeastWork
+from baton.router.policy import Placement, PlacementRequest
+from baton.router.view import ReplicaView, View
 
 POLICY = LeastWork(local_prefill_tokens=64)
 LONG = PlacementRequest(request_id=RequestId("r"), num_tokens=1000)
