@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
+from fnmatch import filter as matching
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 VIEW = ROOT / "src" / "baton"
 PROTO = ROOT / "proto"
+PATH = re.compile(r"(?<![\w./*<>:-])[\w./*<>-]*[\w*>]\.(?:py|cpp|h|md|proto)\b(?!\()")
+FOLDER = re.compile(r"`((?:[\w.<>*-]+/)+)`")
 
 
 def links() -> list[Path]:
@@ -79,6 +83,46 @@ def test_every_folder_below_a_link_is_a_package() -> None:
     }
     assert folders
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def files_of_ours() -> list[str]:
+    """Every file that is no tool's, from the root."""
+    folders = {path for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."}
+    deep = (path for folder in folders for path in folder.rglob("*.*") if folder.name != "src")
+    return [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.*"), *deep)]
+
+
+def is_there(named: str, page: Path, files: list[str]) -> bool:
+    """`named`, with * or <word> for what differs, from the root or from `page`; a bare name may lie
+    anywhere, and a folder has files."""
+    pattern = re.sub(r"<\w+>", "*", named)
+    if named.endswith("/"):
+        return bool(matching(files, f"{pattern}*") or matching(files, f"*/{pattern}*"))
+    if "/" not in pattern:
+        return bool(matching([os.path.basename(file) for file in files], pattern))
+    beside = os.path.relpath(page.parent / pattern, ROOT)
+    return bool(matching(files, pattern) or matching(files, beside))
+
+
+def test_every_file_and_folder_that_the_docs_name_exists() -> None:
+    files = files_of_ours()
+    found = [
+        (page, named)
+        for page in pages()
+        for text in [re.sub(r"https?://\S+|llama\.cpp", "", page.read_text())]
+        for named in {*PATH.findall(text), *FOLDER.findall(text)}
+    ]
+
+    assert found
+    assert not [
+        f"{page.relative_to(ROOT)}: {named}"
+        for page, named in found
+        if not is_there(named, page, files)
+    ]
 
 
 def test_the_committed_protobuf_code_is_what_make_proto_generates(tmp_path: Path) -> None:
