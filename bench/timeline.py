@@ -79,9 +79,9 @@ async def record(
         address = ReplicaAddress(
             replica_id=p.info.replica_id, epoch=p.info.epoch, address=p.info.address
         )
-        recorder.watch_engine(p.worker.engine)
-        recorder.watch_outbox(p.worker.kv.outbox)
-        recorder.watch_transport(d.worker.kv.transport)
+        recorder.watch_engine(p.worker.core.engine)
+        recorder.watch_outbox(p.worker.core.kv.outbox)
+        recorder.watch_transport(d.worker.core.kv.transport)
         dispatcher = LocalDispatcher(d.worker, prefill=(address,))
         for first in (2, 3):
             recorder.bars.clear()

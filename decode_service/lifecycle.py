@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
 from baton.core.ids import ReplicaId
-from baton.core.ledger import TokenLedger
 from baton.core.messages import GenerateRequest, PrefillDone, TokenUpdate
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
@@ -23,11 +22,9 @@ from baton.decode_service.open_requests import OpenRequests
 from baton.decode_service.pulling import Pulling
 from baton.decode_service.remote_prefill import RemotePrefill
 from baton.decode_service.session import GatewaySession
-from baton.engine.engine import Engine
-from baton.engine.engine_thread import EngineThread
-from baton.engine.grammar.matchers import Matchers
 from baton.engine.request.request import finish_reason
 from baton.engine.request.step_report import RequestOutput, StepReport
+from baton.replica_core.replica_core import ReplicaCore
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +35,7 @@ class Lifecycle:
     def __init__(
         self,
         replica_id: ReplicaId,
-        engine: Engine,
-        thread: EngineThread,
+        core: ReplicaCore,
         remote_prefill: RemotePrefill,
         pulling: Pulling,
         on_change: Callable[[], None],
@@ -48,23 +44,20 @@ class Lifecycle:
         self.idle = asyncio.Event()
         """Set while no request is open."""
         self.idle.set()
-        self.ledger = TokenLedger()
+        self.ledger = core.ledger
         self._replica_id = replica_id
-        self._engine = engine
-        self._thread = thread
-        self._clock = engine.clock
+        self._engine = core.engine
+        self._thread = core.thread
+        self._clock = core.engine.clock
         self._on_change = on_change
-        self._matchers = Matchers(engine.grammars)
+        self._matchers = core.matchers
         self._intake = Intake(
-            engine=engine,
-            thread=thread,
+            engine=core.engine,
+            thread=core.thread,
             remote_prefill=remote_prefill,
             pulling=pulling,
             on_first_token=self._record_first_token,
         )
-
-    def close(self) -> None:
-        self._matchers.close()
 
     def begin(self, session: GatewaySession, message: GenerateRequest) -> None:
         loop = asyncio.get_running_loop()

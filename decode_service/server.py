@@ -31,7 +31,7 @@ class DecodeGrpc(DecodeServicer):
         context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.DecodeFrame],
     ) -> AsyncIterator[pb.DecodeFrame]:
         hello = (await anext(request_iterator)).hello
-        if hello.decode_epoch != self._worker.epoch:
+        if hello.decode_epoch != self._worker.core.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         try:

@@ -41,10 +41,6 @@ class _Command:
     """Called instead of `run` if the thread has ended."""
 
 
-def _nothing_to_do() -> None:
-    """The hook of a thread whose steps keep nothing back."""
-
-
 class EngineThread:
     """A `baton.core.owner_thread.OwnerThread`. `on_step` and `on_failure` run on the thread."""
 
@@ -54,15 +50,16 @@ class EngineThread:
         on_step: Callable[[StepReport], None],
         *,
         on_failure: Callable[[BaseException], None] | None = None,
+        before_commands: Callable[[], None] | None = None,
     ) -> None:
+        """`before_commands` runs on the thread, too: when something else than a step comes next."""
         self.engine = engine
         self.failure: BaseException | None = None
         self.last_progress = engine.clock()
         """When, on the engine's clock, a step last ran anything, or idleness ended."""
         self._on_step = on_step
         self._on_failure = on_failure
-        self.before_commands: Callable[[], None] = _nothing_to_do
-        """Called on the thread when something else than another step comes next."""
+        self._before_commands = before_commands
         self._mailbox: deque[_Command] = deque()
         self._express: deque[_Command] = deque()
         self._changed = threading.Condition()
@@ -177,8 +174,8 @@ class EngineThread:
             if not has_come:
                 needs_command = not self._keep_pace()
                 continue
-            if num_commands or is_stopping:
-                self.before_commands()
+            if (num_commands or is_stopping) and self._before_commands is not None:
+                self._before_commands()
             self._run_express()
             for _ in range(num_commands):  # later ones wait, or they could keep steps from running
                 self._mailbox.popleft().run()

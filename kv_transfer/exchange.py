@@ -19,6 +19,7 @@ from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.messages import ReplicaAddress
 from baton.core.owner_thread import OwnerThread
+from baton.kv_transfer.config import DEFAULTS, ExchangeConfig
 from baton.kv_transfer.handoff.scores import SourceScores
 from baton.kv_transfer.handoff.transport import Transport
 from baton.kv_transfer.pulling.lending import Lender
@@ -35,55 +36,48 @@ from baton.proto.channels import Channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeConfig:
-    max_leased_fraction: float = 0.5
-    """Share of the pool that KV on its way here may hold."""
-    max_held_fraction: float = 0.5
-    """Share of the pool that prompts computed for others may hold until it has left."""
-    pull_timeout_s: float = 60.0
-    """How long KV may take from the first question to a peer until it is here; and the longest
-    that a peer may have blocks of this pool kept for it."""
-    max_corrupt: int = 3
-    """Bad pieces within a minute after which their source is avoided for one."""
+class ExchangeParts:
+    """What the exchange of a replica is made of, whatever its role."""
 
-
-@dataclass(slots=True, kw_only=True)
-class KvExchange:
-    pool: KvPool
-    owner: OwnerThread
     epoch: Epoch
     transport: Transport
     """How KV comes here."""
     channels: Channels
-    clock: Clock
-    config: ExchangeConfig
-    is_full: Callable[[], bool] = lambda: False
-    """See `PrefixFetcher`."""
-    sender: Sender = field(init=False)
-    outbox: Outbox = field(init=False)
-    lender: Lender = field(init=False)
-    receiver: Receiver = field(init=False)
-    scores: SourceScores = field(init=False)
-    fetcher: Fetcher = field(init=False)
-    prefixes: PrefixFetcher = field(init=False)
-    peers: PeerClient = field(init=False)
-    tiers: Tiers | None = field(init=False, default=None)
-    """Set by `attach`, where there are any."""
+    config: ExchangeConfig = DEFAULTS
+    stack: TierStack | None = None
+    """Where KV is kept that leaves the pool, if anywhere."""
+    tiers: TiersConfig = field(default_factory=TiersConfig)
+    may_reserve: Callable[[], bool] = lambda: True
+    """See `Receiver`."""
 
-    def __post_init__(self) -> None:
-        pool, owner, timeout_s = self.pool, self.owner, self.config.pull_timeout_s
-        limits = SenderConfig(
-            max_time_left_s=timeout_s, max_held_fraction=self.config.max_held_fraction
-        )
-        self.sender = Sender(pool, self.epoch, limits)
-        self.outbox = Outbox(self.sender, owner)
-        self.lender = Lender(pool, self.sender, owner, clock=self.clock)
-        self.sender.on_ended = self.lender.ended
-        leases = ReceiverConfig(max_leased_fraction=self.config.max_leased_fraction)
-        self.receiver = Receiver(pool, self.epoch, leases)
-        self.scores = SourceScores(max_corrupt=self.config.max_corrupt)
+
+class KvExchange:
+    def __init__(
+        self,
+        parts: ExchangeParts,
+        *,
+        pool: KvPool,
+        owner: OwnerThread,
+        clock: Clock,
+        on_transfer_ended: Callable[[TransferId], None] = lambda _: None,
+        is_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`on_transfer_ended` hears of those that leave, on the owner's thread.
+
+        `is_full`: see `PrefixFetcher`.
+        """
+        config, timeout_s = parts.config, parts.config.prefill_timeout_s
+        self.pool = pool
+        self.owner = owner
+        self.epoch = parts.epoch
+        self.transport = parts.transport
+        self._clock = clock
+        self._on_transfer_ended = on_transfer_ended
+        leases = ReceiverConfig(max_leased_fraction=config.max_leased_fraction)
+        self.receiver = Receiver(pool, parts.epoch, leases, may_reserve=parts.may_reserve)
+        self.scores = SourceScores(max_corrupt=config.max_corrupt)
         self.fetcher = Fetcher(
-            self.receiver, owner, self.transport, clock=self.clock, scores=self.scores
+            self.receiver, owner, parts.transport, clock=clock, scores=self.scores
         )
         self.prefixes = PrefixFetcher(
             pool=pool,
@@ -91,12 +85,38 @@ class KvExchange:
             receiver=self.receiver,
             fetcher=self.fetcher,
             timeout_s=timeout_s,
-            clock=self.clock,
-            is_full=self.is_full,
+            clock=clock,
+            is_full=is_full,
         )
         self.peers = PeerClient(
-            self.channels, epoch=self.epoch, layout=pool.layout, timeout_s=timeout_s
+            parts.channels, epoch=parts.epoch, layout=pool.layout, timeout_s=timeout_s
         )
+        self.tiers = None if parts.stack is None else self._tiers(parts.stack, parts, is_full)
+        limits = SenderConfig(max_time_left_s=timeout_s, max_held_fraction=config.max_held_fraction)
+        self.sender = Sender(pool, parts.epoch, limits, on_ended=self._ended)
+        self.outbox = Outbox(self.sender, owner)
+        self.lender = Lender(
+            pool,
+            self.sender,
+            owner,
+            clock=clock,
+            bring_in=None if self.tiers is None else self.tiers.bring_in,
+        )
+
+    def _tiers(self, stack: TierStack, parts: ExchangeParts, is_full: Callable[[], bool]) -> Tiers:
+        pool_parts = PoolParts(
+            pool=self.pool,
+            owner=self.owner,
+            receiver=self.receiver,
+            clock=self._clock,
+            is_full=is_full,
+        )
+        return Tiers(stack, pool_parts, parts.tiers)
+
+    def start(self) -> None:
+        """Keep KV in the tiers from now on. Before the owner's thread is started."""
+        if self.tiers is not None:
+            self.tiers.start()
 
     @asynccontextmanager
     async def prefix_of(
@@ -129,20 +149,7 @@ class KvExchange:
 
     def why_avoided(self, source: ReplicaAddress) -> str:
         """Why KV should not be asked for there now; empty if nothing is against it."""
-        return self.scores.why_avoided(source.epoch, self.clock())
-
-    def attach(self, stack: TierStack, config: TiersConfig) -> None:
-        """Keep KV in tiers from now on. Before the owner's thread is started."""
-        parts = PoolParts(
-            pool=self.pool,
-            owner=self.owner,
-            receiver=self.receiver,
-            clock=self.clock,
-            is_full=self.is_full,
-        )
-        self.tiers = Tiers(stack, parts, config)
-        self.tiers.start()
-        self.lender.bring_in = self.tiers.bring_in
+        return self.scores.why_avoided(source.epoch, self._clock())
 
     async def close(self) -> None:
         """Return when every sender has been told how its transfers ended."""
@@ -157,7 +164,7 @@ class KvExchange:
         sent, received = self.sender.counters, self.receiver.counters
         return {
             **(self.tiers.metrics() if self.tiers is not None else {}),
-            **self.scores.metrics(self.clock()),
+            **self.scores.metrics(self._clock()),
             "handoff_blocks_held": self.sender.held.num_blocks,
             "transfers_offered_total": sent.num_offered,
             "transfers_sealed_total": sent.num_sealed,
@@ -174,6 +181,10 @@ class KvExchange:
         }
 
     # On the owner's thread.
+
+    def _ended(self, transfer_id: TransferId) -> None:
+        self.lender.ended(transfer_id)
+        self._on_transfer_ended(transfer_id)
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:
@@ -192,5 +203,5 @@ class KvExchange:
 
     def expire(self) -> None:
         """Abort what is past its time. The backstop, for peers that went silent."""
-        self.sender.expire(self.clock())
-        self.receiver.expire(self.clock())
+        self.sender.expire(self._clock())
+        self.receiver.expire(self._clock())

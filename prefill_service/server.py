@@ -25,7 +25,7 @@ class PrefillGrpc(PrefillServicer):
         request: pb.PrefillRequest,
         context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent],
     ) -> AsyncIterator[pb.PrefillEvent]:
-        if request.sender_epoch != self._worker.epoch:
+        if request.sender_epoch != self._worker.core.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.NOT_FOUND, detail)
         try:

@@ -131,7 +131,7 @@ class Fleet:
         """Every block of every replica comes back, and the books balance."""
         async with asyncio.timeout(timeout_s):
             while True:
-                audits = [await replica.worker.audit() for replica in self.replicas.values()]
+                audits = [await replica.worker.core.audit() for replica in self.replicas.values()]
                 if not any(a.leased or a.live or a.quarantined for a in audits):
                     break
                 await asyncio.sleep(0.02)

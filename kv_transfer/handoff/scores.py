@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from baton.core.ids import Epoch
+from baton.kv_transfer.config import DEFAULTS
 
 MAX_REMEMBERED = 256
 
@@ -26,7 +27,11 @@ class _Record:
 
 class SourceScores:
     def __init__(
-        self, *, max_corrupt: int = 3, window_s: float = 60.0, avoid_s: float = 60.0
+        self,
+        *,
+        max_corrupt: int = DEFAULTS.max_corrupt,
+        window_s: float = 60.0,
+        avoid_s: float = 60.0,
     ) -> None:
         self._max_corrupt = max_corrupt
         self._window_s = window_s

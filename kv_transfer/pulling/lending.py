@@ -37,12 +37,19 @@ BringIn = Callable[[Sequence[int], bytes], AbstractAsyncContextManager[object]]
 class Lender:
     """Belongs to the event loop that serves peers; `ended` and `call_back` to the owner's thread.
 
-    Whoever owns the sender passes what `Sender.on_ended` says on to `ended`.
+    Whoever owns the sender passes what its `on_ended` says on to `ended`.
     """
 
     def __init__(
-        self, pool: KvPool, sender: Sender, owner: OwnerThread, *, clock: Clock = monotonic
+        self,
+        pool: KvPool,
+        sender: Sender,
+        owner: OwnerThread,
+        *,
+        clock: Clock = monotonic,
+        bring_in: BringIn | None = None,
     ) -> None:
+        """`bring_in` gets back, before it is lent, what has left the pool and is kept elsewhere."""
         self.num_lent_tokens = 0
         """Offered so far."""
         self._pool = pool
@@ -52,8 +59,7 @@ class Lender:
         self.is_idle = asyncio.Event()
         """Set while nothing is lent."""
         self.is_idle.set()
-        self.bring_in: BringIn | None = None
-        """Where KV is kept that has left the pool: gets it back before it is lent."""
+        self._bring_in = bring_in
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended: dict[TransferId, asyncio.Event] = {}
         self._num_recallable: dict[TransferId, int] = {}  # oldest first
@@ -100,9 +106,9 @@ class Lender:
     def _beyond_the_pool(
         self, request: PullRequest, hold: Hold | None
     ) -> AbstractAsyncContextManager[object]:
-        if hold is not None or self.bring_in is None:
+        if hold is not None or self._bring_in is None:
             return nullcontext()
-        return self.bring_in(request.tokens, request.salt)
+        return self._bring_in(request.tokens, request.salt)
 
     # On the owner's thread.
 

@@ -55,8 +55,6 @@ _ERROR_BY_CODE: dict[grpc.StatusCode, type[BatonError]] = {
 class Lends(Protocol):
     """A worker of either role, as its peers see it."""
 
-    epoch: Epoch
-
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """Yield the offer, then end when its transfer is over; end at once if there is none.
 
@@ -65,13 +63,14 @@ class Lends(Protocol):
 
 
 class PeerGrpc(PeerServicer):
-    def __init__(self, lends: Lends) -> None:
+    def __init__(self, lends: Lends, epoch: Epoch) -> None:
         self._lends = lends
+        self._epoch = epoch
 
     async def Pull(
         self, request: pb.PullRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.PullEvent]:
-        if request.sender_epoch != self._lends.epoch:
+        if request.sender_epoch != self._epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.ABORTED, detail)
         has_offered = False

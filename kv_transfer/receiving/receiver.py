@@ -19,6 +19,7 @@ from baton.core.errors import TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Holder, HolderKind, KvPool
+from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
 from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
@@ -39,7 +40,7 @@ AbortListener = Callable[[TransferId, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverConfig:
-    max_leased_fraction: float = 0.5
+    max_leased_fraction: float = DEFAULTS.max_leased_fraction
     """Share of the pool that leases may hold together; 0 < x <= 1."""
     max_remembered: int = 4096
 
@@ -60,14 +61,22 @@ class ReceiverCounters(FillCounters):
 
 
 class Receiver:
-    def __init__(self, pool: KvPool, epoch: Epoch, config: ReceiverConfig | None = None) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        epoch: Epoch,
+        config: ReceiverConfig | None = None,
+        *,
+        may_reserve: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_reserve` is asked on the owner's thread before a lease takes blocks: chaos may say
+        no."""
         self.epoch = epoch
         self.counters = ReceiverCounters()
-        self.may_reserve: Callable[[], bool] = lambda: True
-        """Asked on the owner's thread before a lease takes blocks: chaos may say no."""
         self.on_aborted: list[AbortListener] = []
         """Each called on the engine's thread, after the blocks were given back or quarantined."""
         self._pool = pool
+        self._may_reserve = may_reserve
         self._config = config or ReceiverConfig()
         self._leases: dict[TransferId, Filling] = {}  # oldest first
         self._quarantined: dict[TransferId, Filling] = {}
@@ -106,7 +115,7 @@ class Receiver:
         max_leased = self._config.max_leased_fraction * self._pool.num_blocks
         holder = _holder(HolderKind.LEASE, transfer_id)
         num_cached = None
-        if self.num_leased_blocks + num_blocks <= max_leased and self.may_reserve():
+        if self.num_leased_blocks + num_blocks <= max_leased and self._may_reserve():
             num_cached = self._pool.reserve(
                 holder, wanted.tokens, wanted.salt, tenant=wanted.tenant
             )

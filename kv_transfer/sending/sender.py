@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import Holder, HolderKind, KvPool
+from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import (
     Computation,
     SenderEvent,
@@ -48,9 +49,9 @@ class SenderConfig:
     """Of all planes together: bounds what one stream begins at once."""
     max_remembered: int = 4096
     """Transfers that are over but whose outcome a peer may still ask for."""
-    max_time_left_s: float = 60.0
+    max_time_left_s: float = DEFAULTS.prefill_timeout_s
     """However long a peer would like blocks to be kept for it."""
-    max_held_fraction: float = 0.5
+    max_held_fraction: float = DEFAULTS.max_held_fraction
     """Share of the pool that computed prompts may hold together; see `HeldShare`."""
 
 
@@ -93,14 +94,21 @@ class Offer:
 
 
 class Sender:
-    def __init__(self, pool: KvPool, epoch: Epoch, config: SenderConfig | None = None) -> None:
+    def __init__(
+        self,
+        pool: KvPool,
+        epoch: Epoch,
+        config: SenderConfig | None = None,
+        *,
+        on_ended: Callable[[TransferId], None] = lambda _: None,
+    ) -> None:
+        """`on_ended` is called on the engine's thread, once a transfer: sealed or aborted."""
         self.epoch = epoch
         self.counters = SenderCounters()
         self.on_changed: Callable[[TransferId], None] = lambda _: None
         """Called on the engine's thread when blocks were published or a transfer is over."""
-        self.on_ended: Callable[[TransferId], None] = lambda _: None
-        """Called on the engine's thread once, when a transfer is sealed or aborted."""
         self._pool = pool
+        self._on_ended = on_ended
         self._config = config or SenderConfig()
         self.held = HeldShare(int(self._config.max_held_fraction * pool.num_blocks))
         self._offers: dict[TransferId, Offer] = {}
@@ -298,7 +306,7 @@ class Sender:
             self.held.hold(offer.transfer_id)
             self._pool.hand_over(offer.lease, offer.quarantine)
         self.on_changed(offer.transfer_id)
-        self.on_ended(offer.transfer_id)
+        self._on_ended(offer.transfer_id)
 
     def _forget(self, offer: Offer) -> None:
         ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)

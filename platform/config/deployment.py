@@ -25,12 +25,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from baton.core.config_node import ConfigNode, Count, Fraction, NonNegative, Seconds
+from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
 from baton.core.errors import InvalidConfig
 from baton.core.messages import Role
 from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.gateway.access.config import GatewayConfig
 from baton.kernels.paging.window import Streaming
+from baton.kv_transfer.config import ExchangeConfig
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.config.pools import DecodeConfig, PoolConfig, PrefillConfig
 from baton.platform.faults.config import ChaosConfig
@@ -53,7 +54,7 @@ class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
     """How long a request waits while no decode replica takes requests, before it gets a 503."""
 
 
-class TransferConfig(ConfigNode, frozen=True, kw_only=True):
+class TransferConfig(ExchangeConfig, frozen=True, kw_only=True):
     """How KV travels from prefill to decode replicas."""
 
     transport: TransportName = "auto"
@@ -62,15 +63,6 @@ class TransferConfig(ConfigNode, frozen=True, kw_only=True):
     require: tuple[str, ...] = ()
     """What `auto` may choose from. A peer that none of these leads to is not used: what it would
     have computed is computed where it is needed. Empty: anything."""
-    max_leased_fraction: Fraction = 0.5
-    """Share of a decode replica's blocks that handoffs under way may hold."""
-    max_held_fraction: Fraction = 0.5
-    """Share of a prefill replica's blocks that computed prompts may hold until decode replicas have
-    fetched them. Beyond it prompts are refused at once, and computed elsewhere."""
-    prefill_timeout_s: Seconds = 60.0
-    """After this long the decode replica computes the prompt itself."""
-    max_corrupt: Count = 3
-    """Bad pieces of KV within a minute after which their sender is not asked for one."""
     allow_plain: bool = False
     """KV may travel unencrypted, by gloo, nccl or nixl, although `security` asks for TLS."""
     pull: PullConfig = PullConfig()

@@ -95,7 +95,7 @@ class LocalDispatcher:
 
     @property
     def max_model_len(self) -> int:
-        return self._worker.engine.max_model_len
+        return self._worker.core.engine.max_model_len
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         return ()  # nobody is waited for
@@ -104,7 +104,7 @@ class LocalDispatcher:
         return not self._delivering.done()
 
     async def leaks(self) -> dict[str, Any]:
-        return asdict(await self._worker.audit())
+        return asdict(await self._worker.core.audit())
 
     async def status(self) -> dict[str, Any]:
         return {**asdict(self._worker.capacity()), "metrics": self._worker.metrics()}

@@ -14,10 +14,11 @@ from pathlib import Path
 from baton.core.errors import Cancelled
 from baton.core.ids import ReplicaId, new_epoch
 from baton.core.messages import Role
-from baton.decode_service.worker import DecodeSettings, DecodeWorker
+from baton.decode_service.worker import DecodeWorker
 from baton.engine.engine import Engine
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.text.served_model import ServedModel
+from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.transports import TransportParts, create_transport
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.core_share import limit_threads
@@ -58,13 +59,15 @@ async def offline_gateway(
     """One replica of the decode pool, behind a gateway without ports."""
     worker = DecodeWorker(
         engine,
+        ExchangeParts(
+            epoch=new_epoch(),
+            transport=create_transport("memory", TransportParts()),
+            channels=Channels(),  # it asks nobody
+        ),
         replica_id=REPLICA_ID,
-        epoch=new_epoch(),
-        transport=create_transport("memory", TransportParts()),
-        channels=Channels(),  # it asks nobody
-        settings=DecodeSettings(max_open=config.decode.max_open),
+        max_open=config.decode.max_open,
     )
-    await worker.start()
+    await worker.core.start()
     dispatcher = LocalDispatcher(worker)
     try:
         yield Gateway(model=model, dispatcher=dispatcher, config=config.gateway)

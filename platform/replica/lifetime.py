@@ -80,7 +80,7 @@ class Lifetime:
     def check_health(self) -> None:
         """Raises EngineFailed. Who does not serve yet is well."""
         if self._replica is not None:
-            self._replica.worker.check_health(limit_s=self._config.health.stuck_after_s)
+            self._replica.worker.core.check_health(limit_s=self._config.health.stuck_after_s)
 
     async def drain(self) -> None:
         """For as long as the configuration allows."""

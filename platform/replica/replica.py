@@ -15,15 +15,15 @@ from pathlib import Path
 import grpc.aio
 
 from baton.core.chaos import Chaos
-from baton.core.ids import Epoch, ReplicaId, new_epoch
+from baton.core.ids import ReplicaId, new_epoch
 from baton.core.messages import ReplicaInfo, Role
 from baton.core.wire_security import WireSecurity
 from baton.decode_service.server import DecodeGrpc
-from baton.decode_service.worker import DecodeSettings, DecodeWorker
+from baton.decode_service.worker import DecodeWorker
 from baton.engine.assemble import assemble_engine
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
-from baton.kv_transfer.exchange import ExchangeConfig
+from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.handoff.transport import SendingHalf, Transport
 from baton.kv_transfer.pulling.peer import PeerGrpc
 from baton.kv_transfer.tiers.assemble import create_stack
@@ -40,7 +40,7 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.replica.engine_facts import engine_facts
 from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
-from baton.platform.replica.replica_server import Identity, ReplicaGrpc, ReplicaServer, Worker
+from baton.platform.replica.replica_server import Identity, ReplicaGrpc, ReplicaServer
 from baton.platform.security.connections import load_security
 from baton.prefill_service.server import PrefillGrpc
 from baton.prefill_service.worker import PrefillWorker
@@ -58,7 +58,7 @@ Progress = Callable[[int, int], None]
 class Replica:
     registered: ReplicaInfo
     """Constant for this incarnation."""
-    worker: Worker
+    worker: PrefillWorker | DecodeWorker
     server: ReplicaServer
     parts: TransportParts
     transports: Transports
@@ -69,7 +69,7 @@ class Replica:
     @property
     def info(self) -> ReplicaInfo:
         """What it tells the registry now."""
-        return replace(self.registered, is_ready=not self.worker.is_draining)
+        return replace(self.registered, is_ready=not self.worker.core.is_draining)
 
     async def drain(self, timeout_s: float) -> bool:
         """Call itself unready and let go what it has; False if the time was not enough."""
@@ -81,7 +81,7 @@ class Replica:
         return True
 
     async def stop(self) -> None:
-        self.worker.kv_feed.close()
+        self.worker.core.kv_feed.close()
         self.parts.switchboard.unplug(self.info.address)
         await self.worker.stop()
         await self.server.stop()
@@ -131,29 +131,31 @@ async def start_replica(
     parts = replace(parts, device=engine.runner.cache.arena.device, require=config.transfer.require)
     transports = Transports(parts)
     chaos = config.chaos.start(replica_id)
+    exchange = ExchangeParts(
+        epoch=new_epoch(),
+        transport=_transport(config, transports, chaos),
+        channels=parts.channels,
+        config=config.transfer,
+        stack=create_stack(config.tiers, engine.pool.layout, chaos),
+        tiers=config.tiers,
+        may_reserve=partial(_may_reserve, chaos),
+    )
     it = _Ingredients(
         config=config,
         engine=engine,
         replica_id=replica_id,
-        epoch=new_epoch(),
-        parts=parts,
-        transport=_transport(config, transports, chaos),
+        exchange=exchange,
         halves=create_sending_halves(parts, engine.runner.cache.arena),
     )
     worker = it.prefill_worker() if role is Role.PREFILL else it.decode_worker()
-    if chaos is not None:
-        worker.kv.receiver.may_reserve = lambda: chaos.draw("pool.reserve") is None
-    stack = create_stack(config.tiers, engine.pool.layout, chaos)
-    if stack is not None:
-        worker.kv.attach(stack, config.tiers)
-    probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), it.epoch)
+    probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), exchange.epoch)
     examiner = Examiner(engine.pool.layout, transports)
     identity = Identity(replica_id, role, engine_facts(config.model_name, engine))
     inspect = ReplicaGrpc(worker, identity, probing, examiner, chaos)
     server = ReplicaServer(inspect, partial(it.register, worker), parts.channels.security)
-    await worker.start()
+    await worker.core.start()
     info = it.info(role, await server.start(host))
-    parts.switchboard.plug(info.address, worker.kv.outbox)
+    parts.switchboard.plug(info.address, worker.core.kv.outbox)
     return Replica(info, worker, server, parts, transports, it.halves, chaos)
 
 
@@ -166,6 +168,10 @@ def _transport(config: DeploymentConfig, transports: Transports, chaos: Chaos | 
     return transport if chaos is None else ChaoticTransport(transport, chaos)
 
 
+def _may_reserve(chaos: Chaos | None) -> bool:
+    return chaos is None or chaos.draw("pool.reserve") is None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ingredients:
     """What a replica of either role is made of."""
@@ -173,44 +179,21 @@ class _Ingredients:
     config: DeploymentConfig
     engine: Engine
     replica_id: ReplicaId
-    epoch: Epoch
-    parts: TransportParts
-    transport: Transport
+    exchange: ExchangeParts
     """How KV comes here."""
     halves: dict[str, SendingHalf]
     """How it goes."""
 
     def prefill_worker(self) -> PrefillWorker:
-        pool = self.config.prefill
-        transfer = self.config.transfer
-        return PrefillWorker(
-            self.engine,
-            epoch=self.epoch,
-            max_queued_tokens=pool.max_queued_tokens,
-            transport=self.transport,
-            channels=self.parts.channels,
-            exchange=ExchangeConfig(
-                max_leased_fraction=transfer.max_leased_fraction,
-                max_held_fraction=transfer.max_held_fraction,
-                pull_timeout_s=transfer.prefill_timeout_s,
-                max_corrupt=transfer.max_corrupt,
-            ),
-        )
+        max_queued_tokens = self.config.prefill.max_queued_tokens
+        return PrefillWorker(self.engine, self.exchange, max_queued_tokens=max_queued_tokens)
 
     def decode_worker(self) -> DecodeWorker:
-        transfer = self.config.transfer
         return DecodeWorker(
             self.engine,
+            self.exchange,
             replica_id=self.replica_id,
-            epoch=self.epoch,
-            transport=self.transport,
-            channels=self.parts.channels,
-            settings=DecodeSettings(
-                max_open=self.config.decode.max_open,
-                max_leased_fraction=transfer.max_leased_fraction,
-                prefill_timeout_s=transfer.prefill_timeout_s,
-                max_corrupt=transfer.max_corrupt,
-            ),
+            max_open=self.config.decode.max_open,
         )
 
     def register(self, worker: PrefillWorker | DecodeWorker, server: grpc.aio.Server) -> None:
@@ -219,16 +202,16 @@ class _Ingredients:
             add_DecodeServicer_to_server(DecodeGrpc(worker), server)
         else:
             add_PrefillServicer_to_server(PrefillGrpc(worker), server)
-        add_PeerServicer_to_server(PeerGrpc(worker), server)
-        kv = worker.kv
+        add_PeerServicer_to_server(PeerGrpc(worker, self.exchange.epoch), server)
+        kv = worker.core.kv
         probes = ProbeOffers(kv.pool, kv.sender, kv.owner)
-        KvTransferServicer(kv.outbox, self.epoch, self.halves, probes).serve(server)
+        KvTransferServicer(kv.outbox, kv.epoch, self.halves, probes).serve(server)
 
     def info(self, role: Role, address: str) -> ReplicaInfo:
         is_decode = role is Role.DECODE
         return ReplicaInfo(
             replica_id=self.replica_id,
-            epoch=self.epoch,
+            epoch=self.exchange.epoch,
             role=role,
             address=address,
             layout=self.engine.pool.layout,

@@ -8,46 +8,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 import grpc.aio
 
 from baton.core.chaos import Chaos
 from baton.core.errors import EngineFailed, InvalidRequest
-from baton.core.ids import Epoch, ReplicaId
-from baton.core.messages import Capacity, Role
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role
 from baton.core.wire_security import PLAIN, WireSecurity
-from baton.engine.kv_feed import KvFeed
-from baton.kv_transfer.handoff.auditor import AuditReport
+from baton.decode_service.worker import DecodeWorker
 from baton.platform.faults.control import unsettle
 from baton.platform.faults.events import chaotic_events
 from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
+from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import listen, new_server
 from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
 from baton.proto.wire import capacity_to_proto
 
-
-class Worker(Protocol):
-    """What both roles have in common."""
-
-    epoch: Epoch
-    kv_feed: KvFeed
-    is_draining: bool
-
-    @property
-    def num_open(self) -> int: ...
-    async def start(self) -> None: ...
-    def begin_drain(self) -> None: ...
-    async def drain(self) -> None: ...
-    async def stop(self) -> None: ...
-    def check_health(self, *, limit_s: float) -> None: ...
-    async def audit(self) -> AuditReport: ...
-    def capacity(self) -> Capacity: ...
-    def metrics(self) -> dict[str, float]: ...
+Worker = PrefillWorker | DecodeWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +61,14 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.InspectRequest,
         context: grpc.aio.ServicerContext[pb.InspectRequest, pb.InspectReply],
     ) -> pb.InspectReply:
-        audit = await self._worker.audit()
+        audit = await self._worker.core.audit()
         metrics = self._worker.metrics()
         metrics |= self._probing.metrics()
         if self._chaos is not None:
             metrics |= self._chaos.as_metrics()
         return pb.InspectReply(
             replica_id=self._identity.replica_id,
-            epoch=self._worker.epoch,
+            epoch=self._worker.core.epoch,
             role=self._identity.role.value,
             audit=pb.Audit(
                 num_blocks=audit.num_blocks,
@@ -121,7 +103,7 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.DrainRequest,
         context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
     ) -> pb.DrainReply:
-        if request.epoch != self._worker.epoch:
+        if request.epoch != self._worker.core.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         self._worker.begin_drain()
@@ -132,10 +114,10 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.WatchKvRequest,
         context: grpc.aio.ServicerContext[pb.WatchKvRequest, pb.KvEvents],
     ) -> AsyncIterator[pb.KvEvents]:
-        if request.epoch != self._worker.epoch:
+        if request.epoch != self._worker.core.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
-        watch = self._worker.kv_feed.watch()
+        watch = self._worker.core.kv_feed.watch()
         try:
             if self._chaos is not None:
                 watch = chaotic_events(watch, self._chaos)
@@ -155,7 +137,7 @@ class ReplicaGrpc(ReplicaServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         try:
             replica_id = self._identity.replica_id
-            return unsettle(request, self._chaos, replica_id, self._worker.epoch)
+            return unsettle(request, self._chaos, replica_id, self._worker.core.epoch)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 

@@ -72,7 +72,7 @@ class Fleet:
         """What the auditors find once everything has had the time to come to rest."""
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
-            audits = [(r.info.replica_id, await r.worker.audit()) for r in self.replicas]
+            audits = [(r.info.replica_id, await r.worker.core.audit()) for r in self.replicas]
             found = [f"{name}: {text}" for name, audit in audits for text in _faults(audit)]
             if not found or time.monotonic() > deadline:
                 return found

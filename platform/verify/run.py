@@ -75,7 +75,7 @@ async def _evidence(
         found=found,
         leaks=await fleet.leaks(),
         num_corrupt=int(metrics["pieces_corrupt_total"]),
-        num_squeezed=fleet.decode.engine.stats.num_preempted
+        num_squeezed=fleet.decode.core.engine.stats.num_preempted
         + int(sum(metrics[name] for name in squeezed)),
         ms=ms,
     )

@@ -44,7 +44,10 @@ class Harness:
         def report(step: StepReport) -> None:
             loop.call_soon_threadsafe(self.reports.put_nowait, step)
 
-        self.thread = EngineThread(self.engine, report, on_failure=fail)
+        self.before_commands: Callable[[], None] = lambda: None
+        self.thread = EngineThread(
+            self.engine, report, on_failure=fail, before_commands=lambda: self.before_commands()
+        )
 
     async def __aenter__(self) -> Harness:
         self.thread.start()
@@ -390,7 +393,7 @@ async def test_blocks_freed_and_taken_in_the_middle_of_a_step_do_not_disturb_it(
 async def test_whoever_keeps_reports_back_is_told_before_a_command_runs() -> None:
     async with Harness() as harness:
         order: list[str] = []
-        harness.thread.before_commands = lambda: order.append("flush")
+        harness.before_commands = lambda: order.append("flush")
 
         await harness.thread.call(lambda: order.append("command"))
 

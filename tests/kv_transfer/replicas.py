@@ -93,7 +93,10 @@ class PrefillReplica:
         self.layout = layout
         self.cache = KvCache(layout, num_blocks)
         self.pool = BlockPool(self.cache)
-        self.sender = Sender(self.pool, new_epoch(), config)
+        self.on_ended: Callable[[TransferId], None] = lambda _: None
+        self.sender = Sender(
+            self.pool, new_epoch(), config, on_ended=lambda ended: self.on_ended(ended)
+        )
         self.requests: dict[TransferId, tuple[int, ...]] = {}
         self.num_cached: dict[TransferId, int] = {}
 

@@ -10,22 +10,22 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import Inline
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
-from baton.kv_transfer.exchange import ExchangeConfig, KvExchange
+from baton.kv_transfer.config import ExchangeConfig
+from baton.kv_transfer.exchange import ExchangeParts, KvExchange
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 from baton.proto.channels import Channels
 
 
 async def test_a_loan_expires_when_the_replica_says_whatever_its_peer_asks_for() -> None:
     clock = ManualClock()
-    exchange = KvExchange(
-        pool=BlockPool(KvCache(LAYOUT, 32)),
-        owner=Inline(),
+    parts = ExchangeParts(
         epoch=new_epoch(),
         transport=MemoryTransport(Switchboard()),
         channels=Channels(),
-        clock=clock,
-        config=ExchangeConfig(pull_timeout_s=5.0, max_held_fraction=0.25),
+        config=ExchangeConfig(prefill_timeout_s=5.0, max_held_fraction=0.25),
     )
+    pool = BlockPool(KvCache(LAYOUT, 32))
+    exchange = KvExchange(parts, pool=pool, owner=Inline(), clock=clock)
     loan = TransferId("kv-1")
     source = Holder(HolderKind.REQUEST, loan)
     exchange.sender.offer(

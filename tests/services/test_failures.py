@@ -52,7 +52,7 @@ async def test_prompts_nobody_fetches_keep_no_more_than_their_share_of_a_prefill
         answer = await fleet.ask(PROMPT)
         await call.aclose()
         assert isinstance(prefill.worker, PrefillWorker)
-        held = prefill.worker.kv.sender.held
+        held = prefill.worker.core.kv.sender.held
         await until(lambda: held.num_blocks == 0)
         later = await fleet.ask(PROMPT[1:])
 
@@ -262,7 +262,7 @@ async def test_an_engine_that_fails_is_reported_and_its_requests_are_placed_agai
         ]
         assert any("fell off the bus" in note for a in answers for note in a.receipt.notes)
         with pytest.raises(Exception, match="has died"):
-            fleet.replicas["decode-1"].worker.check_health(limit_s=10)  # type: ignore[index]
+            fleet.replicas["decode-1"].worker.core.check_health(limit_s=10)  # type: ignore[index]
         fleet.replicas.pop("decode-1")  # type: ignore[call-overload]
         await fleet.assert_nothing_is_held()
 

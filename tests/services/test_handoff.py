@@ -13,7 +13,6 @@ from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Answer, Fleet, echo_engin
 from baton.core.errors import TransferCut
 from baton.core.ids import ReplicaId, new_epoch, new_request_id
 from baton.core.messages import FinishReason, GenerateRequest, Role
-from baton.decode_service import worker as decode_worker
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
@@ -21,6 +20,7 @@ from baton.engine.schedule import scheduler
 from baton.kv_transfer.handoff.auditor import AuditReport, audit
 from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer
 from baton.kv_transfer.transport.grpc import GrpcTransport
+from baton.replica_core import replica_core
 
 DECODE = ReplicaId("decode-2")
 PROMPT = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 11]
@@ -208,10 +208,10 @@ async def test_the_engine_goes_on_while_its_books_are_judged(
         assert has_gone_on.wait(10)
         return audit(*census)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(decode_worker, "audit", patient_audit)
+    monkeypatch.setattr(replica_core, "audit", patient_audit)
     async with running_fleet() as fleet:
         worker = fleet.replicas[DECODE].worker
-        auditing = asyncio.create_task(worker.audit())
+        auditing = asyncio.create_task(worker.core.audit())
         await asyncio.sleep(0)
 
         answer = await fleet.ask(PROMPT)

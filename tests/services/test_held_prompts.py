@@ -44,7 +44,7 @@ class Asking:
     async def first_of(self, *calls: AsyncGenerator[Event, None]) -> list[Event | BaseException]:
         """Their first events, if all have come before the engine looks at any of them."""
         gate = threading.Event()
-        self.worker.thread.post(lambda: _wait(gate))
+        self.worker.core.thread.post(lambda: _wait(gate))
         asked = [asyncio.ensure_future(anext(call)) for call in calls]
         for _ in range(5):
             await asyncio.sleep(0)

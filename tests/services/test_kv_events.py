@@ -174,7 +174,7 @@ async def test_operators_see_what_the_gateway_knows() -> None:
 async def test_nobody_waits_for_a_watcher_when_a_replica_stops() -> None:
     async with running_fleet(prefill=0) as fleet:
         replica = fleet.replicas.pop(ReplicaId("decode-1"))
-        feed = replica.worker.kv_feed.watch()
+        feed = replica.worker.core.kv_feed.watch()
         await anext(feed)
 
         await replica.stop()

@@ -24,7 +24,7 @@ GIVE_UP_S = 30.0
 def num_bytes_written(fleet: Fleet) -> int:
     worker = fleet.replicas[DECODE].worker
     assert isinstance(worker, DecodeWorker)
-    return worker.kv.receiver.counters.num_bytes
+    return worker.core.kv.receiver.counters.num_bytes
 
 
 def dwell_until_written(fleet: Fleet, num_bytes: int) -> None:
@@ -79,8 +79,8 @@ async def test_a_prompt_whose_logits_are_not_finite_is_not_adopted_though_all_it
 
         worker = fleet.replicas[DECODE].worker
         assert isinstance(worker, DecodeWorker)
-        assert worker.kv.receiver.counters.num_bytes == kv_bytes(engine)
-        assert worker.kv.receiver.counters.num_adopted == 0
+        assert worker.core.kv.receiver.counters.num_bytes == kv_bytes(engine)
+        assert worker.core.kv.receiver.counters.num_adopted == 0
         assert answer.tokens == echo_output(PROMPT, GREEDY.max_tokens, VOCAB_SIZE)
         assert any("not finite" in note for note in answer.receipt.notes)
         await fleet.assert_nothing_is_held()

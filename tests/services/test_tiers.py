@@ -100,8 +100,8 @@ def _is_writing(replica: Replica) -> bool:
 
 def tiers_of(replica: Replica) -> Tiers:
     assert isinstance(replica.worker, DecodeWorker | PrefillWorker)
-    assert replica.worker.kv.tiers is not None
-    return replica.worker.kv.tiers
+    assert replica.worker.core.kv.tiers is not None
+    return replica.worker.core.kv.tiers
 
 
 def total(fleet: Fleet, name: str) -> float:

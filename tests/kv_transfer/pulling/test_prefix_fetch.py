@@ -37,7 +37,7 @@ class LocalSource:
         self._lender = Lender(
             world.prefill.pool, world.prefill.sender, world.on_p, clock=world.decode.clock
         )
-        world.prefill.sender.on_ended = self._lender.ended
+        world.prefill.on_ended = self._lender.ended
 
     @property
     def lender(self) -> Lender:

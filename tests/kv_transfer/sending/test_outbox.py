@@ -56,6 +56,7 @@ class Prefilling:
     sender: Sender
     outbox: Outbox
     on_step: list[Callable[[StepReport], None]]
+    on_ended: list[Callable[[TransferId], None]]
     received: dict[TransferId, dict[Slot, bytes]] = field(default_factory=dict)
 
     async def prefill(self, transfer_id: TransferId, prompt: Sequence[int]) -> Request:
@@ -142,7 +143,13 @@ async def prefilling(
         scheduler=SchedulerConfig(max_batch_tokens=max_batch_tokens),
     )
     engine = Engine(EchoRunner(info, num_blocks=num_blocks, block_size=4), config)
-    sender = Sender(engine.pool, new_epoch())
+    ended: list[Callable[[TransferId], None]] = []
+
+    def on_ended(transfer_id: TransferId) -> None:
+        for listener in ended:
+            listener(transfer_id)
+
+    sender = Sender(engine.pool, new_epoch(), on_ended=on_ended)
 
     def on_layer(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
         for chunk in chunks:
@@ -165,7 +172,7 @@ async def prefilling(
     outbox = Outbox(sender, thread, max_piece_bytes=2 * size)
     thread.start()
     try:
-        yield Prefilling(engine, thread, sender, outbox, listeners)
+        yield Prefilling(engine, thread, sender, outbox, listeners, ended)
     finally:
         await asyncio.to_thread(thread.stop, 30)
 
@@ -275,7 +282,7 @@ async def test_an_outcome_that_is_told_in_mid_step_is_heard_after_it() -> None:
 
         then(p.engine, wait)
         p.on_step.append(lambda report: order.append("step"))
-        p.sender.on_ended = lambda transfer_id: order.append("ended")
+        p.on_ended.append(lambda transfer_id: order.append("ended"))
         await p.prefill(TRANSFER, range(22))
         async with asyncio.timeout(30):
             await p.receive(TRANSFER)

@@ -282,7 +282,7 @@ def test_every_change_that_a_stream_may_wait_for_is_announced() -> None:
 
 def test_the_end_of_a_transfer_is_announced_once() -> None:
     prefill, ended = granted(), list[TransferId]()
-    prefill.sender.on_ended = ended.append
+    prefill.on_ended = ended.append
     prefill.compute()
     readings = prefill.sender.begin_read(opened(prefill))
     assert ended == []

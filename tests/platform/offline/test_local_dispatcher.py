@@ -12,8 +12,9 @@ from tests.in_process_fleet import echo_engine
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId, RequestId, new_epoch
 from baton.core.messages import FinishReason, SamplingParams
-from baton.decode_service.worker import DecodeSettings, DecodeWorker
+from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Generation
+from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.transports import TransportParts, create_transport
 from baton.platform.offline.local_dispatcher import LocalDispatcher
 from baton.proto.channels import Channels
@@ -32,13 +33,15 @@ def generation(
 async def dispatching() -> AsyncIterator[tuple[LocalDispatcher, DecodeWorker]]:
     worker = DecodeWorker(
         echo_engine(),
+        ExchangeParts(
+            epoch=new_epoch(),
+            channels=Channels(),
+            transport=create_transport("memory", TransportParts()),
+        ),
         replica_id=ReplicaId("local"),
-        epoch=new_epoch(),
-        channels=Channels(),
-        transport=create_transport("memory", TransportParts()),
-        settings=DecodeSettings(),
+        max_open=128,
     )
-    await worker.start()
+    await worker.core.start()
     dispatcher = LocalDispatcher(worker)
     try:
         yield dispatcher, worker
@@ -66,7 +69,7 @@ async def test_stopping_early_frees_everything() -> None:
         await running.stop(len(first.tokens))
         await running.stop(len(first.tokens))
 
-        audit = await worker.audit()
+        audit = await worker.core.audit()
         assert (audit.live, audit.leased, audit.violations) == (0, 0, ())
         assert (await dispatcher.leaks())["live"] == 0
 
@@ -97,6 +100,6 @@ async def test_requests_under_way_learn_that_the_engine_has_stopped() -> None:
 async def test_it_says_what_a_dispatcher_must() -> None:
     async with dispatching() as (dispatcher, worker):
         assert dispatcher.is_ready()
-        assert dispatcher.max_model_len == worker.engine.max_model_len
-        assert (await dispatcher.status())["num_blocks"] == worker.engine.pool.num_blocks
+        assert dispatcher.max_model_len == worker.core.engine.max_model_len
+        assert (await dispatcher.status())["num_blocks"] == worker.core.engine.pool.num_blocks
         assert "baton_tokens_sampled_total 0" in await dispatcher.metrics_text()

@@ -1,0 +1,130 @@
+"""What replicas of both roles are made of: an engine on its thread, and KV that comes and goes.
+
+    start   the tiers, the engine's thread, and the housekeeping: leases expire, followers of the
+            cache hear what changed without a step
+    stop    the same backwards; whoever calls it has let the requests go
+
+Each role's worker holds one and says what differs: what a step means to it, and a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.core.ids import TransferId
+from baton.core.kv_pool import Census
+from baton.core.ledger import TokenLedger
+from baton.core.messages import Capacity
+from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
+from baton.engine.grammar.matchers import Matchers
+from baton.engine.kv_feed import KvFeed
+from baton.engine.request.cache_points import cache_metrics
+from baton.engine.request.step_report import StepReport
+from baton.kv_transfer.exchange import ExchangeParts, KvExchange
+from baton.kv_transfer.handoff.auditor import AuditReport, audit
+
+EXPIRY_CHECK_S = 0.25
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleHooks:
+    """What differs between the roles. All of it is called on the engine's thread."""
+
+    on_step: Callable[[StepReport], None]
+    on_failure: Callable[[BaseException], None]
+    before_commands: Callable[[], None] | None = None
+    """See `EngineThread`."""
+    on_transfer_ended: Callable[[TransferId], None] = lambda _: None
+    """Of KV that leaves: see `KvExchange`."""
+    is_full: Callable[[], bool] = lambda: False
+    """See `PrefixFetcher`."""
+
+
+class ReplicaCore:
+    def __init__(self, engine: Engine, parts: ExchangeParts, hooks: RoleHooks) -> None:
+        self.engine = engine
+        self.epoch = parts.epoch
+        self.is_draining = False
+        self.ledger = TokenLedger()
+        self.thread = EngineThread(
+            engine,
+            self._on_step,
+            on_failure=hooks.on_failure,
+            before_commands=hooks.before_commands,
+        )
+        self.kv_feed = KvFeed(engine.pool, self.thread)
+        self.kv = KvExchange(
+            parts,
+            pool=engine.pool,
+            owner=self.thread,
+            clock=engine.clock,
+            on_transfer_ended=hooks.on_transfer_ended,
+            is_full=hooks.is_full,
+        )
+        self.matchers = Matchers(engine.grammars)
+        self._hooks = hooks
+        self._housekeeping: asyncio.Task[None] | None = None
+        engine.reclaim = self.kv.reclaim
+
+    async def start(self) -> None:
+        self.kv.start()
+        self.thread.start()
+        self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def stop(self) -> None:
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        self.matchers.close()
+        await self.kv.close()
+        await asyncio.to_thread(self.thread.stop, STOP_TIMEOUT_S)
+
+    def check_health(self, *, limit_s: float) -> None:
+        """Raise EngineFailed if the engine's thread died or has not advanced for `limit_s`."""
+        self.thread.check_health(limit_s=limit_s)
+
+    async def audit(self) -> AuditReport:
+        """Judged off the engine's thread: a large pool takes longer than a step."""
+        return await asyncio.to_thread(audit, *await self.thread.call(self._take_census))
+
+    def capacity(
+        self, *, max_open: int, num_running: int, num_waiting: int, num_queued_tokens: int
+    ) -> Capacity:
+        return Capacity(
+            max_open=max_open,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_queued_tokens=num_queued_tokens,
+            num_blocks=self.engine.pool.num_blocks,
+            num_free_blocks=self.engine.pool.num_available,
+            is_draining=self.is_draining,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """By Prometheus name."""
+        return {
+            **self.engine.stats.as_metrics(),
+            **cache_metrics(self.engine.pool),
+            **self.ledger.as_metrics(),
+            **self.kv.metrics(),
+        }
+
+    async def _keep_house(self) -> None:
+        while self.thread.failure is None:
+            await asyncio.sleep(EXPIRY_CHECK_S)
+            await self.thread.call(self.kv.expire)
+            self.thread.post(self.kv_feed.publish)  # of what changed without a step
+
+    # On the engine's thread.
+
+    def _on_step(self, report: StepReport) -> None:
+        self._hooks.on_step(report)  # first: tokens are waited for
+        self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
+        self.kv_feed.publish()
+
+    def _take_census(self) -> tuple[Census, frozenset[str], frozenset[TransferId]]:
+        """With the requests and the leases that may hold blocks at this moment."""
+        return self.engine.pool.census(), self.engine.request_ids, self.kv.lease_ids
