@@ -1,6 +1,12 @@
-"""How a request's sampling, and the grammar it follows, are written as protobuf."""
+"""How a request's sampling, and the grammar it follows, are written as protobuf.
+
+Fields of `SamplingParams` and of the message `Sampling` have the same names, and travel by them.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind, SamplingParams
@@ -14,58 +20,6 @@ _GRAMMAR_TO_PROTO = {
 _GRAMMAR_FROM_PROTO = {number: kind for kind, number in _GRAMMAR_TO_PROTO.items()}
 
 
-def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        typical_p=params.typical_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=[pb.TokenBias(token=token, bias=bias) for token, bias in params.logit_bias],
-        allowed_token_ids=params.allowed_token_ids,
-        bad_words=[pb.TokenSequence(tokens=tokens) for tokens in params.bad_words],
-        grammar=None if params.grammar is None else grammar_to_proto(params.grammar),
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        num_logprobs=params.num_logprobs,
-        num_prompt_logprobs=params.num_prompt_logprobs,
-        seed=params.seed,
-        choice=params.choice,
-    )
-
-
-def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        typical_p=message.typical_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
-        allowed_token_ids=tuple(message.allowed_token_ids),
-        bad_words=tuple(tuple(sequence.tokens) for sequence in message.bad_words),
-        grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        num_prompt_logprobs=(
-            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
-        ),
-        seed=message.seed,
-        choice=message.choice,
-    )
-
-
 def grammar_to_proto(grammar: Grammar) -> pb.Grammar:
     return pb.Grammar(kind=_GRAMMAR_TO_PROTO[grammar.kind], source=grammar.source)
 
@@ -76,3 +30,50 @@ def grammar_from_proto(message: pb.Grammar) -> Grammar:
     if kind is None:
         raise InvalidRequest(f"grammar of unknown kind {message.kind}", field="grammar")
     return Grammar(kind, message.source)
+
+
+def _biases_to_proto(biases: tuple[tuple[int, float], ...]) -> list[pb.TokenBias]:
+    return [pb.TokenBias(token=token, bias=bias) for token, bias in biases]
+
+
+def _sequences_to_proto(sequences: tuple[tuple[int, ...], ...]) -> list[pb.TokenSequence]:
+    return [pb.TokenSequence(tokens=tokens) for tokens in sequences]
+
+
+_TO_PROTO: Mapping[str, Callable[[Any], Any]] = {
+    "logit_bias": _biases_to_proto,
+    "bad_words": _sequences_to_proto,
+    "grammar": grammar_to_proto,
+}
+_FROM_PROTO: Mapping[str, Callable[[Any], Any]] = {
+    "logit_bias": lambda entries: tuple((entry.token, entry.bias) for entry in entries),
+    "bad_words": lambda sequences: tuple(tuple(sequence.tokens) for sequence in sequences),
+    "grammar": grammar_from_proto,
+}
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
+    """By name: what is None is left out."""
+    given = {field.name: getattr(params, field.name) for field in pb.Sampling.DESCRIPTOR.fields}
+    return pb.Sampling(
+        **{
+            name: _TO_PROTO[name](value) if name in _TO_PROTO else value
+            for name, value in given.items()
+            if value is not None
+        }
+    )
+
+
+def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
+    """By name: what was left out is None. Raises InvalidRequest for an unknown kind of grammar."""
+    given = {field.name for field, _ in message.ListFields()}
+    values: dict[str, Any] = {}
+    for field in pb.Sampling.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and field.name not in given:
+            values[field.name] = None
+        elif field.name in _FROM_PROTO:
+            values[field.name] = _FROM_PROTO[field.name](value)
+        else:
+            values[field.name] = tuple(value) if field.is_repeated else value
+    return SamplingParams(**values)

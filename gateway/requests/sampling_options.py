@@ -10,12 +10,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from baton.core.errors import ContextExceeded, InvalidRequest
 from baton.core.messages import Grammar, SamplingParams
 from baton.gateway.requests.options import RANGES, SamplingOptions
-from baton.gateway.text.model_files import SamplingDefaults
+from baton.gateway.text.model_files import BATON_DEFAULTS, SamplingDefaults
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 256
@@ -24,6 +24,8 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
 SEED_BITS = 64
+NUMBERS = tuple(name for name in SamplingParams.__dataclass_fields__ if name in RANGES)
+"""Options that are a number in a range and nothing else: they are taken over by name."""
 
 N = TypeVar("N", int, float)
 
@@ -96,18 +98,11 @@ def resolve_sampling(
     if grammar is not None and options.ignore_eos:
         remedy = "does not go with structured output, which ends where its grammar does"
         raise rules.invalid("ignore_eos", f"{remedy}; leave it out")
-    defaults = rules.defaults
-    top_k = _first(options.top_k, defaults.top_k)
+    numbers = {name: _number(name, options, rules) for name in NUMBERS}
+    numbers["top_k"] = min(max(numbers["top_k"], 0), rules.vocab_size)
     max_tokens = _max_tokens(options, rules, num_prompt)
     return SamplingParams(
-        temperature=_first(options.temperature, defaults.temperature),
-        top_k=min(max(top_k, 0), rules.vocab_size),
-        top_p=_first(options.top_p, defaults.top_p),
-        min_p=_first(options.min_p, defaults.min_p),
-        typical_p=_first(options.typical_p, defaults.typical_p),
-        repetition_penalty=_first(options.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_first(options.presence_penalty, 0.0),
-        frequency_penalty=_first(options.frequency_penalty, 0.0),
+        **numbers,
         logit_bias=_logit_bias(options, rules),
         allowed_token_ids=_tokens("allowed_token_ids", options.allowed_token_ids, rules),
         bad_words=_bad_words(options, rules),
@@ -135,6 +130,14 @@ def num_choices(options: SamplingOptions, rules: SamplingRules) -> tuple[int, in
 
 def _first(given: N | None, default: N) -> N:
     return default if given is None else given
+
+
+def _number(name: str, options: SamplingOptions, rules: SamplingRules) -> Any:
+    """The caller's, else the model's, else Baton's."""
+    for source in (options, rules.defaults, BATON_DEFAULTS):
+        if (value := getattr(source, name, None)) is not None:
+            return value
+    raise AssertionError(f"SamplingParams.{name} has no default")
 
 
 def _check_ranges(options: SamplingOptions, rules: SamplingRules) -> None:

@@ -17,8 +17,10 @@ from typing import Annotated, Any
 import msgspec
 
 from baton.core.errors import CheckpointError
+from baton.core.messages import SamplingParams
 from baton.gateway.text.byte_tokenizer import byte_tokenizer_json
 
+BATON_DEFAULTS = SamplingParams()
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -26,12 +28,12 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 class SamplingDefaults:
     """What the model's authors recommend, for options that a request leaves out."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
+    temperature: float = BATON_DEFAULTS.temperature
+    top_k: int = BATON_DEFAULTS.top_k
+    top_p: float = BATON_DEFAULTS.top_p
+    min_p: float = BATON_DEFAULTS.min_p
+    typical_p: float = BATON_DEFAULTS.typical_p
+    repetition_penalty: float = BATON_DEFAULTS.repetition_penalty
     max_new_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 

@@ -241,6 +241,12 @@ def assert_survives(value: T, to_proto: Callable[[T], M], from_proto: Callable[[
     assert from_proto(sent(to_proto(value))) == value
 
 
+def test_every_field_of_sampling_travels_by_its_name() -> None:
+    fields = {field.name for field in pb.Sampling.DESCRIPTOR.fields}
+
+    assert fields == set(SamplingParams.__dataclass_fields__)
+
+
 @given(samplings)
 def test_sampling_params(value: SamplingParams) -> None:
     assert_survives(value, sampling_to_proto, sampling_from_proto)

@@ -9,23 +9,11 @@ from baton.gateway.requests.options import SamplingOptions
 from baton.platform.cli.options.generated_options import Command, GeneratedOption, with_options
 
 PANEL = "Sampling"
-NAMES = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "bad_words",
-    "min_tokens",
-    "ignore_eos",
+NOT_FLAGS = frozenset(
+    {"allowed_token_ids", "best_of", "logit_bias", "logprobs", "n", "priority", "prompt_logprobs"}
 )
+"""What only a program would give, or what a terminal does not show."""
+NAMES = tuple(name for name in SamplingOptions.__struct_fields__ if name not in NOT_FLAGS)
 
 
 def with_sampling_options(into: str) -> Callable[[Command], Command]:
