@@ -176,7 +176,7 @@ def compressed(kind: str, **weights: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WrittenLayout:
     encode: Callable[[Tensor], Parts]
     config: Mapping[str, Any]
 
@@ -187,17 +187,21 @@ def _falling(weight: Tensor) -> Tensor:
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
-LAYOUTS: Mapping[str, Layout] = {
-    "gptq 4": Layout(gptq, GPTQ),
-    "gptq 4, zeros": Layout(lambda w: gptq(w, is_symmetric=False), {**GPTQ, "sym": False}),
-    "gptq 4, v2": Layout(
+LAYOUTS: Mapping[str, WrittenLayout] = {
+    "gptq 4": WrittenLayout(gptq, GPTQ),
+    "gptq 4, zeros": WrittenLayout(lambda w: gptq(w, is_symmetric=False), {**GPTQ, "sym": False}),
+    "gptq 4, v2": WrittenLayout(
         lambda w: gptq(w, is_symmetric=False, is_v2=True),
         {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2"},
     ),
-    "gptq 4, desc_act": Layout(lambda w: gptq(w, order=_falling(w)), {**GPTQ, "desc_act": True}),
-    "gptq 8": Layout(lambda w: gptq(w, 8), {**GPTQ, "bits": 8}),
-    "awq": Layout(awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}),
-    "fp8 blocks": Layout(
+    "gptq 4, desc_act": WrittenLayout(
+        lambda w: gptq(w, order=_falling(w)), {**GPTQ, "desc_act": True}
+    ),
+    "gptq 8": WrittenLayout(lambda w: gptq(w, 8), {**GPTQ, "bits": 8}),
+    "awq": WrittenLayout(
+        awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+    ),
+    "fp8 blocks": WrittenLayout(
         fp8_blocks,
         {
             "quant_method": "fp8",
@@ -206,26 +210,26 @@ LAYOUTS: Mapping[str, Layout] = {
             "activation_scheme": "dynamic",
         },
     ),
-    "fp8 tensor": Layout(fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
-    "fp8 channel": Layout(
+    "fp8 tensor": WrittenLayout(fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8 channel": WrittenLayout(
         fp8_channels, compressed("float-quantized", num_bits=8, type="float", strategy="channel")
     ),
-    "int8 channel": Layout(
+    "int8 channel": WrittenLayout(
         int8_channels, compressed("int-quantized", num_bits=8, strategy="channel")
     ),
-    "packed 4": Layout(packed, compressed("pack-quantized", num_bits=4, group_size=128)),
-    "packed 4, zeros": Layout(
+    "packed 4": WrittenLayout(packed, compressed("pack-quantized", num_bits=4, group_size=128)),
+    "packed 4, zeros": WrittenLayout(
         lambda w: packed(w, is_symmetric=False),
         compressed("pack-quantized", num_bits=4, group_size=128, symmetric=False),
     ),
-    "mxfp4": Layout(
+    "mxfp4": WrittenLayout(
         mxfp4_packed,
         compressed("mxfp4-pack-quantized", num_bits=4, group_size=32, type="float"),
     ),
 }
 
 
-def write_layout(folder: Path, into: Path, layout: Layout) -> Path:
+def write_layout(folder: Path, into: Path, layout: WrittenLayout) -> Path:
     """A copy of a checkpoint, the matrices of its blocks in a layout, the rest as it is."""
 
     def written(name: str, tensor: Tensor) -> Parts:

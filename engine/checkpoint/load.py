@@ -31,7 +31,7 @@ from baton.engine.checkpoint.install import (
 )
 from baton.engine.checkpoint.quantized.keep import NarrowKeeper
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
-from baton.engine.checkpoint.reading import Progress, Reading
+from baton.engine.checkpoint.reading import CheckpointReader, Progress
 from baton.engine.checkpoint.tensor_check import STORED_DTYPES, check_tensors
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
 from baton.engine.models.config.info import ModelInfo
@@ -52,7 +52,7 @@ from baton.engine.sharding.cutting import (
     splits_vocabulary,
 )
 from baton.engine.sharding.held_experts import HeldExperts
-from baton.engine.sharding.placement import Placement, find_sources, place
+from baton.engine.sharding.placement import WeightPlacement, find_sources, place
 from baton.engine.sharding.stages import Stages, keep_own_stage, kv_of_layers
 from baton.kernels.cpu import operators
 from baton.kernels.paging.window import Streaming
@@ -126,7 +126,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     held = HeldExperts(model, config, groups)
     placements = held.own(placements)
     own_entries = {p.source: entries[p.source] for p in placements}
-    reading = Reading(config, placements, own_entries, progress, cutter)
+    reading = CheckpointReader(config, placements, own_entries, progress, cutter)
     keeper = NarrowKeeper(placements, own_entries, getattr(torch, wanted), device, quantize)
     for (target, slot), found in groupby(placements, lambda each: (each.target, each.slot)):
         sources = list(found)
@@ -178,7 +178,7 @@ def _is_anywhere(is_here: bool, groups: MeshGroups) -> bool:
     return any(found for (found,) in groups.everyone.gather(array("q", (is_here,))))
 
 
-def _of_parameters(model: Decoder, placements: Sequence[Placement]) -> list[Placement]:
+def _of_parameters(model: Decoder, placements: Sequence[WeightPlacement]) -> list[WeightPlacement]:
     """Those that are of a parameter it has."""
     targets = {name for name, _ in model.named_parameters()}
     return [placement for placement in placements if placement.target in targets]
@@ -226,7 +226,7 @@ def _plan(
     load_format: str,
     max_model_len: int | None = None,
     streaming: Streaming | None = None,
-) -> tuple[ModelConfig, Decoder, Mapping[str, TensorEntry], list[Placement]]:
+) -> tuple[ModelConfig, Decoder, Mapping[str, TensorEntry], list[WeightPlacement]]:
     config = read_config(folder)
     if max_model_len is not None:
         config = config.serving(max_model_len)
@@ -245,7 +245,7 @@ def _plan(
 def _entries(
     folder: Path,
     stored: Mapping[str, StoredEntry],
-    placements: list[Placement],
+    placements: list[WeightPlacement],
     load_format: str,
     family: Family,
 ) -> Mapping[str, TensorEntry]:

@@ -10,7 +10,7 @@ from baton.engine.checkpoint.files.tensor_files import read_entries
 from baton.engine.checkpoint.install import dtype_of, install, install_expert
 from baton.engine.checkpoint.load import LoadedModel, read_config
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
-from baton.engine.checkpoint.reading import Reading
+from baton.engine.checkpoint.reading import CheckpointReader
 from baton.engine.models.config.model_config import read_json
 from baton.engine.models.registry import family_of
 from baton.engine.models.skeleton.mtp import MtpHead, names_of
@@ -39,7 +39,7 @@ def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
     ]
     if odd:
         raise CheckpointError(f"tensors that are missing, or of another shape: {', '.join(odd)}")
-    reading = Reading(config, placements, entries, None, None)
+    reading = CheckpointReader(config, placements, entries, None, None)
     for (target, slot), sources in groupby(placements, lambda each: (each.target, each.slot)):
         dtype = dtype_of(head, target, loaded.info.dtype)
         with reading.assembled(list(sources), dtype) as tensor:

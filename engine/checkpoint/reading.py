@@ -16,20 +16,20 @@ from torch import Tensor
 from baton.engine.checkpoint.files.tensor_files import TensorEntry
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.sharding.cutting import Cutter
-from baton.engine.sharding.placement import Placement
+from baton.engine.sharding.placement import WeightPlacement
 from baton.kernels.cpu import huge_pages
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
 
 
-class Reading:
+class CheckpointReader:
     """Of the entries of a checkpoint that are placed, with a word after each."""
 
     def __init__(
         self,
         config: ModelConfig,
-        placements: Sequence[Placement],
+        placements: Sequence[WeightPlacement],
         entries: Mapping[str, TensorEntry],
         progress: Progress | None,
         cutter: Cutter | None,
@@ -43,7 +43,7 @@ class Reading:
         self._total_bytes = sum(self._bytes_of(placement) for placement in placements)
 
     @contextmanager
-    def assembled(self, sources: Sequence[Placement], dtype: torch.dtype) -> Iterator[Tensor]:
+    def assembled(self, sources: Sequence[WeightPlacement], dtype: torch.dtype) -> Iterator[Tensor]:
         """A weight of ours, to be read only: a view of its file if it is stored as it is wanted."""
         parts = [self._load(source, dtype) for source in sources]
         if len(parts) == 1 and parts[0].is_contiguous():
@@ -54,7 +54,7 @@ class Reading:
         for source in sources:
             self._entries[source.source].release()
 
-    def skip(self, sources: Sequence[Placement]) -> None:
+    def skip(self, sources: Sequence[WeightPlacement]) -> None:
         """They have been read otherwise."""
         for source in sources:
             self._count(source)
@@ -67,7 +67,7 @@ class Reading:
             self._memory = huge_pages.empty((num_bytes,), torch.uint8)
         return self._memory[:num_bytes].view(dtype).view(shape)
 
-    def _load(self, source: Placement, dtype: torch.dtype) -> Tensor:
+    def _load(self, source: WeightPlacement, dtype: torch.dtype) -> Tensor:
         entry = self._entries[source.source]
         if source.is_of_stack and source.expert is not None:
             stored = entry.load_matrix(source.expert, dtype)
@@ -77,12 +77,12 @@ class Reading:
         self._count(source)
         return loaded if self._cutter is None else self._cutter.cut(source, loaded)
 
-    def _count(self, source: Placement) -> None:
+    def _count(self, source: WeightPlacement) -> None:
         self._num_bytes += self._bytes_of(source)
         if self._progress is not None:
             self._progress(self._num_bytes, self._total_bytes)
 
-    def _bytes_of(self, source: Placement) -> int:
+    def _bytes_of(self, source: WeightPlacement) -> int:
         """Of a stack, each of its matrices is counted as it is read."""
         num_bytes = self._entries[source.source].num_bytes
         if source.is_of_stack and source.expert is not None:

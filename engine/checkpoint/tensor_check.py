@@ -9,7 +9,7 @@ from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.tensor_files import TensorEntry
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.family import Family
-from baton.engine.sharding.placement import Placement
+from baton.engine.sharding.placement import WeightPlacement
 
 logger = logging.getLogger(__name__)
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -17,7 +17,7 @@ STORED_INTEGERS = ("I64", "I32")
 
 
 def check_tensors(
-    placements: Sequence[Placement],
+    placements: Sequence[WeightPlacement],
     entries: Mapping[str, TensorEntry],
     config: ModelConfig,
     family: Family,

@@ -32,7 +32,7 @@ from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.config.moe import MoeConfig
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.sharding.held_experts import check_experts
-from baton.engine.sharding.placement import Placement
+from baton.engine.sharding.placement import WeightPlacement
 from baton.engine.sharding.stages import check_stages
 
 
@@ -177,7 +177,7 @@ class Cutter:
         module = self._own.get_submodule(target.rpartition(".")[0])
         return self._share.size == 1 or (self._has_whole_experts and isinstance(module, Experts))
 
-    def cut(self, source: Placement, tensor: Tensor) -> Tensor:
+    def cut(self, source: WeightPlacement, tensor: Tensor) -> Tensor:
         """The rank's part of what lies at `source`; a view where it is in one piece."""
         prefix, _, name = source.target.rpartition(".")
         whole, own = self._whole.get_submodule(prefix), self._own.get_submodule(prefix)
@@ -197,7 +197,7 @@ class Cutter:
         return tensor
 
     def _cut_rows(
-        self, source: Placement, tensor: Tensor, whole: tuple[int, ...], own: tuple[int, ...]
+        self, source: WeightPlacement, tensor: Tensor, whole: tuple[int, ...], own: tuple[int, ...]
     ) -> Tensor:
         if len(tensor) == sum(whole):
             return self._share.rows(tensor, whole, own)

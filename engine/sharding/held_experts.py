@@ -28,7 +28,7 @@ from baton.engine.mesh.ranks import MeshGroups, RankGroup, Ranks
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.sharding.expert_balance import Machines
 from baton.engine.sharding.expert_moves import move_weights
-from baton.engine.sharding.placement import Placement
+from baton.engine.sharding.placement import WeightPlacement
 from baton.kernels.experts.expert_slots import ExpertSlots
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -79,7 +79,7 @@ class HeldExperts:
             num_groups=1 if choosing is None else choosing.num_groups,
         )
 
-    def own(self, placements: Sequence[Placement]) -> list[Placement]:
+    def own(self, placements: Sequence[WeightPlacement]) -> list[WeightPlacement]:
         """Without those of experts that only others have; each other one goes to its slot."""
         if not self.maps:
             return list(placements)

@@ -19,7 +19,7 @@ from baton.engine.models.skeleton.family import Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class WeightPlacement:
     source: str
     target: str
     rows: slice
@@ -36,7 +36,7 @@ class Placement:
 
 def place(
     model: nn.Module, family: Family, num_layers: int, names: Collection[str] = ()
-) -> Iterator[Placement]:
+) -> Iterator[WeightPlacement]:
     """Where all parameters of `model` come from, by the names of a whole checkpoint.
 
     `names` are those that are there, which decides where a family knows several.
@@ -58,7 +58,7 @@ def place(
             every = zip(patterns, sources, _rows(module, shape, len(sources)), strict=True)
             for part, source, rows in every:
                 of_part = family.arrangements.get(part, arrangement)
-                yield Placement(
+                yield WeightPlacement(
                     source=source,
                     target=target,
                     rows=rows,
@@ -86,7 +86,7 @@ def _place_experts(
     target: str,
     shape: tuple[int, ...],
     arrangement: Arrangement,
-) -> Iterator[Placement]:
+) -> Iterator[WeightPlacement]:
     """Expert by expert, so that never all of them are in memory twice."""
     num_experts, num_rows, *tail = shape
     each = num_rows // len(patterns)
@@ -94,7 +94,7 @@ def _place_experts(
     for expert in range(num_experts):
         for part, pattern in enumerate(patterns):
             is_of_stack = "{e}" not in pattern
-            yield Placement(
+            yield WeightPlacement(
                 source=pattern.format(i=layer, e=expert),
                 target=target,
                 rows=slice(part * each, (part + 1) * each),
@@ -118,8 +118,8 @@ def _rows(module: nn.Module, shape: Sequence[int], num_sources: int) -> Iterator
 
 
 def find_sources(
-    placements: list[Placement], names: Collection[str], base_prefix: str
-) -> list[Placement]:
+    placements: list[WeightPlacement], names: Collection[str], base_prefix: str
+) -> list[WeightPlacement]:
     """The same from a checkpoint of the model without its head, whose names lack the prefix."""
 
     def find(source: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 from baton.core.errors import StreamNotFound
-from baton.gateway.resumable.keeper import Reading, StreamKeeper
+from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
 from baton.gateway.resumable.streams import owner_of
 from baton.proto import inference_pb2 as pb
 
@@ -56,7 +56,7 @@ def end_stream(context: Context, request: pb.EndStreamRequest, keeper: StreamKee
         keeper.end(request.stream_id, owner=_owner(context), kinds=KINDS)
 
 
-async def _write_reading(context: Context, reading: Reading, kind: type[R]) -> None:
+async def _write_reading(context: Context, reading: StreamReading, kind: type[R]) -> None:
     with reading:
         async for sequence, data in reading:
             response = kind.FromString(data)

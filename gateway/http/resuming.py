@@ -24,7 +24,7 @@ from baton.gateway.http import sse
 from baton.gateway.http.disconnect import while_connected
 from baton.gateway.http.errors import error_response
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.resumable.keeper import ErrorEvents, Reading, StreamKeeper
+from baton.gateway.resumable.keeper import ErrorEvents, StreamKeeper, StreamReading
 from baton.gateway.resumable.streams import (
     LAST_EVENT_ID,
     event_id,
@@ -48,7 +48,7 @@ class Resumption:
     is_wanted: bool
     """By header. A body may want it as well."""
 
-    def begin(self, events: AsyncGenerator[bytes], error_events: ErrorEvents) -> Reading:
+    def begin(self, events: AsyncGenerator[bytes], error_events: ErrorEvents) -> StreamReading:
         """Raises Overloaded."""
         return self.keeper.start(
             events, owner=self.owner, kind=self.path, error_events=error_events
@@ -111,7 +111,7 @@ class StreamsApi:
 class ResumedResponse:
     """An ASGI response: what follows an event, live if the stream still runs."""
 
-    def __init__(self, reading: Reading, limit_s: float) -> None:
+    def __init__(self, reading: StreamReading, limit_s: float) -> None:
         self._reading = reading
         self._limit_s = limit_s
 
@@ -126,7 +126,7 @@ class ResumedResponse:
             return  # the client left or is too slow, or the stream was ended: cut the connection
 
 
-async def send_reading(reading: Reading, send: Send) -> None:
+async def send_reading(reading: StreamReading, send: Send) -> None:
     """Send the events with their ids. Raises what failed before the first of them."""
     is_started = False
     with reading:

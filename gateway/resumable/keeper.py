@@ -38,7 +38,7 @@ class StreamKeeper:
         owner: bytes,
         kind: str,
         error_events: ErrorEvents | None = None,
-    ) -> Reading:
+    ) -> StreamReading:
         """Begin `events`, to be read from the first one. Raises Overloaded, with nothing begun.
 
         Errors before the first event are raised to its readers; later ones as well, unless there
@@ -51,15 +51,15 @@ class StreamKeeper:
         self._task_by_stream[stream] = task
         task.add_done_callback(partial(self._on_end, stream))
         self._arm()
-        return Reading(self, stream, 0)
+        return StreamReading(self, stream, 0)
 
     def resume(
         self, stream_id: str, *, owner: bytes, kinds: Container[str], last_sequence: int
-    ) -> Reading:
+    ) -> StreamReading:
         """What follows an event. Raises StreamNotFound or InvalidRequest."""
         stream = self.streams.find(stream_id, owner=owner, kinds=kinds)
         self.streams.check_holds_after(stream, last_sequence)
-        return Reading(self, stream, last_sequence)
+        return StreamReading(self, stream, last_sequence)
 
     def end(self, stream_id: str, *, owner: bytes, kinds: Container[str]) -> None:
         """End a stream and forget it: its client wants no more. Raises StreamNotFound."""
@@ -138,7 +138,7 @@ class StreamKeeper:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.sweep)
 
 
-class Reading:
+class StreamReading:
     """Enter it at once; iterate for (sequence, event). Leaving it leaves the stream.
 
     An event counts as sent when the next one is asked for. What the stream failed with is raised
@@ -151,7 +151,7 @@ class Reading:
         self._reader = StreamReader(last_sequence)
         self._given = last_sequence
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> StreamReading:
         self._keeper.streams.attach(self.stream, self._reader)
         return self
 
@@ -169,7 +169,7 @@ class Reading:
         log = self.stream.log
         return log.is_ended and not log.failure and self._given == log.last_sequence
 
-    def __aiter__(self) -> Reading:
+    def __aiter__(self) -> StreamReading:
         return self
 
     async def __anext__(self) -> tuple[int, bytes]:

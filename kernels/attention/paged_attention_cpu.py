@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
-from baton.kernels.paging.arena_cpu import KvArena
+from baton.kernels.paging.arena_cpu import CpuArena
 from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, as_number, num_first_of
@@ -22,7 +22,7 @@ def paged_attention(
     sinks: Tensor | None,
 ) -> Tensor:
     tokens, num_heads, width = q.shape
-    layout = KvArena.of(arena)
+    layout = CpuArena.of(arena)
     out = torch.empty_like(q)
     made = Call(
         of_dtype("paged_attention", q.dtype),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype, small_rows
-from baton.kernels.paging.arena_cpu import KvArena
+from baton.kernels.paging.arena_cpu import CpuArena
 from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 
@@ -20,7 +20,7 @@ def rope_kv_write(
     rotation: Rotation | None,
 ) -> Tensor:
     tokens, _, width = qkv.shape
-    layout = KvArena.of(arena)
+    layout = CpuArena.of(arena)
     num_heads = qkv.shape[1] - 2 * layout.num_heads
     q = qkv.new_empty(tokens, num_heads, width)
     cos, sin = (None, None) if rotation is None else [part.contiguous() for part in rotation]

@@ -22,7 +22,7 @@ MAX_WIDTH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class KvArena:
+class CpuArena:
     memory: Tensor
     num_heads: int
     block_size: int
@@ -31,7 +31,7 @@ class KvArena:
     unit_bytes: int
 
     @classmethod
-    def of(cls, arena: Arena) -> KvArena:
+    def of(cls, arena: Arena) -> CpuArena:
         if isinstance(arena, QuantizedArena):
             _, heads, unit_bytes = arena.units.shape
             size, width, items = arena.block_size, arena.width, ITEMS[arena.dtype]

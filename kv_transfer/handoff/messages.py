@@ -35,7 +35,7 @@ class Outcome(StrEnum):
     """P holds nothing for this transfer; D may release what it holds."""
 
 
-class Span(NamedTuple):
+class BlockRange(NamedTuple):
     """Blocks [start, stop) of one plane."""
 
     plane: int
@@ -52,7 +52,7 @@ class OpenTransfer:
     """The receiver's."""
     first_block: int
     """Counted in the sender's blocks. Those before it D has, or has no use for."""
-    only: tuple[Span, ...] = ()
+    only: tuple[BlockRange, ...] = ()
     """Just these, which came with wrong bytes before; empty: everything from `first_block` on."""
     max_piece_bytes: int = 0
     """Set by P for a transport that does not carry pieces itself; 0: as long as P likes them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
-from baton.kv_transfer.layouts.plan import Placement
+from baton.kv_transfer.layouts.plan import BlockPlacement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ReservedStream:
     """What one source is to send."""
 
     source: KvSource
-    placement: Placement
+    placement: BlockPlacement
     blocks: range
     """The source's, counted within the prompt: those that hold something that D lacks."""
 

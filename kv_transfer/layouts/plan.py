@@ -22,7 +22,7 @@ from baton.core.kv_layout import SCALE_BYTES, WIDE, KvGroup, KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class RankStream:
     """What one receiver rank reads from one sender rank: some of its heads, in all planes.
 
     Of what groups keep, which every rank holds, all comes with each stream.
@@ -40,7 +40,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenRun:
     """Consecutive tokens that are in one block at either side."""
 
     start: int
@@ -67,7 +67,7 @@ class Copy:
 
 def plan_streams(
     senders: Sequence[KvLayout], receivers: Sequence[KvLayout]
-) -> tuple[tuple[Stream, ...], ...]:
+) -> tuple[tuple[RankStream, ...], ...]:
     """By receiver rank: the streams that bring each of its heads exactly once.
 
     Raises LayoutMismatch, naming everything that differs, if there is no way.
@@ -86,7 +86,7 @@ def plan_streams(
 
 def _cover(
     senders: Sequence[KvLayout], receiver: KvLayout, loads: Sequence[int]
-) -> Iterator[Stream]:
+) -> Iterator[RankStream]:
     head = receiver.first_kv_head
     while head < receiver.stop_kv_head:
         holders = [
@@ -100,7 +100,7 @@ def _cover(
         stops = {rank: min(senders[rank].stop_kv_head, receiver.stop_kv_head) for rank in holders}
         best = min(holders, key=lambda rank: (-stops[rank], loads[rank], rank))
         stop = stops[best]
-        yield Stream(sender=best, first_head=head, stop_head=stop)
+        yield RankStream(sender=best, first_head=head, stop_head=stop)
         head = stop
 
 
@@ -152,7 +152,7 @@ def _show(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Placement:
+class BlockPlacement:
     """Where the blocks of one stream go.
 
     `arriving` is the sender's layout with the heads that travel and no others, so it describes the
@@ -163,9 +163,9 @@ class Placement:
     receiver: KvLayout
 
     @cached_property
-    def planes(self) -> tuple[Placement, ...]:
+    def planes(self) -> tuple[BlockPlacement, ...]:
         pairs = zip(self.arriving.planes, self.receiver.planes, strict=True)
-        return tuple(Placement(arriving, receiver) for arriving, receiver in pairs)
+        return tuple(BlockPlacement(arriving, receiver) for arriving, receiver in pairs)
 
     @cached_property
     def placed(self) -> KvLayout:
@@ -198,14 +198,14 @@ class Placement:
         size = self.arriving.block_size
         return range(tokens.start // size, -(-tokens.stop // size))
 
-    def spans(self, block: int, tokens: range) -> Iterator[Span]:
+    def spans(self, block: int, tokens: range) -> Iterator[TokenRun]:
         """Where those of `tokens` go that are in the sender's `block`."""
         sent, kept = self.arriving.block_size, self.receiver.block_size
         at, stop = max(block * sent, tokens.start), min((block + 1) * sent, tokens.stop)
         while at < stop:
             target, offset = divmod(at, kept)
             num_tokens = min(stop - at, kept - offset)
-            yield Span(at - block * sent, target, offset, num_tokens)
+            yield TokenRun(at - block * sent, target, offset, num_tokens)
             at += num_tokens
 
     def copies(self, block: int, tokens: range) -> Iterator[Copy]:
@@ -221,7 +221,7 @@ class Placement:
             for head in range(self.placed.num_kv_heads):
                 yield from self._copies_of_unit(span, head)
 
-    def _copies_of_unit(self, span: Span, head: int) -> Iterator[Copy]:
+    def _copies_of_unit(self, span: TokenRun, head: int) -> Iterator[Copy]:
         sent, kept = self.placed, self.receiver
         start, target = head * sent.unit_bytes, self.offset + head * kept.unit_bytes
         parts = [(0, 0, sent.token_bytes)]
@@ -237,6 +237,6 @@ class Placement:
                 )
 
 
-def placement(sender: KvLayout, stream: Stream, receiver: KvLayout) -> Placement:
+def placement(sender: KvLayout, stream: RankStream, receiver: KvLayout) -> BlockPlacement:
     arriving = replace(sender, first_kv_head=stream.first_head, num_kv_heads=stream.num_heads)
-    return Placement(arriving, receiver)
+    return BlockPlacement(arriving, receiver)

@@ -33,7 +33,13 @@ from baton.core.errors import (
 )
 from baton.core.ids import Epoch, TransferId
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, SettleTransfer, Span
+from baton.kv_transfer.handoff.messages import (
+    BlockRange,
+    KvPiece,
+    OpenTransfer,
+    Outcome,
+    SettleTransfer,
+)
 from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
 from baton.kv_transfer.handoff.scores import SourceScores
 from baton.kv_transfer.handoff.transport import Transport
@@ -296,7 +302,9 @@ def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
 
 def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
     """Of these pieces alone."""
-    only = tuple(Span(error.plane, error.blocks.start, error.blocks.stop) for error in corrupt)
+    only = tuple(
+        BlockRange(error.plane, error.blocks.start, error.blocks.stop) for error in corrupt
+    )
     return replace(opening, first_block=min(span.start for span in only), only=only)
 
 

@@ -29,7 +29,7 @@ from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.handoff.reservation import Reservation, ReservedStream
 from baton.kv_transfer.handoff.slots import Slots
 from baton.kv_transfer.layouts.integrity import combined_checksum
-from baton.kv_transfer.layouts.plan import Placement
+from baton.kv_transfer.layouts.plan import BlockPlacement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Fill:
     """Of the piece: those that were empty."""
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> BlockPlacement:
         """Of the plane that the piece is of."""
         return self.stream.placement.planes[self.piece.plane]
 

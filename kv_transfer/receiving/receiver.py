@@ -24,7 +24,7 @@ from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverState
 from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, ReservedStream, WantedKv
-from baton.kv_transfer.layouts.plan import Stream, placement, plan_streams
+from baton.kv_transfer.layouts.plan import RankStream, placement, plan_streams
 from baton.kv_transfer.receiving.filling import FillCounters, Filling
 
 
@@ -234,7 +234,7 @@ def _num_fresh(reservation: Reservation, layout: KvLayout) -> int:
 
 
 def _reserved(
-    stream: Stream, sources: tuple[KvSource, ...], layout: KvLayout, tokens: range
+    stream: RankStream, sources: tuple[KvSource, ...], layout: KvLayout, tokens: range
 ) -> ReservedStream:
     source = sources[stream.sender]
     placed = placement(source.layout, stream, layout)

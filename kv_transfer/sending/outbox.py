@@ -29,7 +29,7 @@ from baton.core.ids import TransferId
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.sending.pieces import Reading, Stream
+from baton.kv_transfer.sending.pieces import BlockRead, SendingStream
 from baton.kv_transfer.sending.read_ahead import ReadAhead
 from baton.kv_transfer.sending.sender import Sender
 
@@ -78,13 +78,13 @@ class _Opening:
     def __init__(self, request: OpenTransfer, desk: _Desk) -> None:
         self._request = request
         self._desk = desk
-        self._stream: Stream | None = None
+        self._stream: SendingStream | None = None
 
     @property
     def is_done(self) -> bool:
         return self._stream is not None and self._stream.progress.is_done
 
-    async def begin(self) -> list[Reading]:
+    async def begin(self) -> list[BlockRead]:
         readings = asyncio.get_running_loop().create_future()
         question = _Question(self._request, self._stream, readings)
         try:
@@ -96,11 +96,11 @@ class _Opening:
             question.readings.add_done_callback(self._end_unseen)  # begun all the same, perhaps
             raise
 
-    def end(self, reading: Reading) -> None:
+    def end(self, reading: BlockRead) -> None:
         """Not interjected: what it frees is of use only to the next step."""
         self._desk.owner.post(partial(self._desk.sender.end_read, reading))
 
-    def _end_unseen(self, answered: asyncio.Future[list[Reading]]) -> None:
+    def _end_unseen(self, answered: asyncio.Future[list[BlockRead]]) -> None:
         if not answered.exception():
             for reading in answered.result():
                 self.end(reading)
@@ -111,9 +111,9 @@ class _Question:
     """What may be read next? Asked until it is answered."""
 
     request: OpenTransfer
-    stream: Stream | None
+    stream: SendingStream | None
     """None: it is to be opened first."""
-    readings: asyncio.Future[list[Reading]]
+    readings: asyncio.Future[list[BlockRead]]
     is_abandoned: bool = False
     """Nobody would see an answer: it need not be made."""
 
@@ -141,7 +141,7 @@ class _Desk:
         for question in self._unanswered.pop(transfer_id):
             self.ask(question)
 
-    def _answer(self, question: _Question, stream: Stream) -> bool:
+    def _answer(self, question: _Question, stream: SendingStream) -> bool:
         """Whether it need not be asked again."""
         if question.is_abandoned:
             return True
@@ -157,12 +157,12 @@ class _Desk:
         return bool(readings)
 
 
-def _fail(future: asyncio.Future[list[Reading]], error: TransferError) -> None:
+def _fail(future: asyncio.Future[list[BlockRead]], error: TransferError) -> None:
     future.set_exception(error)
     future.exception()  # who asked may have gone
 
 
-def _tell(future: asyncio.Future[list[Reading]], function: Callable[[], None]) -> bool:
+def _tell(future: asyncio.Future[list[BlockRead]], function: Callable[[], None]) -> bool:
     """Run `function` on the future's loop; False if that has ended, and its streams with it."""
     try:
         future.get_loop().call_soon_threadsafe(function)

@@ -16,7 +16,7 @@ from baton.core.errors import TransferError
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import BlockSource
-from baton.kv_transfer.handoff.messages import OpenTransfer, Span
+from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.layouts.integrity import checksums_of
 
@@ -27,7 +27,7 @@ class Advancing(Protocol):
     @property
     def is_done(self) -> bool: ...
 
-    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[BlockRange]:
         """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
 
 
@@ -46,15 +46,15 @@ class Progress:
     def is_done(self) -> bool:
         return min(self._cursors) == self._num_blocks
 
-    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[BlockRange]:
         """Pass what may be read now; `published` is by plane. At most `max_blocks` in all."""
-        spans: list[Span] = []
+        spans: list[BlockRange] = []
         while max_blocks and (behind := self._behind(published)):
             start, plane = min(behind)
             stop = min(published[plane], start + max_blocks)
             self._cursors[plane] = stop
             max_blocks -= stop - start
-            spans.append(Span(plane, start, stop))
+            spans.append(BlockRange(plane, start, stop))
         return spans
 
     def _behind(self, published: Sequence[int]) -> list[tuple[int, int]]:
@@ -66,24 +66,24 @@ class Progress:
 class Selection:
     """What is left of the blocks that a stream asks for, where it asks for some only."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[BlockRange]) -> None:
         self._left = list(spans)
 
     @property
     def is_done(self) -> bool:
         return not self._left
 
-    def advance(self, published: Sequence[int], max_blocks: int) -> list[Span]:
+    def advance(self, published: Sequence[int], max_blocks: int) -> list[BlockRange]:
         """See `Advancing.advance`."""
-        found: list[Span] = []
-        left: list[Span] = []
+        found: list[BlockRange] = []
+        left: list[BlockRange] = []
         for plane, start, end in self._left:
             stop = max(start, min(end, published[plane], start + max_blocks))
             max_blocks -= stop - start
             if start < stop:
-                found.append(Span(plane, start, stop))
+                found.append(BlockRange(plane, start, stop))
             if stop < end:
-                left.append(Span(plane, stop, end))
+                left.append(BlockRange(plane, stop, end))
         self._left = left
         return found
 
@@ -127,7 +127,7 @@ class HeadRange:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Stream:
+class SendingStream:
     """One opening of a transfer."""
 
     transfer_id: TransferId
@@ -137,7 +137,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reading:
+class BlockRead:
     """Some blocks of a transfer that are being read; compared by identity.
 
     The source stays valid until `Sender.end_read` is given this reading.
@@ -157,7 +157,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    reading: Reading
+    reading: BlockRead
     start: int
     """Within the reading."""
     stop: int
@@ -177,7 +177,7 @@ class Contents:
     """Of each (block, head), in the order of the views."""
 
 
-def cuts(reading: Reading, max_piece_bytes: int) -> Iterator[Cut]:
+def cuts(reading: BlockRead, max_piece_bytes: int) -> Iterator[Cut]:
     """The pieces to make of a reading: each at most `max_piece_bytes` long, or one block."""
     num_blocks = max(1, max_piece_bytes // reading.heads.layout.layer_block_bytes)
     for start in range(0, len(reading.blocks), num_blocks):

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from baton.core.errors import TransferCut
 from baton.kv_transfer.handoff.transport import LentPiece
-from baton.kv_transfer.sending.pieces import Contents, Cut, Reading, cuts, lend, read
+from baton.kv_transfer.sending.pieces import BlockRead, Contents, Cut, cuts, lend, read
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class Source(Protocol):
     def is_done(self) -> bool:
         """Whether there is nothing more to begin."""
 
-    async def begin(self) -> list[Reading]:
+    async def begin(self) -> list[BlockRead]:
         """What may be read next, as soon as there is something."""
 
-    def end(self, reading: Reading) -> None:
+    def end(self, reading: BlockRead) -> None:
         """May be called from any thread."""
 
 
@@ -118,7 +118,7 @@ class ReadAhead:
         while not self._source.is_done:
             await self._shelve(await self._source.begin())
 
-    async def _shelve(self, readings: Iterable[Reading]) -> None:
+    async def _shelve(self, readings: Iterable[BlockRead]) -> None:
         """Have them hashed, as far as there is room; on cancellation, give back the rest."""
         shares = deque(share for reading in readings for share in self._shares(reading))
         try:
@@ -143,7 +143,7 @@ class ReadAhead:
             batch.append(share)
         return batch
 
-    def _shares(self, reading: Reading) -> list[_Share]:
+    def _shares(self, reading: BlockRead) -> list[_Share]:
         found = list(cuts(reading, self._max_piece_bytes))
         loan = _Loan(len(found), lambda: self._source.end(reading))
         return [_Share(cut, _once(loan.give_back)) for cut in found]

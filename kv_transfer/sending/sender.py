@@ -30,11 +30,11 @@ from baton.kv_transfer.handoff.lease import (
     Transfer,
     next_sender_state,
 )
-from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer, Span
+from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
 from baton.kv_transfer.layouts.agreement import check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
-from baton.kv_transfer.sending.pieces import HeadRange, Reading, Stream, progress_of
+from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, SendingStream, progress_of
 
 _OUTCOMES = {
     Transfer.OPEN: Outcome.OPEN,
@@ -77,7 +77,7 @@ class Offer:
     state: SenderState = field(default_factory=SenderState)
     published: list[int]
     """By plane: how many blocks may be read."""
-    readings: set[Reading] = field(default_factory=set)
+    readings: set[BlockRead] = field(default_factory=set)
     reason: str = ""
 
     @property
@@ -193,7 +193,7 @@ class Sender:
         if min(offer.published) < offer.num_blocks:
             self.abort(transfer_id, "the prompt was not computed to its end")
 
-    def open(self, request: OpenTransfer) -> Stream:
+    def open(self, request: OpenTransfer) -> SendingStream:
         """Check that D may read this transfer; begin at the first block it asks for.
 
         Raises StaleEpoch, LayoutMismatch, UnknownTransfer, TransferAborted, or TransferError if
@@ -209,13 +209,13 @@ class Sender:
                 f"there are {offer.num_blocks}"
             )
         layout = self._pool.layout
-        return Stream(
+        return SendingStream(
             transfer_id=request.transfer_id,
             heads=tuple(map(HeadRange.between, layout.planes, request.layout.planes)),
             progress=progress_of(request, offer.num_blocks, layout.num_planes),
         )
 
-    def begin_read(self, stream: Stream) -> list[Reading]:
+    def begin_read(self, stream: SendingStream) -> list[BlockRead]:
         """What `stream` may read next, in order; nothing if nothing more is published yet.
 
         Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted.
@@ -224,7 +224,7 @@ class Sender:
         spans = stream.progress.advance(offer.published, self._config.max_blocks_per_read)
         return [self._begin(offer, stream.heads[span.plane], span) for span in spans]
 
-    def end_read(self, reading: Reading) -> None:
+    def end_read(self, reading: BlockRead) -> None:
         """The views will not be touched again. Ending a reading twice changes nothing."""
         offer = self._offers.get(reading.transfer_id)
         if offer is None or reading not in offer.readings:
@@ -276,8 +276,8 @@ class Sender:
         offer = self._offers.get(transfer_id)
         return offer.state.computation if offer is not None else None
 
-    def _begin(self, offer: Offer, heads: HeadRange, span: Span) -> Reading:
-        reading = Reading(
+    def _begin(self, offer: Offer, heads: HeadRange, span: BlockRange) -> BlockRead:
+        reading = BlockRead(
             transfer_id=offer.transfer_id,
             sender_epoch=self.epoch,
             receiver_epoch=offer.receiver_epoch,

@@ -71,7 +71,7 @@ class RankTransfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class LayoutPlan:
     mesh: Mesh
     weight_bytes: int
     """Of the rank that has most."""
@@ -127,7 +127,7 @@ def plan(
     mesh: Mesh,
     traffic: Traffic,
     device_gib: float | None = None,
-) -> Layout | Refused:
+) -> LayoutPlan | Refused:
     """By the prefill pool's settings. Raises InvalidConfig for KV of a dtype that it is not kept
     in."""
     pool, dtype = config.prefill, served_dtype(config.dtype, model)
@@ -149,12 +149,12 @@ def plan(
     return found
 
 
-def _layout(models: Sequence[RankModel], traffic: Traffic, quantize: str) -> Layout:
+def _layout(models: Sequence[RankModel], traffic: Traffic, quantize: str) -> LayoutPlan:
     mesh, dtype = models[0].mesh, models[0].dtype
     block_size = models[0].kv.block_size
     block_bytes = max(each.kv.block_bytes for each in models)
     num_blocks = traffic.requests_of(mesh) * models[0].kv.num_blocks_for(traffic.context)
-    return Layout(
+    return LayoutPlan(
         mesh=mesh,
         weight_bytes=max(kept_bytes(each.own, dtype, quantize) for each in models),
         kv_token_bytes=block_bytes // block_size,
@@ -172,7 +172,7 @@ def _busiest(models: Sequence[RankModel], chunks: Sequence[Chunk]) -> RankTransf
     return RankTransfers(busiest, of_ranks[busiest])
 
 
-def _too_large(layout: Layout, traffic: Traffic, device_gib: float) -> str:
+def _too_large(layout: LayoutPlan, traffic: Traffic, device_gib: float) -> str:
     return (
         f"{layout.weight_bytes / GIB:.1f} GiB of weights and {layout.kv_bytes / GIB:.1f} GiB of KV "
         f"({traffic.requests_of(layout.mesh)} requests of {traffic.context} tokens) a rank, of "

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.platform.doctor.node_checks import GIB
-from baton.platform.layout_plan.layout import Layout, RankTransfers, Refused, Traffic
+from baton.platform.layout_plan.layout import LayoutPlan, RankTransfers, Refused, Traffic
 from baton.platform.layout_plan.seats import seats_of
 from baton.platform.layout_plan.transfers import Transfer, sent_bytes
 from baton.platform.machine.gpu_topology import GpuTopology
@@ -34,7 +34,7 @@ class Plan:
     """The checkpoint comes in few bits."""
     topology: GpuTopology | None
     """Of the machine it is for."""
-    layouts: Sequence[Layout]
+    layouts: Sequence[LayoutPlan]
     refused: Sequence[Refused]
 
 
@@ -95,7 +95,7 @@ def _where(plan: Plan) -> str:
     return ", on each data place" if any(each.mesh.data > 1 for each in plan.layouts) else ""
 
 
-def _mesh(layout: Layout | Refused) -> dict[str, Any]:
+def _mesh(layout: LayoutPlan | Refused) -> dict[str, Any]:
     mesh = layout.mesh
     return {
         "ranks": mesh.size,
@@ -107,7 +107,7 @@ def _mesh(layout: Layout | Refused) -> dict[str, Any]:
     }
 
 
-def _places(layout: Layout, topology: GpuTopology | None) -> dict[str, Any]:
+def _places(layout: LayoutPlan, topology: GpuTopology | None) -> dict[str, Any]:
     seats = seats_of(layout, topology)
     if seats is None:
         return {}
@@ -150,7 +150,7 @@ def _layouts(plan: Plan) -> Table:
     return table
 
 
-def _show_transfers(console: Console, plan: Plan, layout: Layout) -> None:
+def _show_transfers(console: Console, plan: Plan, layout: LayoutPlan) -> None:
     console.print(
         f"{layout.name}: {shown(layout.weight_bytes)} of weights a rank, "
         f"{shown(layout.kv_token_bytes)} of KV a token, {shown(layout.kv_bytes)} of all requests"
@@ -164,7 +164,7 @@ def _show_transfers(console: Console, plan: Plan, layout: Layout) -> None:
             console.print(f"{name}: nothing is sent")
 
 
-def _which(layout: Layout, found: RankTransfers) -> str:
+def _which(layout: LayoutPlan, found: RankTransfers) -> str:
     return (
         "each rank" if layout.mesh.size == layout.mesh.tensor else f"rank {found.rank}, the busiest"
     )

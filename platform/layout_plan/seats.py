@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.engine.mesh.mesh import Axis
-from baton.platform.layout_plan.layout import Layout
+from baton.platform.layout_plan.layout import LayoutPlan
 from baton.platform.machine.gpu_topology import GpuTopology
 from baton.platform.machine.seating import links_by_axis, place
 
@@ -18,7 +18,7 @@ class Seats:
     links: Mapping[Axis, Sequence[str]]
 
 
-def seats_of(layout: Layout, topology: GpuTopology | None) -> Seats | None:
+def seats_of(layout: LayoutPlan, topology: GpuTopology | None) -> Seats | None:
     """On the first GPUs, as Ray gives them on an idle machine. None where there are too few, or
     nothing to place."""
     size = layout.mesh.size

@@ -31,7 +31,7 @@ from baton.engine.models.config.arrangement import (
     TRANSPOSED,
     TRANSPOSED_ALTERNATING,
 )
-from baton.engine.sharding.placement import Placement
+from baton.engine.sharding.placement import WeightPlacement
 from baton.kernels.cpu import operators
 from baton.kernels.experts import narrow_experts
 from baton.kernels.experts.narrow_experts import NarrowExperts
@@ -47,7 +47,7 @@ class NarrowKeeper:
 
     def __init__(
         self,
-        placements: Sequence[Placement],
+        placements: Sequence[WeightPlacement],
         entries: Mapping[str, TensorEntry],
         dtype: torch.dtype,
         device: str,
@@ -70,7 +70,7 @@ class NarrowKeeper:
         self._kept: dict[str, int] = {}
         """Bytes, by target."""
 
-    def install(self, model: nn.Module, target: str, sources: Sequence[Placement]) -> bool:
+    def install(self, model: nn.Module, target: str, sources: Sequence[WeightPlacement]) -> bool:
         """Make the weight called `target`, or what one expert has of it, of few bits.
 
         Nothing happens if that cannot be.
@@ -116,7 +116,9 @@ class NarrowKeeper:
         if wide and self._device == "cpu" and self._dtype not in operators.SUFFIXES:
             logger.warning("nothing is compiled for this dtype; with dtype bfloat16 it is faster")
 
-    def _install_matrix(self, module: Linear, target: str, sources: Sequence[Placement]) -> bool:
+    def _install_matrix(
+        self, module: Linear, target: str, sources: Sequence[WeightPlacement]
+    ) -> bool:
         narrow = self._narrow(sources)
         if narrow is None:
             return False
@@ -132,7 +134,9 @@ class NarrowKeeper:
         self._kept[target] = kept.nbytes
         return True
 
-    def _install_expert(self, module: Experts, target: str, sources: Sequence[Placement]) -> bool:
+    def _install_expert(
+        self, module: Experts, target: str, sources: Sequence[WeightPlacement]
+    ) -> bool:
         """Raises CheckpointError if it is of another kind than the first, which stays."""
         if self._experts_stay.get(target) is False:
             return False
@@ -164,7 +168,7 @@ class NarrowKeeper:
             return None
         return narrow_experts.empty_like(module.num_slots, first, self._device)
 
-    def _narrow(self, sources: Sequence[Placement]) -> NarrowWeight | None:
+    def _narrow(self, sources: Sequence[WeightPlacement]) -> NarrowWeight | None:
         found = []
         for source in sources:
             narrow = self._one(source)
@@ -173,7 +177,7 @@ class NarrowKeeper:
             found.append(narrow)
         return stack(found)
 
-    def _one(self, source: Placement) -> NarrowWeight | None:
+    def _one(self, source: WeightPlacement) -> NarrowWeight | None:
         entry = self._entries[source.source]
         assert isinstance(entry, QuantizedEntry)
         matrix = source.expert if source.is_of_stack and source.expert is not None else 0

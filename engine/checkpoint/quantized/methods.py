@@ -27,7 +27,7 @@ from baton.engine.models.config.keys import ConfigKeys
 logger = logging.getLogger(__name__)
 
 
-class Layout(Protocol):
+class QuantizedLayout(Protocol):
     """How one method writes weights down."""
 
     def find(self, entries: Mapping[str, StoredEntry]) -> Iterator[tuple[str, QuantizedEntry]]:
@@ -37,7 +37,7 @@ class Layout(Protocol):
         """
 
 
-LAYOUTS: Mapping[str, Callable[[ConfigKeys], Layout]] = {
+LAYOUTS: Mapping[str, Callable[[ConfigKeys], QuantizedLayout]] = {
     "gptq": parse_gptq,
     "awq": parse_awq,
     "fp8": parse_fp8,
@@ -60,7 +60,7 @@ FOR_ACTIVATIONS = (
 """Ends of names of what is fixed there ahead, and decided here by what is multiplied or cached."""
 
 
-def parse_layout(raw: Mapping[str, object]) -> Layout | None:
+def parse_layout(raw: Mapping[str, object]) -> QuantizedLayout | None:
     """Of a whole config.json; None if weights are stored as they are.
 
     Raises CheckpointError, naming key and remedy, on what is not supported.
@@ -73,7 +73,7 @@ def parse_layout(raw: Mapping[str, object]) -> Layout | None:
     return None
 
 
-def _parse(section: str, found: object) -> Layout:
+def _parse(section: str, found: object) -> QuantizedLayout:
     if not isinstance(found, Mapping):
         raise CheckpointError(f"config.json: `{section}` must be an object, not {found!r}")
     method = found.get("quant_method")
@@ -88,7 +88,7 @@ def _parse(section: str, found: object) -> Layout:
 
 
 def as_whole(
-    entries: Mapping[str, StoredEntry], layout: Layout | None, wanted: Collection[str]
+    entries: Mapping[str, StoredEntry], layout: QuantizedLayout | None, wanted: Collection[str]
 ) -> Mapping[str, TensorEntry]:
     """The entries of a checkpoint by the names of a whole one, of which `wanted` are asked for."""
     if layout is None:

@@ -27,7 +27,7 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import Epoch, TransferId
-from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer, Span
+from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece, Parcel
 from baton.proto import kv_pb2 as pb
 from baton.proto.channels import explain
@@ -110,7 +110,7 @@ def open_from_proto(message: pb.OpenRequest) -> OpenTransfer:
         layout=layout,
         first_block=message.first_block,
         only=tuple(
-            Span(span.plane, span.first_block, span.first_block + span.num_blocks)
+            BlockRange(span.plane, span.first_block, span.first_block + span.num_blocks)
             for span in message.only
         ),
     )

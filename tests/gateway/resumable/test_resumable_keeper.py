@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Cancelled, Overloaded, StreamNotFound, Unavailable
-from baton.gateway.resumable.keeper import Reading, StreamKeeper
+from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
 from baton.gateway.resumable.streams import STREAM_COST_BYTES
 
 OWNER, KIND = b"alice", "/v1/completions"
@@ -57,15 +57,15 @@ async def soon(event: asyncio.Event) -> None:
         await event.wait()
 
 
-def begin(streams: StreamKeeper, source: Source) -> Reading:
+def begin(streams: StreamKeeper, source: Source) -> StreamReading:
     return streams.start(source(), owner=OWNER, kind=KIND)
 
 
-def back(streams: StreamKeeper, stream_id: str, last_sequence: int) -> Reading:
+def back(streams: StreamKeeper, stream_id: str, last_sequence: int) -> StreamReading:
     return streams.resume(stream_id, owner=OWNER, kinds={KIND}, last_sequence=last_sequence)
 
 
-async def take(reading: Reading, num_events: int) -> list[tuple[int, bytes]]:
+async def take(reading: StreamReading, num_events: int) -> list[tuple[int, bytes]]:
     return [await anext(reading) for _ in range(num_events)]
 
 

@@ -35,7 +35,7 @@ from baton.kv_transfer.handoff.reservation import Reservation
 from baton.kv_transfer.receiving.filling import Fill, Filling
 from baton.kv_transfer.receiving.placing import place
 from baton.kv_transfer.receiving.receiver import AbortReason
-from baton.kv_transfer.sending.pieces import HeadRange, Progress, Reading, Stream, cuts
+from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, Progress, SendingStream, cuts
 
 FAMILIES = [tuple(range(start, start + 18)) for start in (0, 50)]
 """Prompts are beginnings of these, so that prefixes are often shared."""
@@ -97,7 +97,7 @@ class Handoffs:
         self.p = PrefillReplica(num_blocks=NUM_BLOCKS)
         self.d = DecodeReplica(num_blocks=NUM_BLOCKS)
         self.handoffs: dict[TransferId, Handoff] = {}
-        self.readings: list[tuple[Handoff, Reading]] = []
+        self.readings: list[tuple[Handoff, BlockRead]] = []
         self.fills: list[tuple[Filling, Fill]] = []
         self.network: list[KvPiece | SettleTransfer] = []
 
@@ -299,10 +299,10 @@ class Handoffs:
         self.fills.clear()
         self.d = DecodeReplica(num_blocks=NUM_BLOCKS)
 
-    def _read(self, handoff: Handoff, first_block: int) -> list[Reading]:
+    def _read(self, handoff: Handoff, first_block: int) -> list[BlockRead]:
         """What a stream that begins there is given first."""
         num_blocks = LAYOUT.num_blocks_for(len(handoff.prompt))
-        stream = Stream(
+        stream = SendingStream(
             transfer_id=handoff.transfer_id,
             heads=tuple(map(HeadRange.between, LAYOUT.planes, LAYOUT.planes)),
             progress=Progress(first_block, num_blocks, LAYOUT.num_planes),

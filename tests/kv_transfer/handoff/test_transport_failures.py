@@ -33,7 +33,7 @@ from baton.core.errors import (
     UnknownTransfer,
 )
 from baton.core.ids import new_epoch
-from baton.kv_transfer.handoff.messages import KvPiece, OpenTransfer, Outcome, Span
+from baton.kv_transfer.handoff.messages import BlockRange, KvPiece, OpenTransfer, Outcome
 
 
 @each_transport
@@ -220,7 +220,7 @@ async def test_a_corrupt_piece_alone_is_sent_again_and_counts_against_its_source
 
         # A piece is two blocks of a layer, a reading four: the third piece is the first of layer 1.
         # It comes seventh, behind all others, and eighth.
-        again = (Span(1, 0, 2),)
+        again = (BlockRange(1, 0, 2),)
         assert [request.only for request in it.transport.opened] == [(), again, again]
         assert (report.num_asked_again, report.num_reopened, report.num_duplicates) == (2, 0, 0)
         assert report.num_bytes == KV_BYTES + 2 * 2 * LAYOUT.layer_block_bytes
@@ -275,7 +275,7 @@ async def test_a_source_of_ever_corrupt_pieces_fails_the_transfer(name: str) -> 
 async def test_a_block_that_no_plane_has_cannot_be_asked_for_again(name: str) -> None:
     async with connected(name) as it:
         await it.grant()
-        for span in (Span(2, 0, 1), Span(0, 3, 3), Span(1, 5, NUM_BLOCKS + 1)):
+        for span in (BlockRange(2, 0, 1), BlockRange(0, 3, 3), BlockRange(1, 5, NUM_BLOCKS + 1)):
             request = replace(opening(it.prefill, it.decode), only=(span,))
 
             with pytest.raises(TransferError, match=r"of plane \d asked for, there are 6 of 2"):

@@ -25,7 +25,7 @@ from baton.core.kv_layout import KvGroup, KvLayout
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.layouts.agreement import check_layouts
 from baton.kv_transfer.layouts.convert import converted
-from baton.kv_transfer.layouts.plan import Placement
+from baton.kv_transfer.layouts.plan import BlockPlacement
 
 INDEX = KvGroup(name="index", layers=(0, 2), width=5, dtype="float32")
 PAIRS = KvGroup(name="pairs", layers=(1, 2), width=3, dtype="bfloat16")
@@ -118,7 +118,7 @@ def test_groups_are_converted_as_their_own_dtypes_say() -> None:
     narrow = replace(
         GROUPED, dtype="bfloat16", groups=tuple(replace(g, dtype="float16") for g in GROUPED.groups)
     )
-    planes = Placement(GROUPED, narrow).planes
+    planes = BlockPlacement(GROUPED, narrow).planes
 
     assert [plane.is_converting for plane in planes] == [True] * GROUPED.num_planes
     assert [plane.placed.dtype for plane in planes] == [plane.dtype for plane in narrow.planes]

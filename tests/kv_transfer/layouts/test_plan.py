@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import LayoutMismatch
 from baton.core.kv_layout import SCALE_BYTES, KvLayout
-from baton.kv_transfer.layouts.plan import Placement, Stream, placement, plan_streams
+from baton.kv_transfer.layouts.plan import BlockPlacement, RankStream, placement, plan_streams
 
 LAYOUT = KvLayout(
     model_fingerprint=b"model",
@@ -67,7 +67,7 @@ def names(layout: KvLayout, block: int) -> list[Name | None]:
     return found
 
 
-def arrivals(place: Placement, tokens: range) -> Counter[Name]:
+def arrivals(place: BlockPlacement, tokens: range) -> Counter[Name]:
     """Follow every copy of a stream; each byte must go where the receiver keeps just that byte."""
     arrived: Counter[Name] = Counter()
     for block in place.blocks(tokens):
@@ -188,7 +188,7 @@ def test_equal_layouts_take_one_copy_a_block() -> None:
 
     [copy] = place.copies(3, range(0, 100))
 
-    assert stream == Stream(sender=0, first_head=0, stop_head=8)
+    assert stream == RankStream(sender=0, first_head=0, stop_head=8)
     assert place.is_direct
     assert (copy.block, copy.start, copy.target) == (3, 0, 0)
     assert copy.num_bytes == LAYOUT.layer_block_bytes

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tests.kv_transfer.replicas import LAYOUT
 
 from baton.core.ids import Epoch, TransferId
-from baton.kv_transfer.handoff.messages import Span
+from baton.kv_transfer.handoff.messages import BlockRange
 from baton.kv_transfer.handoff.transport import LentPiece
 from baton.kv_transfer.layouts.integrity import combined_checksum, unit_checksums
 from baton.kv_transfer.sending.pieces import (
+    BlockRead,
     HeadRange,
     Progress,
-    Reading,
     Selection,
     cuts,
     lend,
@@ -34,11 +34,11 @@ class Blocks:
         return tuple(map(memoryview, self.contents[start:stop]))
 
 
-def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE) -> Reading:
+def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE) -> BlockRead:
     """Of blocks whose every byte is another one than its neighbour's."""
     size = LAYOUT.layer_block_bytes
     blocks = [bytes((7 * block + at) % 251 for at in range(size)) for block in range(num_blocks)]
-    return Reading(
+    return BlockRead(
         transfer_id=TransferId("kv"),
         sender_epoch=Epoch("p"),
         receiver_epoch=Epoch("d"),
@@ -50,7 +50,7 @@ def make_reading(num_blocks: int, first_block: int = 0, heads: HeadRange = WHOLE
     )
 
 
-def pieces_of(reading: Reading, max_bytes: int) -> list[LentPiece]:
+def pieces_of(reading: BlockRead, max_bytes: int) -> list[LentPiece]:
     return [lend(cut, read(cut), lambda: None) for cut in cuts(reading, max_bytes)]
 
 
@@ -137,14 +137,14 @@ def test_checksums_are_xxh3_with_64_bits_and_one_for_each_unit() -> None:
 
 
 def test_a_selection_is_read_once_as_far_as_it_is_there_and_in_parts_of_bounded_size() -> None:
-    selection = Selection([Span(0, 1, 3), Span(1, 0, 4)])
+    selection = Selection([BlockRange(0, 1, 3), BlockRange(1, 0, 4)])
 
     found = [selection.advance(published, 3) for published in ((2, 1), (2, 1), (3, 4), (4, 4))]
 
     assert found == [
-        [Span(0, 1, 2), Span(1, 0, 1)],
+        [BlockRange(0, 1, 2), BlockRange(1, 0, 1)],
         [],
-        [Span(0, 2, 3), Span(1, 1, 3)],
-        [Span(1, 3, 4)],
+        [BlockRange(0, 2, 3), BlockRange(1, 1, 3)],
+        [BlockRange(1, 3, 4)],
     ]
     assert selection.is_done

@@ -27,7 +27,7 @@ from baton.core.ids import TransferId, new_epoch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.kv_transfer.handoff.lease import Computation
 from baton.kv_transfer.handoff.messages import Outcome
-from baton.kv_transfer.sending.pieces import Reading, Stream
+from baton.kv_transfer.sending.pieces import BlockRead, SendingStream
 from baton.kv_transfer.sending.sender import SenderConfig
 
 DECODE = DecodeReplica()
@@ -41,11 +41,11 @@ def granted(config: SenderConfig | None = None) -> PrefillReplica:
     return prefill
 
 
-def opened(prefill: PrefillReplica, first_block: int = 0) -> Stream:
+def opened(prefill: PrefillReplica, first_block: int = 0) -> SendingStream:
     return prefill.sender.open(replace(opening(prefill, DECODE), first_block=first_block))
 
 
-def span_of(reading: Reading) -> tuple[int, int, int]:
+def span_of(reading: BlockRead) -> tuple[int, int, int]:
     return reading.plane, reading.first_block, reading.first_block + len(reading.blocks)
 
 
