@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -20,23 +21,18 @@ def choose_tokens(
     made = Call(
         of_dtype("choose_tokens", q.dtype),
         rows=tokens,
-        inputs=(
-            q.contiguous(),
-            weights.contiguous(),
-            arena,
-            sequences.positions,
-            sequences.query_starts,
-            sequences.block_tables,
-        ),
-        outputs=(slots,),
-        ints=(
-            num_heads,
-            width,
-            sequences.block_size,
-            sequences.block_tables.stride(0),
-            num_chosen,
-        ),
-        floats=(width**-0.5, num_heads**-0.5),
+        inputs={
+            "q": q.contiguous(),
+            "weights": weights.contiguous(),
+            "arena": arena,
+            "num_heads": num_heads,
+            "width": width,
+            "num_chosen": num_chosen,
+            "key_scale": width**-0.5,
+            "head_scale": num_heads**-0.5,
+            **places_of(sequences),
+        },
+        outputs={"slots": slots},
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
     return slots, sequences.positions[:tokens]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.mla_attention_cpu import by_token, runs
+from baton.kernels.attention.mla_attention_cpu import by_token, latent_queries, runs
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 
 if TYPE_CHECKING:
@@ -27,18 +27,15 @@ def chosen_attention(
     made = Call(
         of_dtype("chosen_attention", q_latent.dtype),
         rows=tokens,
-        inputs=(q_latent, q_rope, arena, chosen.positions, None, chosen.slots),
-        outputs=(out,),
-        ints=(
-            num_heads,
-            latent,
-            q_rope.shape[-1],
-            1,
-            chosen.slots.shape[1],
-            *q_latent.stride()[:2],
-            *q_rope.stride()[:2],
-        ),
-        floats=(scale,),
+        inputs={
+            **latent_queries(q_latent, q_rope),
+            "arena": arena,
+            "positions": chosen.positions,
+            "slots": chosen.slots,
+            "num_chosen": chosen.slots.shape[1],
+            "scale": scale,
+        },
+        outputs={"out": out},
     )
     call(made, Pass(num_tokens=tokens, num_requests=tokens))
     return out

@@ -12,22 +12,37 @@ from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
 
 
-def _row(windows: Windows) -> tuple[int, int, int]:
-    return windows.num_tokens, windows.row_width, windows.entry.start
+def _entries_of(windows: Windows) -> dict[str, int]:
+    """The inputs by which the operators find entries."""
+    return {
+        "window_tokens": windows.num_tokens,
+        "row_width": windows.row_width,
+        "entry_start": windows.entry.start,
+    }
+
+
+_NO_ENTRIES = {"window_tokens": 1, "row_width": 0, "entry_start": 0}
 
 
 def choose(index: EntryIndex, sequences: Sequences) -> Tensor:
     """[T, 1 + top_k] int32: how many entries a token sees, and which."""
     tokens, heads, width = index.q.shape
     chosen = torch.empty(tokens, 1 + index.top_k, dtype=torch.int32)
-    places, sizes = places_of(sequences)
     made = Call(
         of_dtype("choose_entries", index.q.dtype),
         rows=tokens,
-        inputs=(index.q.contiguous(), index.weights.contiguous(), index.arena, *places),
-        outputs=(chosen,),
-        ints=(heads, width, *_row(index.windows), *sizes, index.top_k),
-        floats=(index.scale,),
+        inputs={
+            "q": index.q.contiguous(),
+            "weights": index.weights.contiguous(),
+            "arena": index.arena,
+            "num_heads": heads,
+            "width": width,
+            "top_k": index.top_k,
+            "scale": index.scale,
+            **_entries_of(index.windows),
+            **places_of(sequences),
+        },
+        outputs={"chosen": chosen},
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
     return chosen
@@ -44,18 +59,26 @@ def attend(  # noqa: PLR0913  # as the kernel
 ) -> Tensor:
     tokens, heads, width = q.shape
     out, chosen = torch.empty_like(q), None
-    row, of_entries = (1, 0, 0), None
     if entries is not None:
-        row, of_entries = _row(entries.windows), entries.arena
         chosen = None if entries.index is None else choose(entries.index, sequences)
-    places, sizes = places_of(sequences)
     made = Call(
         of_dtype("compressed_attention", q.dtype),
         rows=tokens,
-        inputs=(q.contiguous(), arena, *places, sinks, of_entries, chosen),
-        outputs=(out,),
-        ints=(heads, width, window, *sizes, *row, 0 if chosen is None else chosen.shape[1]),
-        floats=(scale,),
+        inputs={
+            "q": q.contiguous(),
+            "arena": arena,
+            "sinks": sinks,
+            "entries": None if entries is None else entries.arena,
+            "chosen": chosen,
+            "num_heads": heads,
+            "width": width,
+            "window": window,
+            "chosen_stride": 0 if chosen is None else chosen.shape[1],
+            "scale": scale,
+            **(_NO_ENTRIES if entries is None else _entries_of(entries.windows)),
+            **places_of(sequences),
+        },
+        outputs={"out": out},
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
     return out

@@ -23,17 +23,20 @@ def latent_expand(
     made = Call(
         of_dtype("latent_expand", arena.dtype),
         rows=len(table),
-        inputs=(arena, table, keys, values),
-        outputs=(kv,),
-        ints=(
-            heads,
-            shape.nope_dim,
-            shape.rope_dim,
-            shape.value_dim,
-            shape.latent_dim,
-            size,
-            shape.kv_dim,
-        ),
+        inputs={
+            "arena": arena,
+            "table": table,
+            "keys": keys,
+            "values": values,
+            "num_heads": heads,
+            "nope_dim": shape.nope_dim,
+            "rope_dim": shape.rope_dim,
+            "value_dim": shape.value_dim,
+            "latent_dim": shape.latent_dim,
+            "block_size": size,
+            "width": shape.kv_dim,
+        },
+        outputs={"kv": kv},
     )
     call(made)
     return kv

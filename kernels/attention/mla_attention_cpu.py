@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.paging.paged_rows_cpu import blocks_of
 from baton.kernels.paging.sequences import Sequences
 
 MAX_ROW_BYTES = 576 * 4
@@ -30,28 +31,34 @@ def mla_attention(
     made = Call(
         of_dtype("mla_attention", q_latent.dtype),
         rows=tokens,
-        inputs=(
-            q_latent,
-            q_rope,
-            arena,
-            sequences.query_starts,
-            sequences.context_lens,
-            sequences.block_tables,
-        ),
-        outputs=(out,),
-        ints=(
-            num_heads,
-            latent,
-            q_rope.shape[-1],
-            sequences.block_size,
-            sequences.block_tables.stride(0),
-            *q_latent.stride()[:2],
-            *q_rope.stride()[:2],
-        ),
-        floats=(scale,),
+        inputs={
+            **latent_queries(q_latent, q_rope),
+            "arena": arena,
+            "query_starts": sequences.query_starts,
+            "context_lens": sequences.context_lens,
+            **blocks_of(sequences),
+            "scale": scale,
+        },
+        outputs={"out": out},
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
     return out
+
+
+def latent_queries(q_latent: Tensor, q_rope: Tensor) -> dict[str, Tensor | int]:
+    """The inputs that queries are, both parts being as `by_token` gives them."""
+    _, num_heads, latent_dim = q_latent.shape
+    return {
+        "q_latent": q_latent,
+        "q_rope": q_rope,
+        "num_heads": num_heads,
+        "latent_dim": latent_dim,
+        "rope_dim": q_rope.shape[-1],
+        "latent_token": q_latent.stride(0),
+        "latent_head": q_latent.stride(1),
+        "rope_token": q_rope.stride(0),
+        "rope_head": q_rope.stride(1),
+    }
 
 
 def by_token(x: Tensor) -> Tensor:

@@ -19,14 +19,22 @@ def close_windows(  # noqa: PLR0913  # as the kernel
     sequences: Sequences,
     num_tokens: int,
 ) -> None:
-    places, sizes = places_of(sequences)
-    half = len(turning.frequencies)
     made = Call(
         of_dtype("close_windows", arena.dtype),
         rows=num_tokens,
-        inputs=(arena, *places, bias, norm.weight, turning.frequencies),
-        outputs=(),
-        ints=(windows.num_tokens, windows.num_series, windows.width, half, *sizes),
-        floats=(norm.eps, turning.factor),
+        inputs={
+            "arena": arena,
+            "bias": bias,
+            "norm_weight": norm.weight,
+            "frequencies": turning.frequencies,
+            "window_tokens": windows.num_tokens,
+            "num_series": windows.num_series,
+            "width": windows.width,
+            "half": len(turning.frequencies),
+            "eps": norm.eps,
+            "factor": turning.factor,
+            **places_of(sequences),
+        },
+        outputs={},
     )
     call(made, Pass(num_tokens=num_tokens, num_requests=sequences.num_requests))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype, small_rows
+from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -27,25 +28,19 @@ def index_write(
     made = Call(
         of_dtype("index_write", q.dtype),
         rows=tokens,
-        inputs=(
-            q,
-            k.contiguous(),
-            arena,
-            sequences.positions,
-            sequences.query_starts,
-            sequences.block_tables,
-            cos,
-            sin,
-        ),
-        outputs=(turned,),
-        ints=(
-            heads,
-            width,
-            cos.shape[1],
-            sequences.block_size,
-            sequences.block_tables.stride(0),
-            int(is_interleaved),
-        ),
+        inputs={
+            "q": q,
+            "k": k.contiguous(),
+            "arena": arena,
+            "cos": cos,
+            "sin": sin,
+            "num_heads": heads,
+            "width": width,
+            "half": cos.shape[1],
+            "is_interleaved": is_interleaved,
+            **places_of(sequences),
+        },
+        outputs={"turned": turned},
         alone_rows=small_rows(2 * q.nbytes // tokens),
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype, small_rows
+from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -27,28 +28,22 @@ def latent_write(  # noqa: PLR0913  # as the kernel
     made = Call(
         of_dtype("latent_write", q.dtype),
         rows=tokens,
-        inputs=(
-            q.contiguous(),
-            kv.contiguous(),
-            arena,
-            sequences.positions,
-            sequences.query_starts,
-            sequences.block_tables,
-            norm.weight,
-            cos,
-            sin,
-        ),
-        outputs=(q_rope,),
-        ints=(
-            heads,
-            width,
-            len(norm.weight),
-            half,
-            sequences.block_size,
-            sequences.block_tables.stride(0),
-            int(is_interleaved),
-        ),
-        floats=(norm.eps,),
+        inputs={
+            "q": q.contiguous(),
+            "kv": kv.contiguous(),
+            "arena": arena,
+            "norm_weight": norm.weight,
+            "cos": cos,
+            "sin": sin,
+            "num_heads": heads,
+            "width": width,
+            "latent_dim": len(norm.weight),
+            "half": half,
+            "is_interleaved": is_interleaved,
+            "eps": norm.eps,
+            **places_of(sequences),
+        },
+        outputs={"q_rope": q_rope},
         alone_rows=small_rows(kv.nbytes // tokens + q_rope.nbytes // tokens),
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))

@@ -24,33 +24,32 @@ def rope_kv_write(
     num_heads = qkv.shape[1] - 2 * layout.num_heads
     q = qkv.new_empty(tokens, num_heads, width)
     cos, sin = (None, None) if rotation is None else [part.contiguous() for part in rotation]
-    norms = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
+    q_norm, k_norm = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
     made = Call(
         of_dtype("rope_kv_write", qkv.dtype),
         rows=tokens,
-        inputs=(
-            qkv.contiguous(),
-            layout.memory,
-            sequences.positions,
-            sequences.query_starts,
-            sequences.block_tables,
-            *norms,
-            cos,
-            sin,
-        ),
-        outputs=(q,),
-        ints=(
-            num_heads,
-            layout.num_heads,
-            width,
-            layout.block_size,
-            sequences.block_tables.stride(0),
-            0 if cos is None else cos.shape[1],
-            layout.items,
-            layout.unit_bytes,
-            norms[0] is not None and norms[0].dtype is torch.float32,
-        ),
-        floats=(0.0 if head_norm is None else head_norm.eps,),
+        inputs={
+            "qkv": qkv.contiguous(),
+            "arena": layout.memory,
+            "positions": sequences.positions,
+            "query_starts": sequences.query_starts,
+            "block_tables": sequences.block_tables,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "cos": cos,
+            "sin": sin,
+            "num_heads": num_heads,
+            "num_kv_heads": layout.num_heads,
+            "width": width,
+            "block_size": layout.block_size,
+            "table_stride": sequences.block_tables.stride(0),
+            "half": 0 if cos is None else cos.shape[1],
+            "items": layout.items,
+            "unit_bytes": layout.unit_bytes,
+            "has_float_norms": q_norm is not None and q_norm.dtype is torch.float32,
+            "eps": 0.0 if head_norm is None else head_norm.eps,
+        },
+        outputs={"q": q},
         alone_rows=small_rows(qkv.nbytes // tokens),
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))

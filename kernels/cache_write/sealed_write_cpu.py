@@ -24,36 +24,35 @@ def rope_kv_write(
     num_heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty(tokens, num_heads, width)
     cos, sin = (None, None) if rotation is None else [part.contiguous() for part in rotation]
-    norms = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
+    q_norm, k_norm = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
     made = Call(
         of_dtype("sealed_kv_write", qkv.dtype),
         rows=tokens,
-        inputs=(
-            qkv.contiguous(),
-            arena.units,
-            sequences.positions,
-            sequences.query_starts,
-            sequences.block_tables,
-            *norms,
-            cos,
-            sin,
-            arena.open_rows,
-            arena.pass_rows,
-            sequences.lanes,
-        ),
-        outputs=(q,),
-        ints=(
-            num_heads,
-            kv_heads,
-            width,
-            arena.block_size,
-            sequences.block_tables.stride(0),
-            0 if cos is None else cos.shape[1],
-            WIDE,
-            arena.units.shape[2],
-            norms[0] is not None and norms[0].dtype is torch.float32,
-        ),
-        floats=(0.0 if head_norm is None else head_norm.eps,),
+        inputs={
+            "qkv": qkv.contiguous(),
+            "arena": arena.units,
+            "positions": sequences.positions,
+            "query_starts": sequences.query_starts,
+            "block_tables": sequences.block_tables,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "cos": cos,
+            "sin": sin,
+            "open_rows": arena.open_rows,
+            "pass_rows": arena.pass_rows,
+            "lanes": sequences.lanes,
+            "num_heads": num_heads,
+            "num_kv_heads": kv_heads,
+            "width": width,
+            "block_size": arena.block_size,
+            "table_stride": sequences.block_tables.stride(0),
+            "half": 0 if cos is None else cos.shape[1],
+            "items": WIDE,
+            "unit_bytes": arena.units.shape[2],
+            "has_float_norms": q_norm is not None and q_norm.dtype is torch.float32,
+            "eps": 0.0 if head_norm is None else head_norm.eps,
+        },
+        outputs={"q": q},
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
     return q

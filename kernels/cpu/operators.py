@@ -1,17 +1,20 @@
 """Calls of compiled operators: at once, or onto the tape that is being recorded.
 
     y = torch.empty_like(x)
-    call(Call("rms_norm_f32", rows=len(x), inputs=(x, weight), outputs=(y,), ints=(width,)))
+    inputs = {"x": x, "more": z, "width": width}
+    call(Call("add_f32", rows=len(x), inputs=inputs, outputs={"y": y}))
 
-Tensors must be contiguous from their first item on, or carry their strides among the `ints`; what
-an operator expects stands over it in its C++ source.
+The names are those of the fields that the operator declares in its C++ source, from which Python
+reads them (`signature_of`): a call that lacks one, or has another, is refused. Tensors must be
+contiguous from their first item on, or carry their strides among the inputs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Protocol
@@ -23,8 +26,6 @@ from baton.kernels.cpu.library import library
 
 ROWS_TOKENS = -1
 ROWS_OUTPUTS = -2
-MAX_INPUTS, MAX_OUTPUTS, MAX_INTS, MAX_FLOATS = 12, 4, 12, 4
-"""Of one call, as `Args` of source/operator.h has room for."""
 
 ALONE_BYTES = 16 << 10
 """A core copies them in half a microsecond, which is what a second one costs."""
@@ -43,20 +44,24 @@ class Pass(ctypes.Structure):
     )
 
 
-class Args(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.c_int64),
-        ("inputs", ctypes.c_void_p * MAX_INPUTS),
-        ("outputs", ctypes.c_void_p * MAX_OUTPUTS),
-        ("ints", ctypes.c_int64 * MAX_INTS),
-        ("floats", ctypes.c_double * MAX_FLOATS),
-    )
+Args = ctypes.Structure
+"""The arguments of one operator, field by field as its C++ source declares them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an operator takes beside its rows."""
+
+    args: type[Args]
+    tensors: frozenset[str]
+    """The fields that are addresses."""
+    numbers: frozenset[str]
 
 
 class Entry(ctypes.Structure):
     _fields_ = (
         ("function", ctypes.c_void_p),
-        ("args", ctypes.POINTER(Args)),
+        ("args", ctypes.c_void_p),
         ("alone_rows", ctypes.c_int64),
     )
 
@@ -73,27 +78,50 @@ class Call:
     _: KW_ONLY
     rows: int
     """The tokens, or the outputs, of the pass."""
-    inputs: Sequence[Tensor | None]
-    outputs: Sequence[Tensor]
-    ints: Sequence[int] = ()
-    floats: Sequence[float] = ()
+    inputs: Mapping[str, Tensor | float | None]
+    """By field: tensors, None where there is none, and numbers."""
+    outputs: Mapping[str, Tensor | None]
     alone_rows: int = 0
     """So many rows, or fewer, one thread has computed before a second has heard of them."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is read or written, by field."""
+        given = {**self.inputs, **self.outputs}
+        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
     def args(self) -> Args:
-        args = Args(rows=self.rows)
-        args.inputs[: len(self.inputs)] = [_address(tensor) for tensor in self.inputs]
-        args.outputs[: len(self.outputs)] = [tensor.data_ptr() for tensor in self.outputs]
-        args.ints[: len(self.ints)] = list(self.ints)
-        args.floats[: len(self.floats)] = list(self.floats)
-        return args
+        """Raises TypeError if what is given is not what the operator declares."""
+        signature = signature_of(self.name)
+        addresses: dict[str, int | None] = {}
+        numbers: dict[str, float] = {}
+        for given in (self.inputs, self.outputs):
+            for name, value in given.items():
+                if isinstance(value, Tensor):
+                    addresses[name] = value.data_ptr()
+                elif value is None:
+                    addresses[name] = None
+                else:
+                    numbers[name] = value
+        if addresses.keys() != signature.tensors or numbers.keys() != signature.numbers:
+            wrong = [
+                *_mismatch("tensors", signature.tensors, addresses),
+                *_mismatch("numbers", signature.numbers, numbers),
+            ]
+            raise TypeError(f"operator {self.name}: {'; '.join(wrong)}")
+        return signature.args(self.rows, **addresses, **numbers)
 
     def entry(self, args: Args) -> Entry:
-        return Entry(address_of(self.name), ctypes.pointer(args), self.alone_rows)
+        """`args` must be kept for as long as the entry is played."""
+        return Entry(address_of(self.name), ctypes.addressof(args), self.alone_rows)
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _mismatch(kind: str, declared: frozenset[str], given: Mapping[str, object]) -> list[str]:
+    missing, unknown = sorted(declared - given.keys()), sorted(given.keys() - declared)
+    return [
+        f"{kind} {what}: {', '.join(names)}"
+        for what, names in (("missing", missing), ("that it does not take", unknown))
+        if names
+    ]
 
 
 class Recording(Protocol):
@@ -174,6 +202,29 @@ def _run() -> ctypes._NamedFuncPointer:
     )
     run.restype = None
     return run
+
+
+_FIELD = re.compile(r"(?:const )?(?P<kind>\w+\*|int64_t|double) (?P<name>\w+)")
+"""One declared field; any pointer is the address of a tensor."""
+
+
+@cache
+def signature_of(name: str) -> Signature:
+    """Read from the text of the declaration in C++."""
+    declare = getattr(_library(), f"{name}_fields")
+    declare.restype = ctypes.c_char_p
+    fields: list[tuple[str, type]] = []
+    for declared in declare().decode().split(";")[:-1]:
+        found = _FIELD.fullmatch(declared.strip())
+        if found is None:
+            raise ValueError(f"operator {name} declares {declared.strip()!r}, which is no field")
+        fields.append((found["name"], _C_TYPES.get(found["kind"], ctypes.c_void_p)))
+    tensors = frozenset(field for field, kind in fields if kind is ctypes.c_void_p)
+    numbers = frozenset(field for field, _ in fields) - tensors - {"rows"}
+    return Signature(type(f"Args_{name}", (Args,), {"_fields_": fields}), tensors, numbers)
+
+
+_C_TYPES: Mapping[str, type] = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
 
 
 @cache

@@ -39,6 +39,7 @@ from baton.kernels.cpu.operators import (
     Pass,
     play,
     set_recording,
+    signature_of,
 )
 
 NUM_TOKENS, NUM_OUTPUTS = 7, 5
@@ -94,13 +95,13 @@ class Recorder:
 
     def record(self, call: Call) -> None:
         number = len(self._calls)
-        for tensor in (*call.inputs, *call.outputs):
-            buffer = None if tensor is None else self._find(tensor.data_ptr())
+        for tensor in call.tensors().values():
+            buffer = self._find(tensor.data_ptr())
             if buffer is not None:
                 buffer.last = number
-        for tensor in call.outputs:
-            if self._find(tensor.data_ptr()) is None:
-                self._add_buffer(tensor, number)
+        for written in call.outputs.values():
+            if written is not None and self._find(written.data_ptr()) is None:
+                self._add_buffer(written, number)
         self._calls.append(replace(call, rows=_rows_of(call.rows)))
 
     def tape(
@@ -125,15 +126,15 @@ class Recorder:
             return memory.data_ptr() + shift + buffer.start + address - buffer.tensor.data_ptr()
 
         args = [call.args() for call in self._calls]
-        slots = [
-            (each, slot)
-            for each in args
-            for slot, address in enumerate(each.inputs)
-            if given is not None and address == given.data_ptr()
+        fields = [
+            (each, field)
+            for each, call in zip(args, self._calls, strict=True)
+            for field in signature_of(call.name).tensors & call.inputs.keys()
+            if given is not None and getattr(each, field) == given.data_ptr()
         ]
-        for each in args:
-            each.inputs[:] = [moved(address) for address in each.inputs]
-            each.outputs[:] = [moved(address) for address in each.outputs]
+        for each, call in zip(args, self._calls, strict=True):
+            for field in signature_of(call.name).tensors:
+                setattr(each, field, moved(getattr(each, field)))
         start = shift + found.start
         whole = memory[start : start + found.bytes_per_row * rows[found.rows]]
         entries = [call.entry(each) for call, each in zip(self._calls, args, strict=True)]
@@ -144,7 +145,7 @@ class Recorder:
             marks=tuple(self._marks),
             memory=memory,
             result=whole.view(result.dtype).view(-1, *result.shape[1:]),
-            given=tuple(slots),
+            given=tuple(fields),
         )
 
     def _find(self, address: int) -> _Buffer | None:
@@ -201,13 +202,13 @@ class Tape:
     memory: Tensor
     result: Tensor
     """Where every pass leaves what it was played for: the first rows of it."""
-    given: tuple[tuple[Args, int], ...]
+    given: tuple[tuple[Args, str], ...]
 
     def give(self, tensor: Tensor) -> None:
         """Let the next passes read `tensor` where the recorded one read `given`."""
         address = tensor.data_ptr()
-        for args, slot in self.given:
-            args.inputs[slot] = address
+        for args, field in self.given:
+            setattr(args, field, address)
 
     def play(self, of: Pass, *, seconds: ctypes.Array[ctypes.c_double] | None = None) -> None:
         """`seconds` has one for each of the calls, to which what it took is added."""

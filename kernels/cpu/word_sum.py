@@ -10,5 +10,5 @@ from baton.kernels.cpu.operators import Call, call
 
 def word_sum(words: Tensor) -> int:
     total = torch.zeros(1, dtype=torch.int64)
-    call(Call("word_sum", rows=words.numel(), inputs=(words,), outputs=(total,)))
+    call(Call("word_sum", rows=words.numel(), inputs={"words": words}, outputs={"total": total}))
     return int(total)

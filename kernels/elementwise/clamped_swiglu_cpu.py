@@ -14,10 +14,14 @@ def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float, offset: float) -
         Call(
             of_dtype("clamped_gate", gate_up.dtype),
             rows=tokens,
-            inputs=(gate_up.contiguous(),),
-            outputs=(y,),
-            ints=(width,),
-            floats=(alpha, limit, offset),
+            inputs={
+                "gate_up": gate_up.contiguous(),
+                "width": width,
+                "alpha": alpha,
+                "limit": limit,
+                "offset": offset,
+            },
+            outputs={"y": y},
             alone_rows=small_rows(2 * width * gate_up.element_size()),
         )
     )

@@ -15,14 +15,14 @@ def apply(name: str, x: Tensor) -> Tensor:
     """`name` is relu, gelu or gelu_tanh."""
     x = x.contiguous()
     y = torch.empty_like(x)
-    call(_call(name, (x,), y, _width(x), cost=FUNCTION_COST))
+    call(_call(name, x, y, _width(x), cost=FUNCTION_COST))
     return y
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
-    call(_call("add", (x, y.contiguous()), out, _width(x), cost=2))
+    call(_call("add", x, out, _width(x), cost=2, more=y.contiguous()))
     return out
 
 
@@ -31,13 +31,13 @@ def gate(name: str, gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     y = gate_up.new_empty(*gate_up.shape[:-1], width)
-    call(_call(name, (gate_up,), y, width, cost=FUNCTION_COST))
+    call(_call(name, gate_up, y, width, cost=FUNCTION_COST))
     return y
 
 
 def soft_cap_(x: Tensor, cap: float) -> None:
     """In place; float32 and contiguous."""
-    call(_call("soft_cap", (x,), x, _width(x), cost=FUNCTION_COST, floats=(cap,)))
+    call(_call("soft_cap", x, x, _width(x), cost=FUNCTION_COST, cap=cap))
 
 
 def _width(x: Tensor) -> int:
@@ -45,20 +45,12 @@ def _width(x: Tensor) -> int:
 
 
 def _call(
-    name: str,
-    inputs: tuple[Tensor, ...],
-    output: Tensor,
-    width: int,
-    *,
-    cost: int,
-    floats: tuple[float, ...] = (),
+    name: str, x: Tensor, y: Tensor, width: int, *, cost: int, **inputs: Tensor | float
 ) -> Call:
     return Call(
-        of_dtype(name, output.dtype),
-        rows=output.numel() // width,
-        inputs=inputs,
-        outputs=(output,),
-        ints=(width,),
-        floats=floats,
-        alone_rows=small_rows(width * output.element_size() * cost),
+        of_dtype(name, y.dtype),
+        rows=y.numel() // width,
+        inputs={"x": x, "width": width, **inputs},
+        outputs={"y": y},
+        alone_rows=small_rows(width * y.element_size() * cost),
     )

@@ -14,9 +14,8 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     made = Call(
         of_dtype("take_rows", x.dtype),
         rows=len(rows),
-        inputs=(x, rows),
-        outputs=(y,),
-        ints=(width,),
+        inputs={"x": x, "numbers": rows, "width": width},
+        outputs={"y": y},
         alone_rows=small_rows(width * x.element_size()),
     )
     call(made)

@@ -43,9 +43,18 @@ def own_pairs(routed: Choice, slots: Slots) -> tuple[Tensor, Tensor, Tensor, Ten
         Call(
             "own_pairs",
             rows=len(own),
-            inputs=(routed.experts, routed.shares, slots.starts, slots.slots, slots.loads, stops),
-            outputs=(own, pairs),
-            ints=(shape[1], slots.first, slots.count),
+            inputs={
+                "experts": routed.experts,
+                "shares": routed.shares,
+                "starts": slots.starts,
+                "slots": slots.slots,
+                "loads": slots.loads,
+                "stops": stops,
+                "num_choices": shape[1],
+                "first_slot": slots.first,
+                "num_slots": slots.count,
+            },
+            outputs={"own": own, "pairs": pairs},
             alone_rows=len(own),
         )
     )

@@ -64,15 +64,18 @@ def gate_up(
     """x [T, D] -> [T, C F]; `scaled`: of x times the share of a pair."""
     x = x.contiguous()
     inner = x.new_empty(len(x), routed.shares.shape[1] * weight.shape[1] // 2)
-    shares = routed.shares if scaled else None
     call(
         Call(
             _name("gate_up", weight, x.dtype),
             rows=len(x),
-            inputs=(*_rows(x, weight, 1), bias, routed.pairs, routed.stops, shares),
-            outputs=(inner,),
-            ints=_ints(weight, routed, GATINGS[gating.activation]),
-            floats=(gating.alpha, gating.limit, gating.offset),
+            inputs={
+                **_inputs(x, 1, weight, bias, routed, scaled=scaled),
+                "gating": GATINGS[gating.activation],
+                "alpha": gating.alpha,
+                "limit": gating.limit,
+                "offset": gating.offset,
+            },
+            outputs={"y": inner},
         )
     )
     return inner
@@ -92,15 +95,17 @@ def down(
     What is shared, [T, D], is added, as far as the sigmoid of its gate, [T, 1], lets it through.
     """
     y = inner.new_empty(len(inner), weight.shape[1])
-    rows = _rows(inner, weight, routed.shares.shape[1])
-    shares = routed.shares if scaled else None
+    each = routed.shares.shape[1]
     call(
         Call(
             _name("down", weight, inner.dtype),
             rows=len(inner),
-            inputs=(*rows, bias, routed.pairs, routed.stops, shares, *shared),
-            outputs=(y,),
-            ints=_ints(weight, routed, 0),
+            inputs={
+                **_inputs(inner, each, weight, bias, routed, scaled=scaled),
+                "shared": shared[0],
+                "shared_gate": shared[1],
+            },
+            outputs={"y": y},
         )
     )
     return y
@@ -111,14 +116,23 @@ def _name(product: str, weight: Stack, dtype: torch.dtype) -> str:
     return of_dtype(f"experts_{kind}{product}", dtype)
 
 
-def _rows(x: Tensor, weight: Stack, each: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What is multiplied, `each` rows in one of x, and by what."""
-    rows = quantized_linear.int8_rows(x, each) if weight.bits else x
-    return rows, weight.packed, weight.scales
-
-
-def _ints(weight: Stack, routed: Choice, gating: int) -> tuple[int, ...]:
-    num_experts, num_rows, width = weight.shape
-    num_choices = routed.shares.shape[1]
-    narrow = (quantized_linear.padded(width), quantized_linear.row_bytes(width))
-    return num_rows, width, num_experts, num_choices, gating, *narrow
+def _inputs(
+    x: Tensor, each: int, weight: Stack, bias: Tensor | None, routed: Choice, *, scaled: bool
+) -> dict[str, Tensor | int | None]:
+    """What both products are given; `each` rows in one of x are multiplied."""
+    num_experts, num_outputs, width = weight.shape
+    return {
+        "x": quantized_linear.int8_rows(x, each) if weight.bits else x,
+        "weights": weight.packed,
+        "scales": weight.scales,
+        "bias": bias,
+        "pairs": routed.pairs,
+        "stops": routed.stops,
+        "shares": routed.shares if scaled else None,
+        "num_outputs": num_outputs,
+        "width": width,
+        "num_experts": num_experts,
+        "num_choices": routed.shares.shape[1],
+        "padded_width": quantized_linear.padded(width),
+        "row_bytes": quantized_linear.row_bytes(width),
+    }

@@ -43,7 +43,10 @@ class QuantizedExperts:
         kept = (self.packed,) if self.scales is None else (self.packed, self.scales)
         places = tuple(tensor[expert] for tensor in kept)
         if operators.runs(weight):
-            quantized_linear.pack(self.bits, weight, places, is_gated=self.is_gated)
+            panels, *scales = places
+            quantized_linear.pack(
+                self.bits, weight, panels, scales[0] if scales else None, is_gated=self.is_gated
+            )
             return
         rounded: tuple[Tensor, ...]
         if self.bits == 8:

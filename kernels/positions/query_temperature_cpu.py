@@ -16,10 +16,14 @@ def query_temperature(x: Tensor, positions: Tensor, growth: float, step: float) 
         Call(
             of_dtype("query_temperature", x.dtype),
             rows=len(x),
-            inputs=(x, positions),
-            outputs=(y,),
-            ints=(width,),
-            floats=(growth, step),
+            inputs={
+                "x": x,
+                "positions": positions,
+                "width": width,
+                "growth": growth,
+                "step": step,
+            },
+            outputs={"y": y},
             alone_rows=small_rows(2 * width * x.element_size()),
         )
     )

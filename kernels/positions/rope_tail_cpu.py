@@ -17,10 +17,18 @@ def rope_tail(
         Call(
             of_dtype("rope_tail", x.dtype),
             rows=tokens,
-            inputs=(x.contiguous(), cos, sin),
-            outputs=(y,),
-            ints=(heads, width, cos.shape[1], int(is_back), int(unit_eps is not None)),
-            floats=(unit_eps or 0.0,),
+            inputs={
+                "x": x.contiguous(),
+                "cos": cos,
+                "sin": sin,
+                "num_heads": heads,
+                "width": width,
+                "half": cos.shape[1],
+                "is_back": is_back,
+                "is_unit": unit_eps is not None,
+                "unit_eps": unit_eps or 0.0,
+            },
+            outputs={"y": y},
             alone_rows=small_rows(y.nbytes // tokens),
         )
     )

@@ -16,10 +16,13 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, factor: float) -> tupl
     made = Call(
         "rotary_angles_f32",
         rows=len(positions),
-        inputs=(positions, frequencies),
-        outputs=(cos, sin),
-        ints=(width,),
-        floats=(factor,),
+        inputs={
+            "positions": positions,
+            "frequencies": frequencies,
+            "width": width,
+            "factor": factor,
+        },
+        outputs={"cos": cos, "sin": sin},
         alone_rows=small_rows(width * 4 * COST),
     )
     call(made)

@@ -32,10 +32,14 @@ def _look_up(
         Call(
             of_dtype("embedding", table.dtype),
             rows=len(ids),
-            inputs=(ids.contiguous(), table),
-            outputs=(y,),
-            ints=(width, int(table.dim() > 2)),
-            floats=(rounded,),
+            inputs={
+                "ids": ids.contiguous(),
+                "table": table,
+                "width": width,
+                "is_packed": table.dim() > 2,
+                "scale": rounded,
+            },
+            outputs={"y": y},
             alone_rows=small_rows(touched_bytes),
         )
     )

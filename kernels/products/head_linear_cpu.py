@@ -26,9 +26,16 @@ def head_linear(x: Tensor, panels: Tensor, num_rows: int) -> Tensor:
     made = Call(
         of_dtype("head_linear", x.dtype),
         rows=tokens,
-        inputs=(x, panels),
-        outputs=(y,),
-        ints=(heads, num_rows, width, x.stride(0), x.stride(1)),
+        inputs={
+            "x": x,
+            "panels": panels,
+            "num_heads": heads,
+            "num_outputs": num_rows,
+            "width": width,
+            "token_stride": x.stride(0),
+            "head_stride": x.stride(1),
+        },
+        outputs={"y": y},
     )
     call(made)
     return y

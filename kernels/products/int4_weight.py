@@ -98,7 +98,7 @@ def _compiled(weight: Tensor, is_gated: bool) -> Tensor:
     count = num_panels(len(weight), is_gated)
     num_groups = quantized_linear.padded(weight.shape[1]) // GROUP
     packed = PAGES.cut((count, num_groups, GROUP_BYTES))
-    quantized_linear.pack(4, weight, (packed,), is_gated=is_gated)
+    quantized_linear.pack(4, weight, packed, None, is_gated=is_gated)
     return packed
 
 

@@ -83,7 +83,7 @@ def _compiled(weight: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
     width = quantized_linear.padded(weight.shape[1])
     packed = PAGES.cut((count, width // 4, PANEL, 4))
     scales = torch.empty(count, PANEL)
-    quantized_linear.pack(8, weight, (packed, scales), is_gated=is_gated)
+    quantized_linear.pack(8, weight, packed, scales, is_gated=is_gated)
     return packed, scales
 
 

@@ -36,9 +36,19 @@ def packed_shape(shape: Sequence[int], dtype: torch.dtype, is_gated: bool) -> tu
 
 def pack_into(packed: Tensor, weight: Tensor, is_gated: bool) -> None:
     num_rows, width = weight.shape
-    ints = (width * weight.itemsize, len(packed), int(is_gated))
-    source = weight.contiguous()
-    call(Call("pack_weight", rows=num_rows, inputs=(source,), outputs=(packed,), ints=ints))
+    call(
+        Call(
+            "pack_weight",
+            rows=num_rows,
+            inputs={
+                "weight": weight.contiguous(),
+                "row_bytes": width * weight.itemsize,
+                "num_panels": len(packed),
+                "is_gated": is_gated,
+            },
+            outputs={"packed": packed},
+        )
+    )
 
 
 def unpack(packed: Tensor, num_rows: int, is_gated: bool) -> Tensor:
@@ -67,12 +77,19 @@ def gated_linear(
     x: Tensor, packed: Tensor, num_rows: int, activation: str, bias: Tensor | None
 ) -> Tensor:
     y = x.new_empty(len(x), num_rows // 2)
-    _call("gated_linear", x, packed, bias, y, num_rows, GATES[activation])
+    _call("gated_linear", x, packed, bias, y, num_rows, gating=GATES[activation])
     return y
 
 
-def _call(name: str, x: Tensor, packed: Tensor, bias: Tensor | None, y: Tensor, *ints: int) -> None:
-    num_rows, *rest = ints
+def _call(  # as the products
+    name: str,
+    x: Tensor,
+    packed: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    num_rows: int,
+    **inputs: int,
+) -> None:
     width = packed.shape[1] * packed.shape[3]
     if x.dim() != 2 or x.shape[1] != width or x.stride(1) != 1 or x.dtype is not packed.dtype:
         raise ValueError(
@@ -85,8 +102,15 @@ def _call(name: str, x: Tensor, packed: Tensor, bias: Tensor | None, y: Tensor, 
         Call(
             of_dtype(name, x.dtype),
             rows=len(x),
-            inputs=(x, packed, bias),
-            outputs=(y,),
-            ints=(num_rows, width, x.stride(0), *rest),
+            inputs={
+                "x": x,
+                "weight": packed,
+                "bias": bias,
+                "num_outputs": num_rows,
+                "width": width,
+                "stride": x.stride(0),
+                **inputs,
+            },
+            outputs={"y": y},
         )
     )

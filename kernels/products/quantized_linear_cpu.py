@@ -40,7 +40,7 @@ def linear(x: Tensor, weight: Quantized, bias: Tensor | None) -> Tensor:
 
 def gated_linear(x: Tensor, weight: Quantized, activation: str, bias: Tensor | None) -> Tensor:
     y = x.new_empty(len(x), weight.shape[0] // 2)
-    _multiply("gated_linear", x, weight, bias, y, GATES[activation])
+    _multiply("gated_linear", x, weight, bias, y, gating=GATES[activation])
     return y
 
 
@@ -51,7 +51,7 @@ def logits(x: Tensor, weight: Quantized) -> Tensor:
 
 
 def _multiply(
-    name: str, x: Tensor, weight: Quantized, bias: Tensor | None, y: Tensor, *ints: int
+    name: str, x: Tensor, weight: Quantized, bias: Tensor | None, y: Tensor, **inputs: int
 ) -> None:
     num_outputs, width = weight.shape
     if x.dim() != 2 or x.shape[1] != width or x.dtype is not weight.dtype:
@@ -68,9 +68,17 @@ def _multiply(
         Call(
             of_dtype(f"int{weight.bits}_{name}", x.dtype),
             rows=len(x),
-            inputs=(rows, weight.packed, weight.scales, bias),
-            outputs=(y,),
-            ints=(num_outputs, padded(width), rows.shape[1], *ints),
+            inputs={
+                "x": rows,
+                "weights": weight.packed,
+                "scales": weight.scales,
+                "bias": bias,
+                "num_outputs": num_outputs,
+                "padded_width": padded(width),
+                "row_bytes": rows.shape[1],
+                **inputs,
+            },
+            outputs={"y": y},
         )
     )
 
@@ -89,9 +97,15 @@ def int8_rows(x: Tensor, each: int = 1) -> Tensor:
         Call(
             of_dtype("int8_rows", x.dtype),
             rows=len(x),
-            inputs=(x,),
-            outputs=(rows,),
-            ints=(width, padded(width), stride, x.stride(0) if each == 1 else width, each),
+            inputs={
+                "x": x,
+                "width": width,
+                "padded_width": padded(width),
+                "row_bytes": stride,
+                "stride": x.stride(0) if each == 1 else width,
+                "each": each,
+            },
+            outputs={"y": rows},
         )
     )
     return rows
@@ -116,24 +130,36 @@ def embedding(ids: Tensor, weight: Quantized, scale: float | None) -> Tensor:
         Call(
             of_dtype(f"int{weight.bits}_embedding", weight.dtype),
             rows=len(ids),
-            inputs=(ids, weight.packed, weight.scales),
-            outputs=(y,),
-            ints=(width, padded(width)),
-            floats=(rounded,),
+            inputs={
+                "ids": ids,
+                "panels": weight.packed,
+                "scales": weight.scales,
+                "width": width,
+                "padded_width": padded(width),
+                "scale": rounded,
+            },
+            outputs={"y": y},
         )
     )
     return y
 
 
-def pack(bits: int, weight: Tensor, outputs: tuple[Tensor, ...], *, is_gated: bool) -> None:
+def pack(
+    bits: int, weight: Tensor, panels: Tensor, scales: Tensor | None, *, is_gated: bool
+) -> None:
     """W [N, K] into panels and, if they are kept apart, scales."""
     num_outputs, width = weight.shape
     call(
         Call(
             of_dtype(f"int{bits}_pack", weight.dtype),
-            rows=len(outputs[0]),
-            inputs=(weight.contiguous(),),
-            outputs=outputs,
-            ints=(width, padded(width), num_outputs, int(is_gated)),
+            rows=len(panels),
+            inputs={
+                "weight": weight.contiguous(),
+                "num_outputs": num_outputs,
+                "width": width,
+                "padded_width": padded(width),
+                "is_gated": is_gated,
+            },
+            outputs={"panels": panels, "scales": scales},
         )
     )

@@ -18,9 +18,8 @@ def spread(x: Tensor, num_streams: int) -> Tensor:
         Call(
             of_dtype("spread_streams", x.dtype),
             rows=tokens,
-            inputs=(x.contiguous(),),
-            outputs=(streams,),
-            ints=(width, num_streams),
+            inputs={"x": x.contiguous(), "num_streams": num_streams, "width": width},
+            outputs={"streams": streams},
             alone_rows=small_rows(num_streams * width * x.element_size()),
         )
     )
@@ -34,10 +33,12 @@ def norm(streams: Tensor, eps: float) -> Tensor:
         Call(
             of_dtype("norm_streams", streams.dtype),
             rows=tokens,
-            inputs=(streams.contiguous(),),
-            outputs=(normed,),
-            ints=(num_streams * width,),
-            floats=(eps,),
+            inputs={
+                "streams": streams.contiguous(),
+                "width": num_streams * width,
+                "eps": eps,
+            },
+            outputs={"normed": normed},
             alone_rows=small_rows(num_streams * width * normed.element_size()),
         )
     )
@@ -46,7 +47,7 @@ def norm(streams: Tensor, eps: float) -> Tensor:
 
 def collapse(streams: Tensor, mixed: Tensor, mixture: Mixture) -> Tensor:
     x = streams.new_empty(len(streams), streams.shape[2])
-    call(_mix(streams, mixed, mixture, (x,)))
+    call(_mix(streams, mixed, mixture, x, None, None))
     return x
 
 
@@ -54,19 +55,33 @@ def connect(streams: Tensor, mixed: Tensor, mixture: Mixture) -> tuple[Tensor, T
     tokens, num_streams, width = streams.shape
     x, post = streams.new_empty(tokens, width), torch.empty(tokens, num_streams)
     comb = torch.empty(tokens, num_streams, num_streams)
-    call(_mix(streams, mixed, mixture, (x, post, comb)))
+    call(_mix(streams, mixed, mixture, x, post, comb))
     return x, post, comb
 
 
-def _mix(streams: Tensor, mixed: Tensor, mixture: Mixture, outputs: tuple[Tensor, ...]) -> Call:
+def _mix(  # as the operator
+    streams: Tensor,
+    mixed: Tensor,
+    mixture: Mixture,
+    x: Tensor,
+    post: Tensor | None,
+    comb: Tensor | None,
+) -> Call:
     tokens, num_streams, width = streams.shape
     return Call(
         of_dtype("mix_streams", streams.dtype),
         rows=tokens,
-        inputs=(streams.contiguous(), mixed.contiguous(), mixture.scale, mixture.base),
-        outputs=outputs,
-        ints=(num_streams, width, mixture.num_rounds, int(len(outputs) > 1)),
-        floats=(mixture.eps,),
+        inputs={
+            "streams": streams.contiguous(),
+            "mixed": mixed.contiguous(),
+            "scale": mixture.scale,
+            "base": mixture.base,
+            "num_streams": num_streams,
+            "width": width,
+            "num_rounds": mixture.num_rounds,
+            "eps": mixture.eps,
+        },
+        outputs={"x": x, "post": post, "comb": comb},
     )
 
 
@@ -77,9 +92,15 @@ def expand(streams: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
         Call(
             of_dtype("expand_streams", streams.dtype),
             rows=tokens,
-            inputs=(streams.contiguous(), y.contiguous(), post, comb),
-            outputs=(out,),
-            ints=(num_streams, width),
+            inputs={
+                "streams": streams.contiguous(),
+                "y": y.contiguous(),
+                "post": post,
+                "comb": comb,
+                "num_streams": num_streams,
+                "width": width,
+            },
+            outputs={"expanded": out},
             alone_rows=small_rows(num_streams * width * out.element_size()),
         )
     )

@@ -20,31 +20,37 @@ def can_normalise(x: Tensor, *weights: Tensor) -> bool:
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
-    return _norm("rms_norm", x, residual, (weight,), eps)
+    return _norm("rms_norm", x, residual, weight, eps)
 
 
 def layer_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, ...]:
-    return _norm("layer_norm", x, residual, (weight, bias), eps)
+    return _norm("layer_norm", x, residual, weight, eps, bias=bias)
 
 
 def _norm(
-    name: str, x: Tensor, residual: Tensor | None, weights: tuple[Tensor, ...], eps: float
+    name: str, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, **inputs: Tensor
 ) -> tuple[Tensor, ...]:
     """(y, s), or (y,) without a residual."""
-    weight, *bias = weights
     width = x.shape[-1]
     x = x.contiguous()
-    outputs = tuple(torch.empty_like(x) for _ in range(1 if residual is None else 2))
+    y, s = torch.empty_like(x), None if residual is None else torch.empty_like(x)
+    written = (y,) if s is None else (y, s)
     made = Call(
         of_dtype(name, x.dtype),
         rows=x.numel() // width,
-        inputs=(x, weight, None if residual is None else residual.contiguous(), *bias),
-        outputs=outputs,
-        ints=(width, weight.dtype is torch.float32),
-        floats=(eps,),
-        alone_rows=small_rows(width * x.element_size() * 2 * len(outputs)),
+        inputs={
+            "x": x,
+            "weight": weight,
+            "residual": None if residual is None else residual.contiguous(),
+            "width": width,
+            "has_float_weight": weight.dtype is torch.float32,
+            "eps": eps,
+            **inputs,
+        },
+        outputs={"y": y, "s": s},
+        alone_rows=small_rows(width * x.element_size() * 2 * len(written)),
     )
     call(made)
-    return outputs
+    return written

@@ -24,9 +24,13 @@ def best_token(scores: Tensor) -> tuple[Tensor, Tensor]:
         Call(
             "best_token_f32",
             rows=num_rows,
-            inputs=(scores,),
-            outputs=(tokens, are_finite, parts),
-            ints=(vocab_size, scores.stride(0), num_parts),
+            inputs={
+                "scores": scores,
+                "num_tokens": vocab_size,
+                "stride": scores.stride(0),
+                "num_parts": num_parts,
+            },
+            outputs={"tokens": tokens, "are_finite": are_finite, "bests": parts},
         )
     )
     return tokens, are_finite

@@ -18,23 +18,24 @@ def draw_token(
     streams: Tensor,
 ) -> Tensor:
     """Of scores [S, V] and their best tokens [S], the tokens [n] that some rows [n] draw."""
-    drawn = torch.empty_like(rows)
+    drawn, least = torch.empty_like(rows), filters.min_p.log()
     call(
         Call(
             "draw_token_f32",
             rows=len(rows),
-            inputs=(
-                scores,
-                rows,
-                best,
-                temperature,
-                filters.top_p,
-                filters.min_p.log(),
-                filters.top_k,
-                streams,
-            ),
-            outputs=(drawn,),
-            ints=(scores.shape[-1], scores.stride(0)),
+            inputs={
+                "scores": scores,
+                "scored_rows": rows,
+                "best": best,
+                "temperature": temperature,
+                "top_p": filters.top_p,
+                "least": least,
+                "top_k": filters.top_k,
+                "streams": streams,
+                "num_tokens": scores.shape[-1],
+                "stride": scores.stride(0),
+            },
+            outputs={"drawn": drawn},
         )
     )
     return drawn

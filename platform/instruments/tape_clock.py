@@ -129,7 +129,9 @@ def _part_of_call(call: Call, part_by_address: Mapping[int, Part]) -> Part | Non
             return part
     if call.name.startswith("add_"):
         return Part.NORMS
-    addresses = [tensor.data_ptr() for tensor in call.inputs if tensor is not None]
+    addresses = [
+        tensor.data_ptr() for name, tensor in call.tensors().items() if name in call.inputs
+    ]
     return next((part_by_address[a] for a in addresses if a in part_by_address), None)
 
 

@@ -76,10 +76,10 @@ def test_how_attention_is_cut_is_told_by_the_pass_alone(monkeypatch: pytest.Monk
 
     chosen_attention(*queries, arena, chosen, SCALE)
 
-    [(*_, positions, lengths, slots)] = [one.inputs for one in calls]
-    assert positions is not None and slots is not None and lengths is None
-    assert positions.data_ptr() == made.sequences.positions.data_ptr()
-    assert slots.data_ptr() == chosen.slots.data_ptr()
+    (given,) = [one.tensors() for one in calls]
+    assert given.keys() == {"q_latent", "q_rope", "arena", "positions", "slots", "out"}
+    assert given["positions"].data_ptr() == made.sequences.positions.data_ptr()
+    assert given["slots"].data_ptr() == chosen.slots.data_ptr()
 
 
 def test_torch_attends_with_a_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Iterator
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.kernels.cpu.build import SOURCES
 from baton.kernels.cpu.library import library
-from baton.kernels.cpu.operators import Call, Pass, call
+from baton.kernels.cpu.operators import Call, Pass, call, signature_of
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, NotRecordable, Recorder, Tape
 from baton.kernels.elementwise.add import add
 from baton.kernels.elementwise.gelu import gelu
@@ -23,6 +25,8 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no compiled operators
 
 WIDTH, MAX_TOKENS = 48, 700
 NUM_LAYERS = 3
+WEIGHT = torch.ones(WIDTH)
+SOURCE = "\n".join(path.read_text() for path in sorted(SOURCES.rglob("*.cpp")))
 
 
 class Model:
@@ -206,4 +210,40 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 def test_an_operator_that_there_is_not_is_said() -> None:
     x = torch.randn(1, WIDTH)
     with pytest.raises(AttributeError, match="no_such_operator"):
-        call(Call("no_such_operator", rows=1, inputs=(x,), outputs=(x,)))
+        call(Call("no_such_operator", rows=1, inputs={"x": x}, outputs={"y": x}))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"x": WEIGHT}, "numbers missing: width"),
+        ({"x": WEIGHT, "widht": WIDTH}, "missing: width; numbers that it does not take: widht"),
+        ({"width": WIDTH}, "tensors missing: x"),
+        ({"x": WIDTH, "width": WIDTH}, "tensors missing: x; numbers that it does not take: x"),
+        ({"x": WEIGHT, "width": WIDTH, "bias": None}, "tensors that it does not take: bias"),
+        ({"x": WEIGHT, "width": 48.5}, "int"),
+    ],
+    ids=["none", "misspelt", "no tensor", "a number for a tensor", "one too many", "no integer"],
+)
+def test_an_operator_takes_what_it_declares_by_name(
+    inputs: dict[str, Tensor | float | None], said: str
+) -> None:
+    y = torch.zeros(WIDTH)
+
+    with pytest.raises(TypeError, match=said):
+        call(Call("gelu_f32", rows=1, inputs=inputs, outputs={"y": y}))
+
+    assert not y.any()
+
+
+def test_every_operator_declares_its_fields_in_the_order_of_its_source() -> None:
+    names = re.findall(r"^OPERATOR\((\w+),", SOURCE, re.MULTILINE)
+
+    signatures = {name: signature_of(name) for name in names}
+
+    assert len(names) > 80
+    for signature in signatures.values():
+        first, *fields = signature.args._fields_
+        assert first[0] == "rows"
+        assert {field[0] for field in fields} == signature.tensors | signature.numbers
+        assert ctypes.sizeof(signature.args) == 8 * (1 + len(fields))

@@ -236,8 +236,8 @@ class Attending {
 };
 
 // All of a pass.
-template <typename Problem>
-void attend(const Args& args, const Pass& pass, Work& work) {
+template <typename Problem, typename Given>
+void attend(const Given& args, const Pass& pass, Work& work) {
   const Problem problem(args, pass);
   const int64_t width = problem.padded_value();
   const int64_t kept_row_bytes = Sums::floats_a_row(width) * int64_t(sizeof(float));

@@ -2,5 +2,5 @@
 #include "attending.h"
 #include "attention_kv.h"
 
-OPERATOR(paged_attention_f32) { attend<KvProblem<float>>(args, pass, work); }
-OPERATOR(paged_attention_bf16) { attend<KvProblem<bf16>>(args, pass, work); }
+OPERATOR(paged_attention_f32, KvArgs<float>) { attend<KvProblem<float>>(args, pass, work); }
+OPERATOR(paged_attention_bf16, KvArgs<bf16>) { attend<KvProblem<bf16>>(args, pass, work); }

@@ -8,10 +8,30 @@
 
 namespace {
 
-// in: q, arena, query starts, context lengths, block tables, sinks [N] or null; out: as q
-// i: N, K, H, S, items from one table to the next, window (attention_problem.h) or 0, Items, unit bytes,
-// sinks are float, keys at the beginning that all see
-// f: scale, soft cap or 0
+template <typename T>
+struct KvArgs : Args {
+  FIELDS(Args,
+         const T* q;                   // [T][N][H]
+         uint8_t* arena;
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* context_lens;  // [R]
+         const int64_t* block_tables;  // [R][table_stride]
+         const void* sinks;            // [N] of T or float, or null
+         T* out;                       // as q
+         int64_t num_heads;            // N
+         int64_t num_kv_heads;         // K
+         int64_t width;                // H
+         int64_t block_size;           // S
+         int64_t table_stride;
+         int64_t window;               // as attention_problem.h says, or 0: all
+         int64_t num_first;            // keys at the beginning that all see
+         int64_t items;                // Items of arena.h
+         int64_t unit_bytes;
+         int64_t has_float_sinks;
+         double scale;
+         double softcap;)              // or 0
+};
+
 template <typename T>
 struct KvProblem : AttentionProblem<T> {
   using Value = T;
@@ -22,28 +42,25 @@ struct KvProblem : AttentionProblem<T> {
   const void* sinks;
   bool sinks_are_float;
 
-  KvProblem(const Args& args, const Pass& pass)
-      : AttentionProblem<T>{static_cast<T*>(args.out[0]),
-                            static_cast<const int64_t*>(args.in[2]),
-                            static_cast<const int64_t*>(args.in[3]),
-                            static_cast<const int64_t*>(args.in[4]),
-                            pass.num_requests,
-                            args.i[4],
-                            args.i[3],
-                            args.i[0],
-                            args.i[1],
-                            args.i[2],
-                            args.i[2],
-                            args.i[5] ? args.i[5] : INT64_MAX / 2,
-                            Scoring(args.f[0], args.f[1])},
-        q(static_cast<const T*>(args.in[0])),
-        sinks(args.in[5]),
-        sinks_are_float(args.i[8]) {
-    this->num_first = args.i[9];
-    const Items items = Items(args.i[6]);
-    arena = {static_cast<uint8_t*>(const_cast<void*>(args.in[1])), args.i[1], args.i[3], args.i[2],
-             items, args.i[7], items == Items::WIDE ? int64_t(sizeof(T)) : 1};
-  }
+  KvProblem(const KvArgs<T>& args, const Pass& pass)
+      : AttentionProblem<T>{.out = args.out,
+                            .query_starts = args.query_starts,
+                            .context_lens = args.context_lens,
+                            .block_tables = args.block_tables,
+                            .num_requests = pass.num_requests,
+                            .table_stride = args.table_stride,
+                            .block_size = args.block_size,
+                            .num_heads = args.num_heads,
+                            .num_kv_heads = args.num_kv_heads,
+                            .key_width = args.width,
+                            .value_width = args.width,
+                            .window = args.window ? args.window : INT64_MAX / 2,
+                            .scoring = Scoring(args.scale, args.softcap),
+                            .num_first = args.num_first},
+        q(args.q),
+        arena(arena_of<T>(args)),
+        sinks(args.sinks),
+        sinks_are_float(args.has_float_sinks) {}
 
   bool has_sinks() const { return sinks; }
   float sink(int64_t head) const {

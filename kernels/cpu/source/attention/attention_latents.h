@@ -7,10 +7,29 @@
 
 namespace {
 
-// in: q_latent, q_rope, arena, query starts, context lengths, block tables; out: [T][N][L]
-// i: N, L, R, S, items from one table to the next, from a token of q_latent to the next, from a head to the
-//    next, the same of q_rope
-// f: scale
+template <typename T>
+struct LatentArgs : Args {
+  FIELDS(Args,
+         const T* q_latent;      // [T][N][L], items of a row being neighbours
+         const T* q_rope;        // [T][N][R], likewise
+         const T* arena;
+         T* out;                 // [T][N][L]
+         int64_t num_heads;      // N
+         int64_t latent_dim;     // L
+         int64_t rope_dim;       // R
+         int64_t latent_token;   // items from one token to the next
+         int64_t latent_head;
+         int64_t rope_token;
+         int64_t rope_head;
+         double scale;)
+};
+
+// The tokens of a request, and the blocks that its keys are in.
+struct LatentRequests {
+  const int64_t *query_starts, *context_lens, *block_tables;
+  int64_t count, table_stride, block_size;
+};
+
 template <typename T>
 struct LatentProblem : AttentionProblem<T> {
   using Value = T;
@@ -19,27 +38,27 @@ struct LatentProblem : AttentionProblem<T> {
   const T *q_latent, *q_rope, *arena;
   int64_t latent_token, latent_head, rope_token, rope_head;  // items from one to the next
 
-  LatentProblem(const Args& args, const Pass& pass)
-      : AttentionProblem<T>{static_cast<T*>(args.out[0]),
-                            static_cast<const int64_t*>(args.in[3]),
-                            static_cast<const int64_t*>(args.in[4]),
-                            static_cast<const int64_t*>(args.in[5]),
-                            pass.num_requests,
-                            args.i[4],
-                            args.i[3],
-                            args.i[0],
-                            1,
-                            args.i[1] + args.i[2],
-                            args.i[1],
-                            INT64_MAX / 2,
-                            Scoring(args.f[0], 0)},
-        q_latent(static_cast<const T*>(args.in[0])),
-        q_rope(static_cast<const T*>(args.in[1])),
-        arena(static_cast<const T*>(args.in[2])),
-        latent_token(args.i[5]),
-        latent_head(args.i[6]),
-        rope_token(args.i[7]),
-        rope_head(args.i[8]) {}
+  LatentProblem(const LatentArgs<T>& args, const LatentRequests& requests)
+      : AttentionProblem<T>{.out = args.out,
+                            .query_starts = requests.query_starts,
+                            .context_lens = requests.context_lens,
+                            .block_tables = requests.block_tables,
+                            .num_requests = requests.count,
+                            .table_stride = requests.table_stride,
+                            .block_size = requests.block_size,
+                            .num_heads = args.num_heads,
+                            .num_kv_heads = 1,
+                            .key_width = args.latent_dim + args.rope_dim,
+                            .value_width = args.latent_dim,
+                            .window = INT64_MAX / 2,
+                            .scoring = Scoring(args.scale, 0)},
+        q_latent(args.q_latent),
+        q_rope(args.q_rope),
+        arena(args.arena),
+        latent_token(args.latent_token),
+        latent_head(args.latent_head),
+        rope_token(args.rope_token),
+        rope_head(args.rope_head) {}
 
   bool has_sinks() const { return false; }
   float sink(int64_t) const { return 0; }

@@ -8,16 +8,20 @@
 
 namespace {
 
-// in: those of KvProblem, then the pass rows; out, i, f: those of KvProblem
+template <typename T>
+struct SealedArgs : KvArgs<T> {
+  FIELDS(KvArgs<T>, T* pass_rows;)  // see pass_rows.h
+};
+
 template <typename T>
 struct SealedProblem : KvProblem<T> {
   static constexpr bool HAS_OPEN = true;
 
   PassRows<T> pass;
 
-  SealedProblem(const Args& args, const Pass& of)
+  SealedProblem(const SealedArgs<T>& args, const Pass& of)
       : KvProblem<T>(args, of),
-        pass{static_cast<T*>(const_cast<void*>(args.in[6])), args.i[1], args.i[3], args.i[2]} {}
+        pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width} {}
 
   // Where the block of a position begins.
   int64_t own_block(int64_t position) const { return position / this->block_size * this->block_size; }

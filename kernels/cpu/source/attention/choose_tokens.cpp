@@ -10,21 +10,37 @@ namespace {
 constexpr int64_t RUN = 512;                  // keys
 constexpr int64_t SHARED_BYTES = 64ll << 20;  // of scores
 
-// in: q [T][N][D], weights [T][N] float32, arena, positions, query starts, block tables
-// out: slots [T][K] int64
-// i: N, D, S, items from one table to the next, K; f: scales of q . k, and of the weights
+template <typename T>
+struct ChooseTokensArgs : Args {
+  FIELDS(Args,
+         const T* q;                   // [T][N][D]
+         const float* weights;         // [T][N]
+         const T* arena;               // [blocks][S][D]
+         const int64_t* positions;     // [T]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         int64_t* slots;               // [T][num_chosen]
+         int64_t num_heads;            // N
+         int64_t width;                // D
+         int64_t block_size;           // S
+         int64_t table_stride;
+         int64_t num_chosen;
+         double key_scale;             // of q . k
+         double head_scale;)           // of the weights
+};
+
 template <typename T>
 class Choosing {
  public:
-  Choosing(const Args& args, const Pass& pass, Work& work)
+  Choosing(const ChooseTokensArgs<T>& args, const Pass& pass, Work& work)
       : args_(args),
         work_(work),
-        shape_{args.i[0], args.i[1], args.i[2], float(args.f[0]), float(args.f[1])},
-        most_(args.i[4]),
+        shape_{args.num_heads, args.width, args.block_size, float(args.key_scale), float(args.head_scale)},
+        most_(args.num_chosen),
         num_tokens_(row_count(args, pass)),
         num_requests_(pass.num_requests),
-        positions_(static_cast<const int64_t*>(args.in[3])),
-        query_starts_(static_cast<const int64_t*>(args.in[4])) {
+        positions_(args.positions),
+        query_starts_(args.query_starts) {
     for (int64_t token = 0; token < num_tokens_; token++) longest_ = std::max(longest_, seen(token));
   }
 
@@ -71,16 +87,16 @@ class Choosing {
 
   void score(int64_t token, int64_t first, int64_t end, float* room, float* scores) const {
     IndexQuery query(room, shape_);
-    const T* q = static_cast<const T*>(args_.in[0]) + token * shape_.num_heads * shape_.width;
-    query.load(q, static_cast<const float*>(args_.in[1]) + token * shape_.num_heads, shape_);
-    score_run(query, static_cast<const T*>(args_.in[2]), table(token), first, end, shape_,
+    const T* q = args_.q + token * shape_.num_heads * shape_.width;
+    query.load(q, args_.weights + token * shape_.num_heads, shape_);
+    score_run(query, args_.arena, table(token), first, end, shape_,
               room + IndexQuery::floats(shape_), scores);
   }
 
   void choose(int64_t token, const float* scores, float* room) const {
     const int64_t count = std::min(seen(token), most_), size = shape_.block_size;
     const int64_t* blocks = table(token);
-    int64_t* slots = static_cast<int64_t*>(args_.out[0]) + token * most_;
+    int64_t* slots = args_.slots + token * most_;
     const auto take = [&](int64_t place, int64_t position) {
       slots[place] = blocks[position / size] * size + position % size;
     };
@@ -92,10 +108,10 @@ class Choosing {
 
   const int64_t* table(int64_t token) const {
     const int64_t* after = std::upper_bound(query_starts_, query_starts_ + num_requests_ + 1, token);
-    return static_cast<const int64_t*>(args_.in[5]) + (after - query_starts_ - 1) * args_.i[3];
+    return args_.block_tables + (after - query_starts_ - 1) * args_.table_stride;
   }
 
-  const Args& args_;
+  const ChooseTokensArgs<T>& args_;
   Work& work_;
   const IndexShape shape_;
   const int64_t most_, num_tokens_, num_requests_;
@@ -105,5 +121,5 @@ class Choosing {
 
 }  // namespace
 
-OPERATOR(choose_tokens_f32) { Choosing<float>(args, pass, work).run(); }
-OPERATOR(choose_tokens_bf16) { Choosing<bf16>(args, pass, work).run(); }
+OPERATOR(choose_tokens_f32, ChooseTokensArgs<float>) { Choosing<float>(args, pass, work).run(); }
+OPERATOR(choose_tokens_bf16, ChooseTokensArgs<bf16>) { Choosing<bf16>(args, pass, work).run(); }

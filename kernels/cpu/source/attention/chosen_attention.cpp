@@ -33,18 +33,30 @@ const int64_t* counts_of(const int64_t* positions, int64_t num_tokens, int64_t m
   return counts.data();
 }
 
-// in: q_latent, q_rope, arena, positions [T], nothing, slots [T][K]; the rest as LatentProblem, with S = 1
+template <typename T>
+struct ChosenArgs : LatentArgs<T> {
+  FIELDS(LatentArgs<T>,
+         const int64_t* positions;  // [T]
+         const int64_t* slots;      // [T][num_chosen]
+         int64_t num_chosen;)
+};
+
 template <typename T>
 struct ChosenProblem : LatentProblem<T> {
-  ChosenProblem(const Args& args, const Pass& pass) : LatentProblem<T>(args, pass) {
-    this->num_requests = row_count(args, pass);
-    this->query_starts = counting(this->num_requests);
-    const auto* positions = static_cast<const int64_t*>(args.in[3]);
-    this->context_lens = counts_of(positions, this->num_requests, this->table_stride);
+  ChosenProblem(const ChosenArgs<T>& args, const Pass& pass)
+      : LatentProblem<T>(args, requests_of(args, row_count(args, pass))) {}
+
+  static LatentRequests requests_of(const ChosenArgs<T>& args, int64_t num_tokens) {
+    return {.query_starts = counting(num_tokens),
+            .context_lens = counts_of(args.positions, num_tokens, args.num_chosen),
+            .block_tables = args.slots,
+            .count = num_tokens,
+            .table_stride = args.num_chosen,
+            .block_size = 1};
   }
 };
 
 }  // namespace
 
-OPERATOR(chosen_attention_f32) { attend<ChosenProblem<float>>(args, pass, work); }
-OPERATOR(chosen_attention_bf16) { attend<ChosenProblem<bf16>>(args, pass, work); }
+OPERATOR(chosen_attention_f32, ChosenArgs<float>) { attend<ChosenProblem<float>>(args, pass, work); }
+OPERATOR(chosen_attention_bf16, ChosenArgs<bf16>) { attend<ChosenProblem<bf16>>(args, pass, work); }

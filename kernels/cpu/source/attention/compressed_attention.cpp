@@ -100,16 +100,32 @@ void all_products(const float* q, int64_t width, int64_t step, const T* const* k
   }
 }
 
-// in: q [rows][J][I], weights [rows][J], arena, positions, query starts, tables
-// out: [rows][1 + K] int32: how many entries a token sees, and which, ascending
-// i: J, I, m, items of a row, offset in it, S, items from table to table, K; f: what weights are times
 template <typename T>
-void choose(const Args& args, const Pass& pass, Work& work) {
-  const int64_t heads = args.i[0], width = args.i[1], top_k = args.i[7], step = padded(width);
-  const TokenSlots slots{static_cast<const int64_t*>(args.in[3]),
-                         static_cast<const int64_t*>(args.in[4]),
-                         static_cast<const int64_t*>(args.in[5]), args.i[5], args.i[6]};
-  const Entries<T> entries{static_cast<const T*>(args.in[2]), args.i[2], args.i[3], args.i[4]};
+struct ChooseEntriesArgs : Args {
+  FIELDS(Args,
+         const T* q;                   // [rows][N][D]
+         const T* weights;             // [rows][N]
+         const T* arena;               // of the index's entries
+         const int64_t* positions;     // [rows]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         int32_t* chosen;              // [rows][1 + top_k] how many entries a token sees, and which, ascending
+         int64_t num_heads;            // N
+         int64_t width;                // D
+         int64_t window_tokens;        // of an entry
+         int64_t row_width;            // items of a row of the arena
+         int64_t entry_start;          // offset in it
+         int64_t block_size;           // S
+         int64_t table_stride;
+         int64_t top_k;
+         double scale;)                // of the weights
+};
+
+template <typename T>
+void choose(const ChooseEntriesArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t heads = args.num_heads, width = args.width, top_k = args.top_k, step = padded(width);
+  const TokenSlots slots = slots_of(args);
+  const Entries<T> entries{args.arena, args.window_tokens, args.row_width, args.entry_start};
   int64_t most = 0, request = 0;
   for (int64_t token = 0; token < row_count(args, pass); token++)
     most = std::max(most, (slots.positions[token] + 1) / entries.size);
@@ -125,12 +141,12 @@ void choose(const Args& args, const Pass& pass, Work& work) {
     for (int64_t token = span.begin; token < span.end; token++) {
       request = slots.request_of(token, request);
       const int64_t count = (slots.positions[token] + 1) / entries.size;
-      int32_t* chosen = static_cast<int32_t*>(args.out[0]) + token * (1 + top_k);
+      int32_t* chosen = args.chosen + token * (1 + top_k);
       *chosen++ = int32_t(std::min(count, top_k));
       for (int64_t e = 0; e < count; e++) order[e] = int32_t(e);
       if (count > top_k) {
-        widen(static_cast<const T*>(args.in[0]) + token * heads * width, heads, width, step, q);
-        const T* weights = static_cast<const T*>(args.in[1]) + token * heads;
+        widen(args.q + token * heads * width, heads, width, step, q);
+        const T* weights = args.weights + token * heads;
         for (int64_t e = 0; e < count; e++) {
           keys[e] = entries.at(slots, request, e);
           scores[e] = 0;
@@ -139,7 +155,7 @@ void choose(const Args& args, const Pass& pass, Work& work) {
           all_products(q + head * step, width, step, keys, count, [&](int64_t e, const float* found) {
             for (int64_t h = 0; h < std::min(heads - head, HEADS_AT_ONCE); h++)
               if (found[h] > 0)
-                scores[e] += found[h] * (to_float(weights[head + h]) * float(args.f[0]));
+                scores[e] += found[h] * (to_float(weights[head + h]) * float(args.scale));
           });
         for (int64_t e = 0; e < count; e++)  // what is ranked must have an order
           if (scores[e] != scores[e]) scores[e] = LEAST;
@@ -220,21 +236,40 @@ void mean(const Seen<T>& seen, const float* weights, int64_t room, int64_t d, in
       store_first(out + h * width + 16 * part, sums[part][h], count);
 }
 
-// in: q [rows][N][H], arena, positions, query starts, tables, sinks [N], entries' arena or null, chosen
-// or null; out: [rows][N][H]
-// i: N, H, window, S, items from table to table, m, items of a row, offset in it, items of a choice
-// f: scale
 template <typename T>
-void attend(const Args& args, const Pass& pass, Work& work) {
-  const int64_t heads = args.i[0], width = args.i[1], step = padded(width);
+struct CompressedArgs : Args {
+  FIELDS(Args,
+         const T* q;                   // [rows][N][H]
+         const T* arena;               // of the window
+         const int64_t* positions;     // [rows]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         const T* sinks;               // [N]
+         const T* entries;             // their arena, or null
+         const int32_t* chosen;        // [rows][chosen_stride] or null: all entries
+         T* out;                       // as q
+         int64_t num_heads;            // N
+         int64_t width;                // H
+         int64_t window;
+         int64_t block_size;           // S
+         int64_t table_stride;
+         int64_t window_tokens;        // of an entry
+         int64_t row_width;            // items of a row of the entries' arena
+         int64_t entry_start;          // offset in it
+         int64_t chosen_stride;
+         double scale;)
+};
+
+template <typename T>
+void attend(const CompressedArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t heads = args.num_heads, width = args.width, step = padded(width);
   const Attending<T> attending{
-      {static_cast<const int64_t*>(args.in[2]), static_cast<const int64_t*>(args.in[3]),
-       static_cast<const int64_t*>(args.in[4]), args.i[3], args.i[4]},
-      static_cast<const T*>(args.in[1]),
-      {static_cast<const T*>(args.in[6]), args.i[5], args.i[6], args.i[7]},
-      static_cast<const int32_t*>(args.in[7]),
-      args.i[8],
-      args.i[2],
+      slots_of(args),
+      args.arena,
+      {args.entries, args.window_tokens, args.row_width, args.entry_start},
+      args.chosen,
+      args.chosen_stride,
+      args.window,
       width};
   const int64_t num_tokens = row_count(args, pass);
   const int64_t tiles = tiles_of(heads);
@@ -247,7 +282,7 @@ void attend(const Args& args, const Pass& pass, Work& work) {
   const T** keys = reinterpret_cast<const T**>(scratch);
   float* q = reinterpret_cast<float*>(scratch + size_t(room) * sizeof(void*));
   float* scores = q + HEADS_AT_ONCE * step;
-  const T* sinks = static_cast<const T*>(args.in[5]);
+  const T* sinks = args.sinks;
   Span span;
   while (work.take(num_tokens * tiles, 1, span))
     for (int64_t item = span.begin; item < span.end; item++) {
@@ -256,13 +291,13 @@ void attend(const Args& args, const Pass& pass, Work& work) {
       request = attending.slots.request_of(token, request);
       const Seen<T> seen = attending.seen(token, request, keys);
       const int64_t place = (token * heads + first) * width;
-      widen(static_cast<const T*>(args.in[0]) + place, some, width, step, q);
+      widen(args.q + place, some, width, step, q);
       all_products(q, width, step, seen.keys, seen.count, [&](int64_t k, const float* found) {
-        for (int64_t h = 0; h < HEADS_AT_ONCE; h++) scores[h * room + k] = found[h] * float(args.f[0]);
+        for (int64_t h = 0; h < HEADS_AT_ONCE; h++) scores[h * room + k] = found[h] * float(args.scale);
       });
       for (int64_t h = 0; h < HEADS_AT_ONCE; h++)
         softmax(scores + h * room, seen.count, h < some ? to_float(sinks[first + h]) : 0);
-      T* out = static_cast<T*>(args.out[0]) + place;
+      T* out = args.out + place;
       int64_t d = 0;
       for (; d + 32 <= width; d += 32) mean<2>(seen, scores, room, d, 16, out + d, some, width);
       for (; d < width; d += 16)
@@ -272,7 +307,7 @@ void attend(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(choose_entries_f32) { choose<float>(args, pass, work); }
-OPERATOR(choose_entries_bf16) { choose<bf16>(args, pass, work); }
-OPERATOR(compressed_attention_f32) { attend<float>(args, pass, work); }
-OPERATOR(compressed_attention_bf16) { attend<bf16>(args, pass, work); }
+OPERATOR(choose_entries_f32, ChooseEntriesArgs<float>) { choose<float>(args, pass, work); }
+OPERATOR(choose_entries_bf16, ChooseEntriesArgs<bf16>) { choose<bf16>(args, pass, work); }
+OPERATOR(compressed_attention_f32, CompressedArgs<float>) { attend<float>(args, pass, work); }
+OPERATOR(compressed_attention_bf16, CompressedArgs<bf16>) { attend<bf16>(args, pass, work); }

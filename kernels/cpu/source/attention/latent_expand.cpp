@@ -8,6 +8,23 @@
 namespace {
 
 template <typename T>
+struct LatentExpandArgs : Args {
+  FIELDS(Args,
+         const T* arena;         // [blocks][S][L + R]
+         const int64_t* table;   // [rows] of blocks
+         const T* keys;          // panels of U_k, head by head
+         const T* values;        // panels of U_v
+         T* kv;                  // [rows][N][2][S][H]
+         int64_t num_heads;      // N
+         int64_t nope_dim;       // P
+         int64_t rope_dim;       // R
+         int64_t value_dim;      // V
+         int64_t latent_dim;     // L
+         int64_t block_size;     // S
+         int64_t width;)         // H
+};
+
+template <typename T>
 struct Expansion {
   const T* arena;
   const int64_t* table;
@@ -15,19 +32,19 @@ struct Expansion {
   T* kv;
   int64_t num_heads, nope, turned, value, latent, block_size, width;
 
-  explicit Expansion(const Args& args)
-      : arena(static_cast<const T*>(args.in[0])),
-        table(static_cast<const int64_t*>(args.in[1])),
-        keys(static_cast<const T*>(args.in[2])),
-        values(static_cast<const T*>(args.in[3])),
-        kv(static_cast<T*>(args.out[0])),
-        num_heads(args.i[0]),
-        nope(args.i[1]),
-        turned(args.i[2]),
-        value(args.i[3]),
-        latent(args.i[4]),
-        block_size(args.i[5]),
-        width(args.i[6]) {}
+  explicit Expansion(const LatentExpandArgs<T>& args)
+      : arena(args.arena),
+        table(args.table),
+        keys(args.keys),
+        values(args.values),
+        kv(args.kv),
+        num_heads(args.num_heads),
+        nope(args.nope_dim),
+        turned(args.rope_dim),
+        value(args.value_dim),
+        latent(args.latent_dim),
+        block_size(args.block_size),
+        width(args.width) {}
 
   void make(int64_t block, int64_t head) const {
     const int64_t cached = latent + turned;
@@ -63,9 +80,8 @@ struct Expansion {
   }
 };
 
-// in: arena, table, panels of U_k, panels of U_v; out: kv [rows][N][2][S][H]; i: N, P, R, V, L, S, H
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
+void run(const LatentExpandArgs<T>& args, const Pass& pass, Work& work) {
   const Expansion<T> expansion(args);
   const int64_t num_blocks = row_count(args, pass), total = num_blocks * expansion.num_heads;
   Span items;
@@ -76,5 +92,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(latent_expand_f32) { run<float>(args, pass, work); }
-OPERATOR(latent_expand_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(latent_expand_f32, LatentExpandArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(latent_expand_bf16, LatentExpandArgs<bf16>) { run<bf16>(args, pass, work); }

@@ -2,5 +2,5 @@
 #include "attending.h"
 #include "attention_sealed.h"
 
-OPERATOR(sealed_attention_f32) { attend<SealedProblem<float>>(args, pass, work); }
-OPERATOR(sealed_attention_bf16) { attend<SealedProblem<bf16>>(args, pass, work); }
+OPERATOR(sealed_attention_f32, SealedArgs<float>) { attend<SealedProblem<float>>(args, pass, work); }
+OPERATOR(sealed_attention_bf16, SealedArgs<bf16>) { attend<SealedProblem<bf16>>(args, pass, work); }

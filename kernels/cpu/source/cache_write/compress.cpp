@@ -10,21 +10,30 @@
 
 namespace {
 
-// in: rows [rows][W], arena, positions, query starts, tables; i: W, S, items from table to table
 template <typename T>
-void write_rows(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0];
-  const TokenSlots slots{static_cast<const int64_t*>(args.in[2]),
-                         static_cast<const int64_t*>(args.in[3]),
-                         static_cast<const int64_t*>(args.in[4]), args.i[1], args.i[2]};
-  T* arena = static_cast<T*>(const_cast<void*>(args.in[1]));
+struct WriteRowsArgs : Args {
+  FIELDS(Args,
+         const T* x;                   // [rows][W]
+         T* arena;                     // [blocks][S][W]
+         const int64_t* positions;     // [rows]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         int64_t width;                // W
+         int64_t block_size;           // S
+         int64_t table_stride;)
+};
+
+template <typename T>
+void write_rows(const WriteRowsArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width;
+  const TokenSlots slots = slots_of(args);
   int64_t request = 0;
   Span span;
   while (work.take(row_count(args, pass), ROWS_AT_ONCE, span))
     for (int64_t token = span.begin; token < span.end; token++) {
       request = slots.request_of(token, request);
-      const T* row = static_cast<const T*>(args.in[0]) + token * width;
-      T* into = arena + slots.slot(request, slots.positions[token]) * width;
+      const T* row = args.x + token * width;
+      T* into = args.arena + slots.slot(request, slots.positions[token]) * width;
       for (int64_t d = 0; d < width; d++) narrow(nan_if_infinite(to_float(row[d])), into + d);
     }
 }
@@ -104,26 +113,42 @@ struct Closer {
   }
 };
 
-// in: arena, positions, query starts, tables, bias [m][s H] float, weight of the norm [H], frequencies
-// of rotary positions [half]
-// i: m, s, H, half, S, items from table to table; f: eps of the norm, factor of cos and sin
 template <typename T>
-void close_windows(const Args& args, const Pass& pass, Work& work) {
-  const int64_t size = args.i[0], width = args.i[2], half = args.i[3];
+struct CloseWindowsArgs : Args {
+  FIELDS(Args,
+         T* arena;                     // [blocks][S][2 s H]
+         const int64_t* positions;     // [rows]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         const float* bias;            // [m][s H]
+         const T* norm_weight;         // [H]
+         const float* frequencies;     // [half] of rotary positions
+         int64_t window_tokens;        // m
+         int64_t num_series;           // s
+         int64_t width;                // H
+         int64_t half;
+         int64_t block_size;           // S
+         int64_t table_stride;
+         double eps;
+         double factor;)               // of cos and sin
+};
+
+template <typename T>
+void close_windows(const CloseWindowsArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t size = args.window_tokens, width = args.width, half = args.half;
   float* scratch = static_cast<float*>(work.scratch(size_t(3 * width + 2 * half) * sizeof(float)));
   const Closer<T> closer{
-      static_cast<T*>(const_cast<void*>(args.in[0])),
-      static_cast<const float*>(args.in[4]),
-      static_cast<const T*>(args.in[5]),
-      {static_cast<const int64_t*>(args.in[1]), static_cast<const int64_t*>(args.in[2]),
-       static_cast<const int64_t*>(args.in[3]), args.i[4], args.i[5]},
-      static_cast<const float*>(args.in[6]),
+      args.arena,
+      args.bias,
+      args.norm_weight,
+      slots_of(args),
+      args.frequencies,
       size,
-      args.i[1],
+      args.num_series,
       width,
       half,
-      float(args.f[0]),
-      float(args.f[1]),
+      float(args.eps),
+      float(args.factor),
       scratch,
       scratch + width,
       scratch + 2 * width,
@@ -142,7 +167,7 @@ void close_windows(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(write_rows_f32) { write_rows<float>(args, pass, work); }
-OPERATOR(write_rows_bf16) { write_rows<bf16>(args, pass, work); }
-OPERATOR(close_windows_f32) { close_windows<float>(args, pass, work); }
-OPERATOR(close_windows_bf16) { close_windows<bf16>(args, pass, work); }
+OPERATOR(write_rows_f32, WriteRowsArgs<float>) { write_rows<float>(args, pass, work); }
+OPERATOR(write_rows_bf16, WriteRowsArgs<bf16>) { write_rows<bf16>(args, pass, work); }
+OPERATOR(close_windows_f32, CloseWindowsArgs<float>) { close_windows<float>(args, pass, work); }
+OPERATOR(close_windows_bf16, CloseWindowsArgs<bf16>) { close_windows<bf16>(args, pass, work); }

@@ -37,6 +37,31 @@ void turn(T* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
+template <typename T>
+struct HeadRowsArgs : Args {
+  FIELDS(Args,
+         const T* qkv;                 // [T][N + 2K][H]
+         uint8_t* arena;               // see arena.h
+         const int64_t* positions;     // [T]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         const void* q_norm;           // [H] of T or float, or null
+         const void* k_norm;
+         const float* cos;             // [T][half] or null
+         const float* sin;
+         T* q;                         // [T][N][H]
+         int64_t num_heads;            // N
+         int64_t num_kv_heads;         // K
+         int64_t width;                // H
+         int64_t block_size;           // S
+         int64_t table_stride;
+         int64_t half;                 // 0: no rotation
+         int64_t items;                // Items of arena.h
+         int64_t unit_bytes;
+         int64_t has_float_norms;
+         double eps;)
+};
+
 // The pass, and the heads that come from the product.
 template <typename T>
 struct HeadRows {
@@ -50,27 +75,21 @@ struct HeadRows {
   bool norms_are_float;
   float eps;
 
-  // in: qkv, arena, positions, query starts, block tables, norms of queries and keys or nulls, cos, sin
-  // out: q; i: N, K, H, S, items from one table to the next, R/2 or 0, Items, unit bytes, norms are float
-  // f: eps of the norms
-  HeadRows(const Args& args)
-      : qkv(static_cast<const T*>(args.in[0])),
-        q(static_cast<T*>(args.out[0])),
-        positions(static_cast<const int64_t*>(args.in[2])),
-        query_starts(static_cast<const int64_t*>(args.in[3])),
-        block_tables(static_cast<const int64_t*>(args.in[4])),
-        norms{args.in[5], args.in[6]},
-        cos(static_cast<const float*>(args.in[7])),
-        sin(static_cast<const float*>(args.in[8])),
-        num_heads(args.i[0]),
-        table_stride(args.i[4]),
-        half(args.i[5]),
-        norms_are_float(args.i[8]),
-        eps(float(args.f[0])) {
-    const Items items = Items(args.i[6]);
-    arena = {static_cast<uint8_t*>(const_cast<void*>(args.in[1])), args.i[1], args.i[3], args.i[2],
-             items, args.i[7], items == Items::WIDE ? int64_t(sizeof(T)) : 1};
-  }
+  explicit HeadRows(const HeadRowsArgs<T>& args)
+      : qkv(args.qkv),
+        q(args.q),
+        arena(arena_of<T>(args)),
+        positions(args.positions),
+        query_starts(args.query_starts),
+        block_tables(args.block_tables),
+        norms{args.q_norm, args.k_norm},
+        cos(args.cos),
+        sin(args.sin),
+        num_heads(args.num_heads),
+        table_stride(args.table_stride),
+        half(args.half),
+        norms_are_float(args.has_float_norms),
+        eps(float(args.eps)) {}
 
   int64_t heads_a_token() const { return num_heads + 2 * arena.num_heads; }
 

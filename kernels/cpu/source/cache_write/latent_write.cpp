@@ -24,32 +24,49 @@ void normalise(const T* x, const T* weight, T* y, int64_t width, float eps) {
   });
 }
 
-// in: q [T][N][H], kv [T][L + 2 half], arena, positions, query starts, block tables, norm [L], cos, sin
-// out: q_rope [T][N][2 half]
-// i: N, H, L, half, S, items from one table to the next, is interleaved; f: eps of the norm
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
-  const int64_t heads = args.i[0], width = args.i[1], latent = args.i[2], half = args.i[3];
+struct LatentWriteArgs : Args {
+  FIELDS(Args,
+         const T* q;                   // [T][N][H]
+         const T* kv;                  // [T][L + 2 half]
+         T* arena;                     // [blocks][S][L + 2 half]
+         const int64_t* positions;     // [T]
+         const int64_t* query_starts;  // [R + 1]
+         const int64_t* block_tables;  // [R][table_stride]
+         const T* norm_weight;         // [L]
+         const float* cos;             // [T][half]
+         const float* sin;
+         T* q_rope;                    // [T][N][2 half]
+         int64_t num_heads;            // N
+         int64_t width;                // H
+         int64_t latent_dim;           // L
+         int64_t half;
+         int64_t block_size;           // S
+         int64_t table_stride;
+         int64_t is_interleaved;
+         double eps;)
+};
+
+template <typename T>
+void run(const LatentWriteArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t heads = args.num_heads, width = args.width, latent = args.latent_dim, half = args.half;
   const int64_t row = latent + 2 * half;
-  const bool is_interleaved = args.i[6];
-  const auto* positions = static_cast<const int64_t*>(args.in[3]);
-  const TokenSlots slots{positions, static_cast<const int64_t*>(args.in[4]),
-                         static_cast<const int64_t*>(args.in[5]), args.i[4], args.i[5]};
-  T* arena = static_cast<T*>(const_cast<void*>(args.in[2]));
+  const bool is_interleaved = args.is_interleaved;
+  const TokenSlots slots = slots_of(args);
   int64_t request = 0;  // of the token last asked for
   Span span;
   while (work.take(row_count(args, pass), 1, span)) {
     for (int64_t token = span.begin; token < span.end; token++) {
       request = slots.request_of(token, request);
-      const float* cos = static_cast<const float*>(args.in[7]) + token * half;
-      const float* sin = static_cast<const float*>(args.in[8]) + token * half;
-      T* kept = arena + slots.slot(request, positions[token]) * row;
-      const T* kv = static_cast<const T*>(args.in[1]) + token * row;
-      normalise(kv, static_cast<const T*>(args.in[6]), kept, latent, float(args.f[0]));
+      const float* cos = args.cos + token * half;
+      const float* sin = args.sin + token * half;
+      T* kept = args.arena + slots.slot(request, args.positions[token]) * row;
+      const T* kv = args.kv + token * row;
+      normalise(kv, args.norm_weight, kept, latent, float(args.eps));
       turn<true>(kv + latent, cos, sin, half, is_interleaved, kept + latent);
       for (int64_t head = token * heads; head < (token + 1) * heads; head++) {
-        const T* q = static_cast<const T*>(args.in[0]) + (head + 1) * width - 2 * half;
-        turn<false>(q, cos, sin, half, is_interleaved, static_cast<T*>(args.out[0]) + head * 2 * half);
+        const T* q = args.q + (head + 1) * width - 2 * half;
+        turn<false>(q, cos, sin, half, is_interleaved, args.q_rope + head * 2 * half);
       }
     }
   }
@@ -57,5 +74,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(latent_write_f32) { run<float>(args, pass, work); }
-OPERATOR(latent_write_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(latent_write_f32, LatentWriteArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(latent_write_bf16, LatentWriteArgs<bf16>) { run<bf16>(args, pass, work); }

@@ -55,9 +55,8 @@ void write(const HeadRows<T>& rows, const T* x, int64_t token, int64_t request, 
     quantize(wide, width, arena.items, row, arena.scale(unit, is_value, slot));
 }
 
-// in, out, i, f: those of HeadRows
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
+void run(const HeadRowsArgs<T>& args, const Pass& pass, Work& work) {
   const HeadRows<T> rows(args);
   const int64_t width = rows.arena.width, count = row_count(args, pass) * rows.heads_a_token();
   float* wide = static_cast<float*>(work.scratch(size_t(width) * (sizeof(float) + sizeof(T))));
@@ -73,5 +72,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(rope_kv_write_f32) { run<float>(args, pass, work); }
-OPERATOR(rope_kv_write_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(rope_kv_write_f32, HeadRowsArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(rope_kv_write_bf16, HeadRowsArgs<bf16>) { run<bf16>(args, pass, work); }

@@ -7,6 +7,14 @@
 namespace {
 
 template <typename T>
+struct SealedWriteArgs : HeadRowsArgs<T> {
+  FIELDS(HeadRowsArgs<T>,
+         T* open_rows;           // see pass_rows.h
+         T* pass_rows;
+         const int64_t* lanes;)  // [R]
+};
+
+template <typename T>
 struct SealProblem {
   HeadRows<T> heads;
   T* open;  // [lanes][K][2][S][H]
@@ -14,11 +22,11 @@ struct SealProblem {
   const int64_t* lanes;
   int64_t num_requests;
 
-  SealProblem(const Args& args, const Pass& of)
+  SealProblem(const SealedWriteArgs<T>& args, const Pass& of)
       : heads(args),
-        open(static_cast<T*>(const_cast<void*>(args.in[9]))),
-        pass{static_cast<T*>(const_cast<void*>(args.in[10])), args.i[1], args.i[3], args.i[2]},
-        lanes(static_cast<const int64_t*>(args.in[11])),
+        open(args.open_rows),
+        pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width},
+        lanes(args.lanes),
         num_requests(of.num_requests) {}
 
   int64_t block_size() const { return pass.block_size; }
@@ -77,9 +85,8 @@ struct SealProblem {
   }
 };
 
-// in: those of HeadRows, then open rows, pass rows, lanes; out, i, f: those of HeadRows
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
+void run(const SealedWriteArgs<T>& args, const Pass& pass, Work& work) {
   const SealProblem<T> problem(args, pass);
   const int64_t kv_heads = problem.pass.num_heads;
   T* copy = static_cast<T*>(work.scratch(size_t(problem.pass.width) * sizeof(T)));
@@ -111,5 +118,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(sealed_kv_write_f32) { run<float>(args, pass, work); }
-OPERATOR(sealed_kv_write_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(sealed_kv_write_f32, SealedWriteArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(sealed_kv_write_bf16, SealedWriteArgs<bf16>) { run<bf16>(args, pass, work); }

@@ -7,6 +7,23 @@ namespace {
 
 constexpr int64_t ITEMS_AT_ONCE = 4096;
 
+template <typename T>
+struct ItemsArgs : Args {
+  FIELDS(Args,
+         const T* x;  // [rows][width]
+         T* y;        // the same, and may be x
+         int64_t width;)
+};
+
+template <typename T>
+struct AddArgs : ItemsArgs<T> {
+  FIELDS(ItemsArgs<T>, const T* more;)  // as x
+};
+
+struct SoftCapArgs : ItemsArgs<float> {
+  FIELDS(ItemsArgs<float>, double cap;)
+};
+
 // The rows of a span are one run of items, wherever rows end: no item looks at another.
 template <typename DoItems>
 void for_each_run(int64_t width, const Args& args, const Pass& pass, Work& work, DoItems do_items) {
@@ -16,36 +33,35 @@ void for_each_run(int64_t width, const Args& args, const Pass& pass, Work& work,
     do_items(span.begin * width, (span.end - span.begin) * width);
 }
 
-// in: x [rows][width]; out: y; i: width
+// y = function(x)
 template <typename T, typename Function>
-void apply(const Args& args, const Pass& pass, Work& work, Function function) {
-  for_each_run(args.i[0], args, pass, work, [&](int64_t start, int64_t items) {
-    const T* x = static_cast<const T*>(args.in[0]) + start;
-    T* y = static_cast<T*>(args.out[0]) + start;
+void apply(const ItemsArgs<T>& args, const Pass& pass, Work& work, Function function) {
+  for_each_run(args.width, args, pass, work, [&](int64_t start, int64_t items) {
+    const T* x = args.x + start;
+    T* y = args.y + start;
     for_each_part(items, [&](int64_t d, int64_t count) {
       store_first(y + d, function(load_first(x + d, count)), count);
     });
   });
 }
 
-// in: x, y [rows][width]; out: their sum; i: width
 template <typename T>
-void add(const Args& args, const Pass& pass, Work& work) {
-  for_each_run(args.i[0], args, pass, work, [&](int64_t start, int64_t items) {
-    add_rows(static_cast<const T*>(args.in[0]) + start, static_cast<const T*>(args.in[1]) + start,
-             static_cast<T*>(args.out[0]) + start, items);
+void add(const AddArgs<T>& args, const Pass& pass, Work& work) {
+  for_each_run(args.width, args, pass, work, [&](int64_t start, int64_t items) {
+    add_rows(args.x + start, args.more + start,
+             args.y + start, items);
   });
 }
 
-// in: gate and up side by side [rows][2 width]; out: function(gate) * up [rows][width]; i: width
+// x [rows][2 width] is gate and up side by side; y = function(gate) * up
 template <typename T, typename Function>
-void gate(const Args& args, const Pass& pass, Work& work, Function function) {
-  const int64_t width = args.i[0], rows = row_count(args, pass);
+void gate(const ItemsArgs<T>& args, const Pass& pass, Work& work, Function function) {
+  const int64_t width = args.width, rows = row_count(args, pass);
   Span span;
   while (work.take(rows, ROWS_AT_ONCE, span)) {
     for (int64_t row = span.begin; row < span.end; row++) {
-      const T* gate = static_cast<const T*>(args.in[0]) + 2 * row * width;
-      T* y = static_cast<T*>(args.out[0]) + row * width;
+      const T* gate = args.x + 2 * row * width;
+      T* y = args.y + row * width;
       for_each_part(width, [&](int64_t d, int64_t count) {
         const f32x16 up = load_first(gate + width + d, count);
         store_first(y + d, function(load_first(gate + d, count)) * up, count);
@@ -54,24 +70,24 @@ void gate(const Args& args, const Pass& pass, Work& work, Function function) {
   }
 }
 
-// in: x [rows][width]; out: cap tanh(x / cap), which may be x; i: width; f: cap
-void soft_cap(const Args& args, const Pass& pass, Work& work) {
-  const float cap = float(args.f[0]);
+// y = cap tanh(x / cap)
+void soft_cap(const SoftCapArgs& args, const Pass& pass, Work& work) {
+  const float cap = float(args.cap);
   apply<float>(args, pass, work, [cap](f32x16 x) { return tanh(x / cap) * cap; });
 }
 
 }  // namespace
 
-OPERATOR(add_f32) { add<float>(args, pass, work); }
-OPERATOR(add_bf16) { add<bf16>(args, pass, work); }
-OPERATOR(relu_f32) { apply<float>(args, pass, work, relu); }
-OPERATOR(relu_bf16) { apply<bf16>(args, pass, work, relu); }
-OPERATOR(gelu_f32) { apply<float>(args, pass, work, gelu); }
-OPERATOR(gelu_bf16) { apply<bf16>(args, pass, work, gelu); }
-OPERATOR(gelu_tanh_f32) { apply<float>(args, pass, work, gelu_tanh); }
-OPERATOR(gelu_tanh_bf16) { apply<bf16>(args, pass, work, gelu_tanh); }
-OPERATOR(gelu_tanh_mul_f32) { gate<float>(args, pass, work, gelu_tanh); }
-OPERATOR(gelu_tanh_mul_bf16) { gate<bf16>(args, pass, work, gelu_tanh); }
-OPERATOR(silu_mul_f32) { gate<float>(args, pass, work, silu); }
-OPERATOR(silu_mul_bf16) { gate<bf16>(args, pass, work, silu); }
-OPERATOR(soft_cap_f32) { soft_cap(args, pass, work); }
+OPERATOR(add_f32, AddArgs<float>) { add<float>(args, pass, work); }
+OPERATOR(add_bf16, AddArgs<bf16>) { add<bf16>(args, pass, work); }
+OPERATOR(relu_f32, ItemsArgs<float>) { apply<float>(args, pass, work, relu); }
+OPERATOR(relu_bf16, ItemsArgs<bf16>) { apply<bf16>(args, pass, work, relu); }
+OPERATOR(gelu_f32, ItemsArgs<float>) { apply<float>(args, pass, work, gelu); }
+OPERATOR(gelu_bf16, ItemsArgs<bf16>) { apply<bf16>(args, pass, work, gelu); }
+OPERATOR(gelu_tanh_f32, ItemsArgs<float>) { apply<float>(args, pass, work, gelu_tanh); }
+OPERATOR(gelu_tanh_bf16, ItemsArgs<bf16>) { apply<bf16>(args, pass, work, gelu_tanh); }
+OPERATOR(gelu_tanh_mul_f32, ItemsArgs<float>) { gate<float>(args, pass, work, gelu_tanh); }
+OPERATOR(gelu_tanh_mul_bf16, ItemsArgs<bf16>) { gate<bf16>(args, pass, work, gelu_tanh); }
+OPERATOR(silu_mul_f32, ItemsArgs<float>) { gate<float>(args, pass, work, silu); }
+OPERATOR(silu_mul_bf16, ItemsArgs<bf16>) { gate<bf16>(args, pass, work, silu); }
+OPERATOR(soft_cap_f32, SoftCapArgs) { soft_cap(args, pass, work); }

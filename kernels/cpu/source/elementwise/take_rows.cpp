@@ -6,13 +6,21 @@
 
 namespace {
 
-// in: x [any][width], numbers [rows] int64; out: y [rows][width]; i: width
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0], rows = row_count(args, pass);
-  const T* x = static_cast<const T*>(args.in[0]);
-  const int64_t* numbers = static_cast<const int64_t*>(args.in[1]);
-  T* y = static_cast<T*>(args.out[0]);
+struct TakeRowsArgs : Args {
+  FIELDS(Args,
+         const T* x;              // [any][width]
+         const int64_t* numbers;  // [rows]
+         T* y;                    // [rows][width]
+         int64_t width;)
+};
+
+template <typename T>
+void run(const TakeRowsArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width, rows = row_count(args, pass);
+  const T* x = args.x;
+  const int64_t* numbers = args.numbers;
+  T* y = args.y;
   Span span;
   while (work.take(rows, ROWS_AT_ONCE, span))
     for (int64_t row = span.begin; row < span.end; row++)
@@ -21,5 +29,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(take_rows_f32) { run<float>(args, pass, work); }
-OPERATOR(take_rows_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(take_rows_f32, TakeRowsArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(take_rows_bf16, TakeRowsArgs<bf16>) { run<bf16>(args, pass, work); }

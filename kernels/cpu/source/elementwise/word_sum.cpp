@@ -30,12 +30,17 @@ uint64_t sum_of(const uint64_t* words, int64_t count) {
   return total;
 }
 
+struct WordSumArgs : Args {
+  FIELDS(Args,
+         const uint64_t* words;  // [rows]
+         void* total;)           // [1] int64, to which the words are added; it wraps around
+};
+
 }  // namespace
 
-// in: words [rows] int64; out: their sum [1] int64, which must be 0 before; it wraps around
-OPERATOR(word_sum) {
-  const uint64_t* words = static_cast<const uint64_t*>(args.in[0]);
-  auto& total = *static_cast<std::atomic<uint64_t>*>(args.out[0]);
+OPERATOR(word_sum, WordSumArgs) {
+  const uint64_t* words = args.words;
+  auto& total = *static_cast<std::atomic<uint64_t>*>(args.total);
   const int64_t num_spans = (row_count(args, pass) + SPAN_WORDS - 1) / SPAN_WORDS;
   Span span;
   while (work.take(num_spans, 1, span)) {

@@ -13,10 +13,10 @@ struct WideRows {
   int64_t num_panels;
   int64_t row_bytes;
 
-  WideRows(const Args& args, int64_t num_panels)
-      : x(static_cast<const T*>(args.in[0])),
-        weights(static_cast<const T*>(args.in[1])),
-        width(args.i[1]),
+  WideRows(const ExpertsArgs<T>& args, int64_t num_panels)
+      : x(static_cast<const T*>(args.x)),
+        weights(static_cast<const T*>(args.weights)),
+        width(args.width),
         num_panels(num_panels),
         row_bytes(width * int64_t(sizeof(T))) {}
 
@@ -44,23 +44,21 @@ struct WideRows {
 };
 
 template <typename T>
-void gate_up(const Args& args, Work& work) {
+void gate_up(const GateUpArgs<T>& args, Work& work) {
   const int64_t half = PANEL / 2;
-  experts_gate_up<WideRows<T>, T>(args, {args, (args.i[0] / 2 + half - 1) / half}, work);
+  experts_gate_up<WideRows<T>, T>(args, {args, (args.num_outputs / 2 + half - 1) / half}, work);
 }
 
 template <typename T>
-void down(const Args& args, const Pass& pass, Work& work) {
-  const int64_t num_panels = (args.i[0] + PANEL - 1) / PANEL;
+void down(const DownArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t num_panels = (args.num_outputs + PANEL - 1) / PANEL;
   experts_down<WideRows<T>, T>(args, {args, num_panels}, row_count(args, pass), work);
 }
 
 }  // namespace
 
-// in: x [rows][D], weights packed, null, ...
-OPERATOR(experts_gate_up_f32) { gate_up<float>(args, work); }
-OPERATOR(experts_gate_up_bf16) { gate_up<bf16>(args, work); }
+OPERATOR(experts_gate_up_f32, GateUpArgs<float>) { gate_up<float>(args, work); }
+OPERATOR(experts_gate_up_bf16, GateUpArgs<bf16>) { gate_up<bf16>(args, work); }
 
-// in: [P][F], weights packed, null, ...
-OPERATOR(experts_down_f32) { down<float>(args, pass, work); }
-OPERATOR(experts_down_bf16) { down<bf16>(args, pass, work); }
+OPERATOR(experts_down_f32, DownArgs<float>) { down<float>(args, pass, work); }
+OPERATOR(experts_down_bf16, DownArgs<bf16>) { down<bf16>(args, pass, work); }

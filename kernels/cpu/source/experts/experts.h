@@ -11,6 +11,44 @@
 #include "linear_finish.h"
 #include "linear_panels.h"
 
+// What is multiplied by which weights; the rows are those of `Rows` below.
+template <typename T>
+struct ExpertsArgs : Args {
+  FIELDS(Args,
+         const void* x;         // rows of T or in eight bits
+         const void* weights;   // [E] packed
+         const float* scales;   // of the weights, or null
+         const T* bias;         // [E][num_outputs] or null
+         const int32_t* pairs;  // [P]
+         const int32_t* stops;  // [E]
+         const float* shares;   // [T][C] or null
+         T* y;
+         int64_t num_outputs;
+         int64_t width;
+         int64_t num_experts;   // E
+         int64_t num_choices;   // C
+         int64_t padded_width;  // of rows in eight bits
+         int64_t row_bytes;)
+};
+
+// x [T][D] -> y [P][F] in the order of pairs; num_outputs is 2F
+template <typename T>
+struct GateUpArgs : ExpertsArgs<T> {
+  FIELDS(ExpertsArgs<T>,
+         int64_t gating;  // a Gating
+         double alpha;
+         double limit;
+         double offset;)
+};
+
+// x [P][F] in the order of pairs -> y [T][D]; num_outputs is D
+template <typename T>
+struct DownArgs : ExpertsArgs<T> {
+  FIELDS(ExpertsArgs<T>,
+         const T* shared;        // [T][D], which is added to the sums, or null
+         const T* shared_gate;)  // [T], by the sigmoid of which, or null
+};
+
 struct Pairs {
   const int32_t* numbers;  // [P] token * C + choice
   const int32_t* stops;    // [E]
@@ -59,16 +97,13 @@ enum Gating { SILU_GATE, GELU_GATE, CLAMPED_GATE };
 
 // `Rows` has row_bytes, gather(token, share or null, row) and
 //     multiply(expert, rows, num_rows, panels, finish)
-// in: x or its rows in eight bits, weights, scales or null, bias [E][2F] or null, pairs [P], stops [E],
-// shares [T][C] or null; out: [P][F] in the order of pairs; i: 2F, D, E, C, what is gating; f: alpha, limit,
-// offset
 template <typename Rows, typename T>
-static inline void experts_gate_up(const Args& args, const Rows& rows, Work& work) {
-  const Pairs pairs{static_cast<const int32_t*>(args.in[4]), static_cast<const int32_t*>(args.in[5]),
-                    args.i[2], args.i[3]};
-  const T* bias = static_cast<const T*>(args.in[3]);
-  const float* shares = static_cast<const float*>(args.in[6]);
-  const int64_t width = args.i[0] / 2, num_panels = (width + PANEL / 2 - 1) / (PANEL / 2);
+static inline void experts_gate_up(const GateUpArgs<T>& args, const Rows& rows, Work& work) {
+  const Pairs pairs{args.pairs, args.stops,
+                    args.num_experts, args.num_choices};
+  const T* bias = args.bias;
+  const float* shares = args.shares;
+  const int64_t width = args.num_outputs / 2, num_panels = (width + PANEL / 2 - 1) / (PANEL / 2);
   int64_t num_items = 0, most_rows = 0;
   pairs.for_each_block(rows.row_bytes, [&](int64_t, Span block) {
     num_items += num_panels;
@@ -81,15 +116,15 @@ static inline void experts_gate_up(const Args& args, const Rows& rows, Work& wor
       rows.gather(pairs.token_of(pair), share, gathered + (pair - block.begin) * rows.row_bytes);
     }
     const T* own_bias = bias ? bias + expert * 2 * width : nullptr;
-    T* y = static_cast<T*>(args.out[0]) + block.begin * width;
+    T* y = args.y + block.begin * width;
     const auto multiply = [&](const auto& finish) {
       rows.multiply(expert, gathered, block.end - block.begin, panels, finish);
     };
-    if (args.i[4] == SILU_GATE) multiply(Gate<T, silu>{own_bias, y, width});
-    if (args.i[4] == GELU_GATE) multiply(Gate<T, gelu_tanh>{own_bias, y, width});
-    if (args.i[4] == CLAMPED_GATE)
-      multiply(ClampedGate<T>{own_bias, y, width, float(args.f[0]), float(args.f[1]),
-                              float(args.f[2])});
+    if (args.gating == SILU_GATE) multiply(Gate<T, silu>{own_bias, y, width});
+    if (args.gating == GELU_GATE) multiply(Gate<T, gelu_tanh>{own_bias, y, width});
+    if (args.gating == CLAMPED_GATE)
+      multiply(ClampedGate<T>{own_bias, y, width, float(args.alpha), float(args.limit),
+                              float(args.offset)});
   };
   Span items;
   while (work.take(num_items, grain_of(num_items, work), items)) {
@@ -128,18 +163,15 @@ struct AddShare {
 
 constexpr int64_t SUMS_BYTES = 1 << 20;  // of as many panels as one thread does at once
 
-// in: rows [P] in the order of pairs, weights, scales or null, bias [E][D] or null, pairs, stops, shares
-// or null, what is added to the sums [T][D] or null, by what share of it: sigmoid of [T] or null;
-// out: y [T][D]; i: D, F, E, C
 template <typename Rows, typename T>
-static inline void experts_down(const Args& args, const Rows& rows, int64_t num_tokens, Work& work) {
-  const Pairs pairs{static_cast<const int32_t*>(args.in[4]), static_cast<const int32_t*>(args.in[5]),
-                    args.i[2], args.i[3]};
-  const T* bias = static_cast<const T*>(args.in[3]);
-  const float* shares = static_cast<const float*>(args.in[6]);
-  const T* shared = static_cast<const T*>(args.in[7]);
-  const T* shared_gate = static_cast<const T*>(args.in[8]);
-  const int64_t width = args.i[0], num_panels = (width + PANEL - 1) / PANEL;
+static inline void experts_down(const DownArgs<T>& args, const Rows& rows, int64_t num_tokens, Work& work) {
+  const Pairs pairs{args.pairs, args.stops,
+                    args.num_experts, args.num_choices};
+  const T* bias = args.bias;
+  const float* shares = args.shares;
+  const T* shared = args.shared;
+  const T* shared_gate = args.shared_gate;
+  const int64_t width = args.num_outputs, num_panels = (width + PANEL - 1) / PANEL;
   const int64_t at_once = std::max<int64_t>(SUMS_BYTES / (num_tokens * PANEL * 4 + 1), 1);
   const auto run_panels = [&](Span panels) {
     const int64_t count = panels.end - panels.begin;
@@ -157,7 +189,7 @@ static inline void experts_down(const Args& args, const Rows& rows, int64_t num_
         const int64_t column = panels.begin * PANEL + i * 16, left = width - column;
         f32x16 v = load(sums + (token * count * 2 + i) * 16);
         if (shared) v = fma(load_up_to(shared + token * width + column, left), part, v);
-        store_up_to(static_cast<T*>(args.out[0]) + token * width + column, v, left);
+        store_up_to(args.y + token * width + column, v, left);
       }
     }
   };

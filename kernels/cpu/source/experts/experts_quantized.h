@@ -5,19 +5,20 @@
 #include "experts.h"
 #include "quantized_linear.h"
 
-// `Product` is made of (rows, args, expert, num_panels). i[5]: K padded, i[6]: bytes of a row
+// `Product` is made of (rows, weights, expert, num_panels).
 template <typename Product>
 struct NarrowRows {
-  const Args& args;
+  QuantizedWeights weights;
   const uint8_t* bytes;
   int64_t width, num_panels, row_bytes;
 
-  NarrowRows(const Args& args, int64_t num_panels)
-      : args(args),
-        bytes(static_cast<const uint8_t*>(args.in[0])),
-        width(args.i[5]),
+  template <typename T>
+  NarrowRows(const ExpertsArgs<T>& args, int64_t num_panels)
+      : weights{static_cast<const uint8_t*>(args.weights), args.scales},
+        bytes(static_cast<const uint8_t*>(args.x)),
+        width(args.padded_width),
         num_panels(num_panels),
-        row_bytes(args.i[6]) {}
+        row_bytes(args.row_bytes) {}
 
   const uint8_t* at(int64_t row) const { return bytes + row * row_bytes; }
 
@@ -30,21 +31,20 @@ struct NarrowRows {
   void multiply(int64_t expert, const void* rows, int64_t num_rows, Span panels,
                 const Finish& finish) const {
     uint8_t* first = static_cast<uint8_t*>(const_cast<void*>(rows));
-    const Product product(Int8Rows{first, width, row_bytes}, args, expert, num_panels);
+    const Product product(Int8Rows{first, width, row_bytes}, weights, expert, num_panels);
     Multiplication(product, finish).run(Span{0, num_rows}, panels);
   }
 };
 
-// See experts.h; in[0]: rows in eight bits
 template <typename Product, typename T>
-static inline void narrow_gate_up(const Args& args, Work& work) {
+static inline void narrow_gate_up(const GateUpArgs<T>& args, Work& work) {
   const int64_t half = PANEL / 2;
-  const NarrowRows<Product> rows(args, (args.i[0] / 2 + half - 1) / half);
+  const NarrowRows<Product> rows(args, (args.num_outputs / 2 + half - 1) / half);
   experts_gate_up<NarrowRows<Product>, T>(args, rows, work);
 }
 
 template <typename Product, typename T>
-static inline void narrow_down(const Args& args, const Pass& pass, Work& work) {
-  const NarrowRows<Product> rows(args, (args.i[0] + PANEL - 1) / PANEL);
+static inline void narrow_down(const DownArgs<T>& args, const Pass& pass, Work& work) {
+  const NarrowRows<Product> rows(args, (args.num_outputs + PANEL - 1) / PANEL);
   experts_down<NarrowRows<Product>, T>(args, rows, row_count(args, pass), work);
 }

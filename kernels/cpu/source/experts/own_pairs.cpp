@@ -35,19 +35,31 @@ void sort_pairs(const int32_t* own, int64_t num_pairs, int64_t num_slots, int32_
   for (int64_t pair = 0; pair < num_pairs; pair++) pairs[next[own[pair]]++] = int32_t(pair);
 }
 
+struct OwnPairsArgs : Args {
+  FIELDS(Args,
+         const int32_t* experts;  // [rows][C]
+         const float* shares;     // [rows][C]
+         const int32_t* starts;   // [E + 1]
+         const int32_t* slots;
+         int64_t* loads;          // [E], which are added to
+         int32_t* stops;          // [S], which are written
+         int32_t* own;            // [rows][C] slots
+         int32_t* pairs;          // [rows][C]
+         int64_t num_choices;     // C
+         int64_t first_slot;
+         int64_t num_slots;)      // S
+};
+
 }  // namespace
 
-// in: experts [rows][C] int32, shares [rows][C] float, starts [E + 1] int32, slots int32, loads [E] int64,
-// which are added to, stops [S] int32, which are written; out: own slots [rows][C] int32, pairs
-// [rows][C] int32; i: C, first slot, S
-OPERATOR(own_pairs) {
-  const int64_t num_pairs = row_count(args, pass) * args.i[0], first = args.i[1], num_slots = args.i[2];
-  const int32_t* experts = static_cast<const int32_t*>(args.in[0]);
-  const float* shares = static_cast<const float*>(args.in[1]);
-  const Copies copies{static_cast<const int32_t*>(args.in[2]), static_cast<const int32_t*>(args.in[3])};
-  int64_t* loads = static_cast<int64_t*>(const_cast<void*>(args.in[4]));
-  int32_t* stops = static_cast<int32_t*>(const_cast<void*>(args.in[5]));
-  int32_t* own = static_cast<int32_t*>(args.out[0]);
+OPERATOR(own_pairs, OwnPairsArgs) {
+  const int64_t num_pairs = row_count(args, pass) * args.num_choices, first = args.first_slot, num_slots = args.num_slots;
+  const int32_t* experts = args.experts;
+  const float* shares = args.shares;
+  const Copies copies{args.starts, args.slots};
+  int64_t* loads = args.loads;
+  int32_t* stops = args.stops;
+  int32_t* own = args.own;
   int32_t* next = static_cast<int32_t*>(work.scratch(size_t(num_slots + 1) * sizeof(int32_t)));
   Span span;
   while (work.take(1, 1, span)) {
@@ -56,7 +68,7 @@ OPERATOR(own_pairs) {
       own[pair] = int32_t(slot >= 0 && slot < num_slots ? slot : num_slots);
       loads[experts[pair]]++;
     }
-    sort_pairs(own, num_pairs, num_slots, next, static_cast<int32_t*>(args.out[1]));
+    sort_pairs(own, num_pairs, num_slots, next, args.pairs);
     std::copy(next, next + num_slots, stops);
   }
 }

@@ -76,6 +76,27 @@ struct Scores {
   }
 };
 
+struct RouteArgs : Args {
+  FIELDS(Args,
+         const float* logits;      // [rows][E]
+         const float* bias;        // [E] or null
+         const float* correction;  // [E] or null
+         const int64_t* tokens;    // [rows], and
+         const int64_t* table;     // [V][C] the experts of each; or both null
+         int32_t* experts;         // [rows][C]
+         float* shares;            // [rows][C]
+         int32_t* pairs;           // [rows][C]
+         int32_t* stops;           // [E]
+         int64_t num_experts;      // E
+         int64_t num_choices;      // C
+         int64_t score;
+         int64_t is_normalised;
+         int64_t num_groups;
+         int64_t num_chosen_groups;
+         int64_t num_best;         // experts that rank a group
+         double scale;)
+};
+
 struct Router {
   Scores scores, compared, of_groups;
   const float *bias, *correction;  // or null
@@ -84,22 +105,22 @@ struct Router {
   int64_t num_chosen_groups, num_best;
   float scale;
 
-  static int64_t scratch_floats(const Args& args) {
-    return 2 * padded(args.i[0]) + padded(args.i[4]) + padded(args.i[1]);
+  static int64_t scratch_floats(const RouteArgs& args) {
+    return 2 * padded(args.num_experts) + padded(args.num_groups) + padded(args.num_choices);
   }
 
-  Router(const Args& args, float* scratch)
-      : scores{scratch, args.i[0]},
-        compared{scratch + padded(args.i[0]), args.i[0]},
-        of_groups{scratch + 2 * padded(args.i[0]), args.i[4]},
-        bias(static_cast<const float*>(args.in[1])),
-        correction(static_cast<const float*>(args.in[2])),
-        num_choices(args.i[1]),
-        score(args.i[2]),
-        is_normalised(args.i[3] != 0),
-        num_chosen_groups(args.i[5]),
-        num_best(args.i[6]),
-        scale(float(args.f[0])) {}
+  Router(const RouteArgs& args, float* scratch)
+      : scores{scratch, args.num_experts},
+        compared{scratch + padded(args.num_experts), args.num_experts},
+        of_groups{scratch + 2 * padded(args.num_experts), args.num_groups},
+        bias(args.bias),
+        correction(args.correction),
+        num_choices(args.num_choices),
+        score(args.score),
+        is_normalised(args.is_normalised != 0),
+        num_chosen_groups(args.num_chosen_groups),
+        num_best(args.num_best),
+        scale(float(args.scale)) {}
 
   // `given` are the experts, if somebody else has chosen; or null.
   void route(const float* logits, const int64_t* given, int32_t* experts, float* shares) const {
@@ -179,16 +200,13 @@ void sort_pairs(const int32_t* experts, int64_t num_pairs, int64_t num_experts, 
 
 }  // namespace
 
-// in: logits [rows][E] float, bias [E] or null, correction [E] or null, stops [E] int32, which are
-// written, tokens [rows] and a table of their experts [V][C], both int64 or both null; out: experts [rows][C] int32, shares [rows][C] float, pairs [rows][C] int32; i: E, C, score,
-// is normalised, groups, groups chosen, experts that rank a group; f: scale
-OPERATOR(route) {
-  const int64_t num_rows = row_count(args, pass), num_experts = args.i[0], num_choices = args.i[1];
-  const float* logits = static_cast<const float*>(args.in[0]);
-  const int64_t* tokens = static_cast<const int64_t*>(args.in[4]);
-  const int64_t* table = static_cast<const int64_t*>(args.in[5]);
-  int32_t* experts = static_cast<int32_t*>(args.out[0]);
-  float* shares = static_cast<float*>(args.out[1]);
+OPERATOR(route, RouteArgs) {
+  const int64_t num_rows = row_count(args, pass), num_experts = args.num_experts, num_choices = args.num_choices;
+  const float* logits = args.logits;
+  const int64_t* tokens = args.tokens;
+  const int64_t* table = args.table;
+  int32_t* experts = args.experts;
+  float* shares = args.shares;
   void* scratch = work.scratch(size_t(Router::scratch_floats(args)) * sizeof(float));
   const Router router(args, static_cast<float*>(scratch));
   Span span;
@@ -198,7 +216,5 @@ OPERATOR(route) {
                    experts + row * num_choices, shares + row * num_choices);
   work.barrier();
   while (work.take(1, 1, span))
-    sort_pairs(experts, num_rows * num_choices, num_experts,
-               static_cast<int32_t*>(const_cast<void*>(args.in[3])),
-               static_cast<int32_t*>(args.out[2]));
+    sort_pairs(experts, num_rows * num_choices, num_experts, args.stops, args.pairs);
 }

@@ -42,6 +42,14 @@ struct Arena {
   }
 };
 
+// T is what the model computes with.
+template <typename T, typename Given>
+static inline Arena arena_of(const Given& args) {
+  const Items items = Items(args.items);
+  return {args.arena, args.num_kv_heads, args.block_size,           args.width,
+          items,      args.unit_bytes,   items == Items::WIDE ? int64_t(sizeof(T)) : 1};
+}
+
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef int16_t i16x16 __attribute__((vector_size(32)));

@@ -22,4 +22,9 @@ struct TokenSlots {
   }
 };
 
+template <typename Given>
+TokenSlots slots_of(const Given& args) {
+  return {args.positions, args.query_starts, args.block_tables, args.block_size, args.table_stride};
+}
+
 }  // namespace

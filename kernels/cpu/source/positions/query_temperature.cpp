@@ -6,14 +6,24 @@
 
 namespace {
 
-// in: x [rows][width], positions [rows] int64; out: y [rows][width]; i: width; f: growth, step
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0];
-  const T* x = static_cast<const T*>(args.in[0]);
-  const int64_t* positions = static_cast<const int64_t*>(args.in[1]);
-  T* y = static_cast<T*>(args.out[0]);
-  const float growth = float(args.f[0]), step = float(args.f[1]);
+struct QueryTemperatureArgs : Args {
+  FIELDS(Args,
+         const T* x;                // [rows][width]
+         const int64_t* positions;  // [rows]
+         T* y;                      // as x
+         int64_t width;
+         double growth;
+         double step;)
+};
+
+template <typename T>
+void run(const QueryTemperatureArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width;
+  const T* x = args.x;
+  const int64_t* positions = args.positions;
+  T* y = args.y;
+  const float growth = float(args.growth), step = float(args.step);
   Span rows;
   while (work.take(row_count(args, pass), ROWS_AT_ONCE, rows)) {
     for (int64_t row = rows.begin; row < rows.end; row++) {
@@ -29,5 +39,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(query_temperature_f32) { run<float>(args, pass, work); }
-OPERATOR(query_temperature_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(query_temperature_f32, QueryTemperatureArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(query_temperature_bf16, QueryTemperatureArgs<bf16>) { run<bf16>(args, pass, work); }

@@ -36,20 +36,29 @@ Turned turned(f32x16 angle) {
           as_floats(bits_of(is_odd ? cos : sin) ^ sin_sign)};
 }
 
+struct RotaryAnglesArgs : Args {
+  FIELDS(Args,
+         const int64_t* positions;  // [rows]
+         const float* frequencies;  // [width]
+         float* cos;                // [rows][width]
+         float* sin;
+         int64_t width;
+         double factor;)
+};
+
 }  // namespace
 
-// in: positions [rows] int64, frequencies [width]; out: cos, sin [rows][width]; i: width; f: factor
-OPERATOR(rotary_angles_f32) {
-  const int64_t width = args.i[0];
-  const float factor = float(args.f[0]);
-  const int64_t* positions = static_cast<const int64_t*>(args.in[0]);
-  const float* frequencies = static_cast<const float*>(args.in[1]);
+OPERATOR(rotary_angles_f32, RotaryAnglesArgs) {
+  const int64_t width = args.width;
+  const float factor = float(args.factor);
+  const int64_t* positions = args.positions;
+  const float* frequencies = args.frequencies;
   Span span;
   while (work.take(row_count(args, pass), ROWS_AT_ONCE, span)) {
     for (int64_t row = span.begin; row < span.end; row++) {
       const float position = float(positions[row]);
-      float* cos = static_cast<float*>(args.out[0]) + row * width;
-      float* sin = static_cast<float*>(args.out[1]) + row * width;
+      float* cos = args.cos + row * width;
+      float* sin = args.sin + row * width;
       for_each_part(width, [&](int64_t d, int64_t count) {
         const Turned t = turned(load_first(frequencies + d, count) * position);
         store_first(cos + d, t.cos * factor, count);

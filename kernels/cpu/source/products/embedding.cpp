@@ -27,18 +27,28 @@ void gather_row(const T* packed, int64_t row, int64_t width, T* y) {
   }
 }
 
-// in: ids [rows] int64, table [V][D]; out: y [rows][D]; i: D, is packed; f: scale
 template <typename T>
-void embed(const Args& args, const Pass& pass, Work& work) {
-  const int64_t* ids = static_cast<const int64_t*>(args.in[0]);
-  const T* table = static_cast<const T*>(args.in[1]);
-  const int64_t width = args.i[0], rows = row_count(args, pass);
-  const float scale = float(args.f[0]);
+struct EmbeddingArgs : Args {
+  FIELDS(Args,
+         const int64_t* ids;  // [rows]
+         const T* table;      // [V][D], or packed
+         T* y;                // [rows][D]
+         int64_t width;       // D
+         int64_t is_packed;
+         double scale;)
+};
+
+template <typename T>
+void embed(const EmbeddingArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t* ids = args.ids;
+  const T* table = args.table;
+  const int64_t width = args.width, rows = row_count(args, pass);
+  const float scale = float(args.scale);
   Span span;
   while (work.take(rows, ROWS_AT_ONCE, span)) {
     for (int64_t row = span.begin; row < span.end; row++) {
-      T* y = static_cast<T*>(args.out[0]) + row * width;
-      if (args.i[1])
+      T* y = args.y + row * width;
+      if (args.is_packed)
         gather_row(table, ids[row], width, y);
       else
         copy_row(table, ids[row], width, y);
@@ -49,5 +59,5 @@ void embed(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(embedding_f32) { embed<float>(args, pass, work); }
-OPERATOR(embedding_bf16) { embed<bf16>(args, pass, work); }
+OPERATOR(embedding_f32, EmbeddingArgs<float>) { embed<float>(args, pass, work); }
+OPERATOR(embedding_bf16, EmbeddingArgs<bf16>) { embed<bf16>(args, pass, work); }

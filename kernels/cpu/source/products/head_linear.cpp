@@ -11,20 +11,33 @@ namespace {
 constexpr int64_t X_BYTES = 256 * 1024;  // of a block of rows, all heads
 
 template <typename T>
+struct HeadLinearArgs : Args {
+  FIELDS(Args,
+         const T* x;            // [rows][N][I]
+         const T* panels;       // of each head
+         T* y;                  // [rows][N][O]
+         int64_t num_heads;     // N
+         int64_t num_outputs;   // O
+         int64_t width;         // I
+         int64_t token_stride;  // items of x from token to token
+         int64_t head_stride;)
+};
+
+template <typename T>
 struct Heads {
   const T *x, *panels;
   T* y;
   int64_t num_heads, num_rows, num_steps, token_stride, head_stride;
 
-  explicit Heads(const Args& args)
-      : x(static_cast<const T*>(args.in[0])),
-        panels(static_cast<const T*>(args.in[1])),
-        y(static_cast<T*>(args.out[0])),
-        num_heads(args.i[0]),
-        num_rows(args.i[1]),
-        num_steps(args.i[2] / Step<T>::DEPTH),
-        token_stride(args.i[3]),
-        head_stride(args.i[4]) {}
+  explicit Heads(const HeadLinearArgs<T>& args)
+      : x(args.x),
+        panels(args.panels),
+        y(args.y),
+        num_heads(args.num_heads),
+        num_rows(args.num_outputs),
+        num_steps(args.width / Step<T>::DEPTH),
+        token_stride(args.token_stride),
+        head_stride(args.head_stride) {}
 
   int64_t num_panels() const { return (num_rows + PANEL - 1) / PANEL; }
 
@@ -49,10 +62,8 @@ struct Heads {
   }
 };
 
-// in: x, panels of each head; out: y [rows][N][O]
-// i: N, O, I, items from token to token of x, and from head to head
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
+void run(const HeadLinearArgs<T>& args, const Pass& pass, Work& work) {
   const Heads<T> heads(args);
   const int64_t rows = row_count(args, pass), num_panels = heads.num_panels();
   const int64_t row_bytes = heads.num_steps * Step<T>::DEPTH * int64_t(sizeof(T));
@@ -70,5 +81,5 @@ void run(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(head_linear_f32) { run<float>(args, pass, work); }
-OPERATOR(head_linear_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(head_linear_f32, HeadLinearArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(head_linear_bf16, HeadLinearArgs<bf16>) { run<bf16>(args, pass, work); }

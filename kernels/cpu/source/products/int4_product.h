@@ -11,16 +11,11 @@ struct Int4Product {
   const uint8_t* weights;
   int64_t panel_bytes;
 
-  explicit Int4Product(const Args& args)
-      : rows(rows_of(args)),
-        weights(static_cast<const uint8_t*>(args.in[1])),
-        panel_bytes(rows.width / GROUP * INT4_GROUP_BYTES) {}
-
-  // By the weights of one of several experts.
-  Int4Product(const Int8Rows& rows, const Args& args, int64_t expert, int64_t num_panels)
+  // By the weights, or by those of one of several experts.
+  Int4Product(const Int8Rows& rows, const QuantizedWeights& of, int64_t expert = 0, int64_t num_panels = 0)
       : rows(rows),
         panel_bytes(rows.width / GROUP * INT4_GROUP_BYTES) {
-    weights = static_cast<const uint8_t*>(args.in[1]) + expert * num_panels * panel_bytes;
+    weights = of.panels + expert * num_panels * panel_bytes;
   }
 
   // Compiled once, in int4_product.cpp, for all that multiply by such weights.

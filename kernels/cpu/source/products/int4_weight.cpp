@@ -34,21 +34,19 @@ void quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_t
   }
 }
 
-// in: W [N][K]; out: panels; rows: panels; i: K, K padded, N, is gated
 template <typename T>
-void pack(const Args& args, Work& work) {
-  const int64_t padded = args.i[1], panel_bytes = padded / GROUP * INT4_GROUP_BYTES;
-  uint8_t* panels = static_cast<uint8_t*>(args.out[0]);
+void pack(const PackArgs<T>& args, Work& work) {
+  const int64_t padded = args.padded_width, panel_bytes = padded / GROUP * INT4_GROUP_BYTES;
+  uint8_t* panels = args.panels;
   pack_panels<T>(args, work, [=](const T* w, int64_t width, int64_t panel, int64_t column) {
     quantize(w, width, padded, panels + panel * panel_bytes, column);
   });
 }
 
-// in: ids [tokens] int64, panels; out: y [tokens][K]; i: K, K padded; f: scale
 template <typename T>
-void embedding(const Args& args, const Pass& pass, Work& work) {
-  const int64_t panel_bytes = args.i[1] / GROUP * INT4_GROUP_BYTES;
-  const uint8_t* panels = static_cast<const uint8_t*>(args.in[1]);
+void embedding(const QuantizedEmbeddingArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t panel_bytes = args.padded_width / GROUP * INT4_GROUP_BYTES;
+  const uint8_t* panels = args.panels;
   embed<T>(args, pass, work, [=](int64_t row, int64_t k) {
     const int64_t column = row % PANEL, step = k % GROUP / 8;
     const uint8_t* group = panels + row / PANEL * panel_bytes + k / GROUP * INT4_GROUP_BYTES;
@@ -60,7 +58,7 @@ void embedding(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(int4_pack_f32) { pack<float>(args, work); }
-OPERATOR(int4_pack_bf16) { pack<bf16>(args, work); }
-OPERATOR(int4_embedding_f32) { embedding<float>(args, pass, work); }
-OPERATOR(int4_embedding_bf16) { embedding<bf16>(args, pass, work); }
+OPERATOR(int4_pack_f32, PackArgs<float>) { pack<float>(args, work); }
+OPERATOR(int4_pack_bf16, PackArgs<bf16>) { pack<bf16>(args, work); }
+OPERATOR(int4_embedding_f32, QuantizedEmbeddingArgs<float>) { embedding<float>(args, pass, work); }
+OPERATOR(int4_embedding_bf16, QuantizedEmbeddingArgs<bf16>) { embedding<bf16>(args, pass, work); }

@@ -11,17 +11,11 @@ struct Int8Product {
   const float* scales;
   int64_t panel_bytes;
 
-  explicit Int8Product(const Args& args)
-      : rows(rows_of(args)),
-        weights(static_cast<const uint8_t*>(args.in[1])),
-        scales(static_cast<const float*>(args.in[2])),
-        panel_bytes(PANEL * rows.width) {}
-
-  // By the weights of one of several experts.
-  Int8Product(const Int8Rows& rows, const Args& args, int64_t expert, int64_t num_panels)
+  // By the weights, or by those of one of several experts.
+  Int8Product(const Int8Rows& rows, const QuantizedWeights& of, int64_t expert = 0, int64_t num_panels = 0)
       : rows(rows),
-        weights(static_cast<const uint8_t*>(args.in[1]) + expert * num_panels * PANEL * rows.width),
-        scales(static_cast<const float*>(args.in[2]) + expert * num_panels * PANEL),
+        weights(of.panels + expert * num_panels * PANEL * rows.width),
+        scales(of.scales + expert * num_panels * PANEL),
         panel_bytes(PANEL * rows.width) {}
 
   // Compiled once, in int8_product.cpp, for all that multiply by such weights.

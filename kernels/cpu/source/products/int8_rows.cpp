@@ -43,19 +43,29 @@ void quantize(const T* x, int64_t width, const Int8Rows& rows, int64_t row) {
   rows.scale(row) = limit / 127.0f + sum(poison);
 }
 
-// in: x [rows][K]; out: the rows in eight bits [rows][stride]; i: K, K padded, stride, items from row
-// to row of x, rows for each token of the pass
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
-  const Int8Rows rows{static_cast<uint8_t*>(args.out[0]), args.i[1], args.i[2]};
-  const T* x = static_cast<const T*>(args.in[0]);
+struct Int8RowsArgs : Args {
+  FIELDS(Args,
+         const T* x;            // [rows of the pass * each][width]
+         uint8_t* y;            // [as many][row_bytes] in eight bits
+         int64_t width;         // K
+         int64_t padded_width;
+         int64_t row_bytes;
+         int64_t stride;        // items from row to row of x
+         int64_t each;)         // rows of x for each row of the pass
+};
+
+template <typename T>
+void run(const Int8RowsArgs<T>& args, const Pass& pass, Work& work) {
+  const Int8Rows rows{args.y, args.padded_width, args.row_bytes};
+  const T* x = args.x;
   Span span;
-  while (work.take(row_count(args, pass) * args.i[4], ROWS_AT_ONCE, span))
+  while (work.take(row_count(args, pass) * args.each, ROWS_AT_ONCE, span))
     for (int64_t row = span.begin; row < span.end; row++)
-      quantize(x + row * args.i[3], args.i[0], rows, row);
+      quantize(x + row * args.stride, args.width, rows, row);
 }
 
 }  // namespace
 
-OPERATOR(int8_rows_f32) { run<float>(args, pass, work); }
-OPERATOR(int8_rows_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(int8_rows_f32, Int8RowsArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(int8_rows_bf16, Int8RowsArgs<bf16>) { run<bf16>(args, pass, work); }

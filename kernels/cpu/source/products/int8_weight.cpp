@@ -27,24 +27,22 @@ float quantize(const T* w, int64_t width, int64_t padded, uint8_t* panel, int64_
   return limit / 127.0f + sum(poison);
 }
 
-// in: W [N][K]; out: panels, scales [panels][32]; rows: panels; i: K, K padded, N, is gated
 template <typename T>
-void pack(const Args& args, Work& work) {
-  const int64_t padded = args.i[1];
-  uint8_t* panels = static_cast<uint8_t*>(args.out[0]);
-  float* scales = static_cast<float*>(args.out[1]);
+void pack(const PackArgs<T>& args, Work& work) {
+  const int64_t padded = args.padded_width;
+  uint8_t* panels = args.panels;
+  float* scales = args.scales;
   pack_panels<T>(args, work, [=](const T* w, int64_t width, int64_t panel, int64_t column) {
     scales[panel * PANEL + column] =
         quantize(w, width, padded, panels + panel * padded * PANEL, column);
   });
 }
 
-// in: ids [tokens] int64, panels, scales; out: y [tokens][K]; i: K, K padded; f: scale
 template <typename T>
-void embedding(const Args& args, const Pass& pass, Work& work) {
-  const int64_t padded = args.i[1];
-  const uint8_t* panels = static_cast<const uint8_t*>(args.in[1]);
-  const float* scales = static_cast<const float*>(args.in[2]);
+void embedding(const QuantizedEmbeddingArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t padded = args.padded_width;
+  const uint8_t* panels = args.panels;
+  const float* scales = args.scales;
   embed<T>(args, pass, work, [=](int64_t row, int64_t k) {
     const uint8_t* panel = panels + row / PANEL * padded * PANEL;
     return float(panel[(k / 4 * PANEL + row % PANEL) * 4 + k % 4] - 128) * scales[row];
@@ -53,7 +51,7 @@ void embedding(const Args& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(int8_pack_f32) { pack<float>(args, work); }
-OPERATOR(int8_pack_bf16) { pack<bf16>(args, work); }
-OPERATOR(int8_embedding_f32) { embedding<float>(args, pass, work); }
-OPERATOR(int8_embedding_bf16) { embedding<bf16>(args, pass, work); }
+OPERATOR(int8_pack_f32, PackArgs<float>) { pack<float>(args, work); }
+OPERATOR(int8_pack_bf16, PackArgs<bf16>) { pack<bf16>(args, work); }
+OPERATOR(int8_embedding_f32, QuantizedEmbeddingArgs<float>) { embedding<float>(args, pass, work); }
+OPERATOR(int8_embedding_bf16, QuantizedEmbeddingArgs<bf16>) { embedding<bf16>(args, pass, work); }

@@ -6,10 +6,27 @@
 
 namespace {
 
+template <typename T, typename Out>
+struct LinearArgs : Args {
+  FIELDS(Args,
+         const T* x;        // [rows][width]
+         const T* weight;   // packed
+         const T* bias;     // [num_outputs] or null
+         Out* y;            // [rows][num_outputs], or half as many behind a gate
+         int64_t num_outputs;
+         int64_t width;
+         int64_t stride;)   // items from row to row of x
+};
+
 template <typename T>
-Factors<T> factors_of(const Args& args, const Pass& pass) {
-  return {static_cast<const T*>(args.in[0]), args.i[2], static_cast<const T*>(args.in[1]),
-          row_count(args, pass), args.i[1] / Step<T>::DEPTH};
+struct GatedLinearArgs : LinearArgs<T, T> {
+  using Base = LinearArgs<T, T>;
+  FIELDS(Base, int64_t gating;)  // 0 for silu, 1 for gelu in its tanh form
+};
+
+template <typename T, typename Out>
+Factors<T> factors_of(const LinearArgs<T, Out>& args, const Pass& pass) {
+  return {args.x, args.stride, args.weight, row_count(args, pass), args.width / Step<T>::DEPTH};
 }
 
 template <typename T, typename Finish>
@@ -33,32 +50,27 @@ void multiply(const Factors<T>& factors, Work& work, const Finish& finish) {
 }
 
 template <typename T, typename Out>
-void linear(const Args& args, const Pass& pass, Work& work) {
-  const AddBias<T, Out> finish{static_cast<const T*>(args.in[2]), static_cast<Out*>(args.out[0]),
-                               args.i[0]};
-  multiply(factors_of<T>(args, pass), work, finish);
+void linear(const LinearArgs<T, Out>& args, const Pass& pass, Work& work) {
+  const AddBias<T, Out> finish{args.bias, args.y, args.num_outputs};
+  multiply(factors_of(args, pass), work, finish);
 }
 
 template <typename T>
-void gated_linear(const Args& args, const Pass& pass, Work& work) {
-  const T* bias = static_cast<const T*>(args.in[2]);
-  T* y = static_cast<T*>(args.out[0]);
-  if (args.i[3])
-    multiply(factors_of<T>(args, pass), work, Gate<T, gelu_tanh>{bias, y, args.i[0] / 2});
+void gated_linear(const GatedLinearArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.num_outputs / 2;
+  if (args.gating)
+    multiply(factors_of(args, pass), work, Gate<T, gelu_tanh>{args.bias, args.y, width});
   else
-    multiply(factors_of<T>(args, pass), work, Gate<T, silu>{bias, y, args.i[0] / 2});
+    multiply(factors_of(args, pass), work, Gate<T, silu>{args.bias, args.y, width});
 }
 
 }  // namespace
 
-// in: x [rows][K], weight packed, bias [N] or null; out: y [rows][N]; i: N, K, items from row to row of x
-OPERATOR(linear_f32) { linear<float, float>(args, pass, work); }
-OPERATOR(linear_bf16) { linear<bf16, bf16>(args, pass, work); }
+OPERATOR(linear_f32, LinearArgs<float, float>) { linear(args, pass, work); }
+OPERATOR(linear_bf16, LinearArgs<bf16, bf16>) { linear(args, pass, work); }
 
-// The same; y is float.
-OPERATOR(logits_f32) { linear<float, float>(args, pass, work); }
-OPERATOR(logits_bf16) { linear<bf16, float>(args, pass, work); }
+OPERATOR(logits_f32, LinearArgs<float, float>) { linear(args, pass, work); }
+OPERATOR(logits_bf16, LinearArgs<bf16, float>) { linear(args, pass, work); }
 
-// The same of a gated weight; y is [rows][N / 2]; i[3]: 0 for silu, 1 for gelu in its tanh form
-OPERATOR(gated_linear_f32) { gated_linear<float>(args, pass, work); }
-OPERATOR(gated_linear_bf16) { gated_linear<bf16>(args, pass, work); }
+OPERATOR(gated_linear_f32, GatedLinearArgs<float>) { gated_linear(args, pass, work); }
+OPERATOR(gated_linear_bf16, GatedLinearArgs<bf16>) { gated_linear(args, pass, work); }

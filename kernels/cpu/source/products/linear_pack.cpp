@@ -40,15 +40,23 @@ void pack_panel(const Matrix& matrix, int64_t panel, uint32_t* packed) {
   }
 }
 
+struct PackWeightArgs : Args {
+  FIELDS(Args,
+         const char* weight;  // [rows][K]
+         uint32_t* packed;    // [panels][K / 1 or 2][32][1 or 2]
+         int64_t row_bytes;
+         int64_t num_panels;
+         int64_t is_gated;)
+};
+
 }  // namespace
 
-// in: weight [rows][K]; out: packed [panels][K / 1 or 2][32][1 or 2]; i: bytes of a row, panels, is gated
-OPERATOR(pack_weight) {
-  const Matrix matrix{static_cast<const char*>(args.in[0]), args.rows, args.i[0], args.i[2] != 0};
-  const int64_t num_panels = args.i[1];
+OPERATOR(pack_weight, PackWeightArgs) {
+  const Matrix matrix{args.weight, args.rows, args.row_bytes, args.is_gated != 0};
+  const int64_t num_panels = args.num_panels;
   Span panels;
   while (work.take(num_panels, 4, panels)) {
     for (int64_t panel = panels.begin; panel < panels.end; panel++)
-      pack_panel(matrix, panel, static_cast<uint32_t*>(args.out[0]) + panel * (args.i[0] / 4) * PANEL);
+      pack_panel(matrix, panel, args.packed + panel * (args.row_bytes / 4) * PANEL);
   }
 }

@@ -14,6 +14,11 @@
 
 constexpr int64_t ROWS_OF_ITEM = 256;
 
+struct QuantizedWeights {
+  const uint8_t* panels;
+  const float* scales;  // null where panels have them
+};
+
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint8_t Bytes __attribute__((vector_size(LANES * 4)));
 
@@ -138,29 +143,44 @@ class Multiplication {
   const Finish& finish_;
 };
 
-// in: rows in eight bits, panels, scales or null, bias [N] or null; out: y [rows][N];
-// i: N, K padded, bytes of a row
+template <typename T, typename Out>
+struct QuantizedLinearArgs : Args {
+  FIELDS(Args,
+         uint8_t* x;              // [rows][row_bytes] in eight bits; see int8_rows.h
+         const uint8_t* weights;  // panels
+         const float* scales;     // or null
+         const T* bias;           // [num_outputs] or null
+         Out* y;                  // [rows][num_outputs], or half as many behind a gate
+         int64_t num_outputs;
+         int64_t padded_width;
+         int64_t row_bytes;)
+};
+
+template <typename T>
+struct QuantizedGatedArgs : QuantizedLinearArgs<T, T> {
+  using Base = QuantizedLinearArgs<T, T>;
+  FIELDS(Base, int64_t gating;)  // 0 for silu, 1 for gelu in its tanh form
+};
+
+// `Product` is made of (rows, weights).
 template <typename Product, typename T, typename Out>
-static inline void quantized_linear(const Args& args, const Pass& pass, Work& work) {
-  const Product product(args);
-  const AddBias<T, Out> finish{static_cast<const T*>(args.in[3]), static_cast<Out*>(args.out[0]),
-                               args.i[0]};
+static inline Product product_of(const QuantizedLinearArgs<T, Out>& args) {
+  return {Int8Rows{args.x, args.padded_width, args.row_bytes}, QuantizedWeights{args.weights, args.scales}};
+}
+
+template <typename Product, typename T, typename Out>
+static inline void quantized_linear(const QuantizedLinearArgs<T, Out>& args, const Pass& pass, Work& work) {
+  const Product product = product_of<Product>(args);
+  const AddBias<T, Out> finish{args.bias, args.y, args.num_outputs};
   Multiplication(product, finish).run(row_count(args, pass), work);
 }
 
-// The same of a gated weight; y is [rows][N / 2]; i[3]: 0 for silu, 1 for gelu in its tanh form
 template <typename Product, typename T>
-static inline void quantized_gated_linear(const Args& args, const Pass& pass, Work& work) {
-  const Product product(args);
-  const T* bias = static_cast<const T*>(args.in[3]);
-  T* y = static_cast<T*>(args.out[0]);
-  const int64_t width = args.i[0] / 2;
-  if (args.i[3])
-    Multiplication(product, Gate<T, gelu_tanh>{bias, y, width}).run(row_count(args, pass), work);
+static inline void quantized_gated_linear(const QuantizedGatedArgs<T>& args, const Pass& pass, Work& work) {
+  const Product product = product_of<Product>(args);
+  const int64_t width = args.num_outputs / 2;
+  if (args.gating)
+    Multiplication(product, Gate<T, gelu_tanh>{args.bias, args.y, width}).run(row_count(args, pass), work);
   else
-    Multiplication(product, Gate<T, silu>{bias, y, width}).run(row_count(args, pass), work);
-}
-
-static inline Int8Rows rows_of(const Args& args) {
-  return {static_cast<uint8_t*>(const_cast<void*>(args.in[0])), args.i[1], args.i[2]};
+    Multiplication(product, Gate<T, silu>{args.bias, args.y, width}).run(row_count(args, pass), work);
 }

@@ -29,34 +29,59 @@ struct PanelRows {
   }
 };
 
-// Fill `num_panels` panels: `quantize(w, width, panel, column)` puts a row w into its column.
+// Rows are panels.
+template <typename T>
+struct PackArgs : Args {
+  FIELDS(Args,
+         const T* weight;  // [num_outputs][width]
+         uint8_t* panels;
+         float* scales;    // [panels][32], or null: the panels have them
+         int64_t num_outputs;
+         int64_t width;
+         int64_t padded_width;
+         int64_t is_gated;)
+};
+
+// Fill all panels: `quantize(w, width, panel, column)` puts a row w into its column.
 template <typename T, typename Quantize>
-static inline void pack_panels(const Args& args, Work& work, const Quantize& quantize) {
-  const int64_t width = args.i[0], num_panels = args.rows;
-  const PanelRows rows{args.i[2], args.i[3] != 0};
+static inline void pack_panels(const PackArgs<T>& args, Work& work, const Quantize& quantize) {
+  const int64_t width = args.width, num_panels = args.rows;
+  const PanelRows rows{args.num_outputs, args.is_gated != 0};
   Span span;
   while (work.take(num_panels, grain_of(num_panels, work, 8), span)) {
     for (int64_t panel = span.begin; panel < span.end; panel++) {
       for (int64_t column = 0; column < PANEL; column++) {
         const int64_t row = rows.row_of(panel, column);
-        const T* w = static_cast<const T*>(args.in[0]) + (row < 0 ? 0 : row * width);
+        const T* w = args.weight + (row < 0 ? 0 : row * width);
         quantize(w, row < 0 ? 0 : width, panel, column);
       }
     }
   }
 }
 
-// y [tokens][K] = rows `ids` of a table of w(row, k), rounded to T, times a scale, as a look-up in a
+template <typename T>
+struct QuantizedEmbeddingArgs : Args {
+  FIELDS(Args,
+         const int64_t* ids;  // [tokens]
+         const uint8_t* panels;
+         const float* scales;
+         T* y;                // [tokens][width]
+         int64_t width;
+         int64_t padded_width;
+         double scale;)
+};
+
+// y = rows `ids` of a table of w(row, k), rounded to T, times a scale, as a look-up in a
 // table of T would give.
 template <typename T, typename Number>
-static inline void embed(const Args& args, const Pass& pass, Work& work, const Number& number) {
-  const int64_t width = args.i[0];
-  const float scale = float(args.f[0]);
+static inline void embed(const QuantizedEmbeddingArgs<T>& args, const Pass& pass, Work& work, const Number& number) {
+  const int64_t width = args.width;
+  const float scale = float(args.scale);
   Span span;
   while (work.take(row_count(args, pass), 1, span)) {
     for (int64_t token = span.begin; token < span.end; token++) {
-      const int64_t row = static_cast<const int64_t*>(args.in[0])[token];
-      T* y = static_cast<T*>(args.out[0]) + token * width;
+      const int64_t row = args.ids[token];
+      T* y = args.y + token * width;
       for (int64_t k = 0; k < width; k++) {
         T w;
         narrow(number(row, k), &w);

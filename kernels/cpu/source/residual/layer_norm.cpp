@@ -21,24 +21,26 @@ void normalise(const T* x, const W* weight, const W* bias, T* y, int64_t width, 
   });
 }
 
-// in: x [rows][width], weight [width], residual as x or null, bias [width]; out: y, s
-// i: width, weight and bias are float; f: eps
-// As norm_rows.h says; in[3] bias; i[1]: whether weight and bias are float; f: eps
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0];
-  const float eps = float(args.f[0]);
+struct LayerNormArgs : NormArgs<T> {
+  FIELDS(NormArgs<T>, const void* bias;)  // as the weight
+};
+
+template <typename T>
+void run(const LayerNormArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width;
+  const float eps = float(args.eps);
   norm_rows<T>(args, pass, work, [&](const T* x, T* y) {
-    if (args.i[1])
-      normalise(x, static_cast<const float*>(args.in[1]), static_cast<const float*>(args.in[3]), y,
+    if (args.has_float_weight)
+      normalise(x, static_cast<const float*>(args.weight), static_cast<const float*>(args.bias), y,
                 width, eps);
     else
-      normalise(x, static_cast<const T*>(args.in[1]), static_cast<const T*>(args.in[3]), y, width,
+      normalise(x, static_cast<const T*>(args.weight), static_cast<const T*>(args.bias), y, width,
                 eps);
   });
 }
 
 }  // namespace
 
-OPERATOR(layer_norm_f32) { run<float>(args, pass, work); }
-OPERATOR(layer_norm_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(layer_norm_f32, LayerNormArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(layer_norm_bf16, LayerNormArgs<bf16>) { run<bf16>(args, pass, work); }

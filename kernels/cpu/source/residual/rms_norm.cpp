@@ -18,22 +18,19 @@ void normalise(const T* x, const W* weight, T* y, int64_t width, float eps) {
   });
 }
 
-// in: x [rows][width], weight [width], residual as x or null; out: y, s
-// i: width, weight is float; f: eps
-// As norm_rows.h says; i[1]: whether the weight is float; f: eps
 template <typename T>
-void run(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0];
-  const float eps = float(args.f[0]);
+void run(const NormArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width;
+  const float eps = float(args.eps);
   norm_rows<T>(args, pass, work, [&](const T* x, T* y) {
-    if (args.i[1])
-      normalise(x, static_cast<const float*>(args.in[1]), y, width, eps);
+    if (args.has_float_weight)
+      normalise(x, static_cast<const float*>(args.weight), y, width, eps);
     else
-      normalise(x, static_cast<const T*>(args.in[1]), y, width, eps);
+      normalise(x, static_cast<const T*>(args.weight), y, width, eps);
   });
 }
 
 }  // namespace
 
-OPERATOR(rms_norm_f32) { run<float>(args, pass, work); }
-OPERATOR(rms_norm_bf16) { run<bf16>(args, pass, work); }
+OPERATOR(rms_norm_f32, NormArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(rms_norm_bf16, NormArgs<bf16>) { run<bf16>(args, pass, work); }

@@ -9,33 +9,49 @@ namespace {
 
 constexpr int64_t MAX_STREAMS = 16;
 
-// in: x [rows][D]; out: streams [rows][n][D]; i: D, n
 template <typename T>
-void spread(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0], num_streams = args.i[1];
+struct SpreadArgs : Args {
+  FIELDS(Args,
+         const T* x;  // [rows][D]
+         T* streams;  // [rows][n][D]
+         int64_t num_streams;
+         int64_t width;)
+};
+
+template <typename T>
+void spread(const SpreadArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width, num_streams = args.num_streams;
   Span span;
   while (work.take(row_count(args, pass), ROWS_AT_ONCE, span))
     for (int64_t row = span.begin; row < span.end; row++)
       for (int64_t stream = 0; stream < num_streams; stream++)
-        memcpy(static_cast<T*>(args.out[0]) + (row * num_streams + stream) * width,
-               static_cast<const T*>(args.in[0]) + row * width, size_t(width) * sizeof(T));
+        memcpy(args.streams + (row * num_streams + stream) * width,
+               args.x + row * width, size_t(width) * sizeof(T));
 }
 
-// in: streams [rows][W]; out: float [rows][W], of root mean square 1; i: W; f: eps
 template <typename T>
-void norm(const Args& args, const Pass& pass, Work& work) {
-  const int64_t width = args.i[0];
+struct NormStreamsArgs : Args {
+  FIELDS(Args,
+         const T* streams;  // [rows][width]
+         float* normed;     // as they are, of root mean square 1
+         int64_t width;
+         double eps;)
+};
+
+template <typename T>
+void norm(const NormStreamsArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t width = args.width;
   Span span;
   while (work.take(row_count(args, pass), ROWS_AT_ONCE, span))
     for (int64_t row = span.begin; row < span.end; row++) {
-      const T* x = static_cast<const T*>(args.in[0]) + row * width;
-      float* y = static_cast<float*>(args.out[0]) + row * width;
+      const T* x = args.streams + row * width;
+      float* y = args.normed + row * width;
       f32x16 squares{};
       for_each_part(width, [&](int64_t d, int64_t count) {
         const f32x16 v = load_first(x + d, count);
         squares = fma(v, v, squares);
       });
-      const f32x16 scale = splat(1.0f / std::sqrt(sum(squares) / float(width) + float(args.f[0])));
+      const f32x16 scale = splat(1.0f / std::sqrt(sum(squares) / float(width) + float(args.eps)));
       for_each_part(width, [&](int64_t d, int64_t count) {
         store_first(y + d, load_first(x + d, count) * scale, count);
       });
@@ -76,29 +92,43 @@ __attribute__((noinline)) void doubly_stochastic(float* comb, int64_t n, int64_t
   }
 }
 
-// in: streams [rows][n][D], mixed [rows][M] float, scale, base [M]; M is n, or 2n + n n where post and
-// comb are wanted, and of scales there is one, or three
-// out: x [rows][D], post [rows][n] float, comb [rows][n][n] float; i: n, D, rounds, is post wanted; f: eps
+// M is n, or 2n + n n where post and comb are wanted; of scales there is one, or three.
+template <typename T>
+struct MixArgs : Args {
+  FIELDS(Args,
+         const T* streams;    // [rows][n][D]
+         const float* mixed;  // [rows][M]
+         const float* scale;
+         const float* base;   // [M]
+         T* x;                // [rows][D]
+         float* post;         // [rows][n] or null
+         float* comb;         // [rows][n][n] or null
+         int64_t num_streams;
+         int64_t width;
+         int64_t num_rounds;
+         double eps;)
+};
+
 template <int64_t NUM_STREAMS, typename T>
-void mix(const Args& args, const Pass& pass, Work& work) {
-  const int64_t n = NUM_STREAMS ? NUM_STREAMS : args.i[0], width = args.i[1];
-  const bool is_whole = args.i[3];
+void mix(const MixArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t n = NUM_STREAMS ? NUM_STREAMS : args.num_streams, width = args.width;
+  const bool is_whole = args.post;
   const int64_t count = is_whole ? 2 * n + n * n : n;
-  const float* scale = static_cast<const float*>(args.in[2]);
-  const float* base = static_cast<const float*>(args.in[3]);
-  const float eps = float(args.f[0]);
+  const float* scale = args.scale;
+  const float* base = args.base;
+  const float eps = float(args.eps);
   float z[2 * MAX_STREAMS + MAX_STREAMS * MAX_STREAMS], pre[MAX_STREAMS];
   Span span;
   while (work.take(row_count(args, pass), 1, span))
     for (int64_t row = span.begin; row < span.end; row++) {
-      const float* mixed = static_cast<const float*>(args.in[1]) + row * count;
+      const float* mixed = args.mixed + row * count;
       for (int64_t i = 0; i < count; i++) {
         const float own = scale[i < n ? 0 : i < 2 * n ? 1 : 2];
         z[i] = mixed[i] * own + base[i];
       }
       sigmoid(z, n, 1, eps, pre);
-      const T* streams = static_cast<const T*>(args.in[0]) + row * n * width;
-      T* x = static_cast<T*>(args.out[0]) + row * width;
+      const T* streams = args.streams + row * n * width;
+      T* x = args.x + row * width;
       for_each_part(width, [&](int64_t d, int64_t part) {
         f32x16 total{};
         for (int64_t i = 0; i < n; i++)
@@ -106,26 +136,36 @@ void mix(const Args& args, const Pass& pass, Work& work) {
         store_first(x + d, total, part);
       });
       if (!is_whole) continue;
-      sigmoid(z + n, n, 2, 0, static_cast<float*>(args.out[1]) + row * n);
-      float* comb = static_cast<float*>(args.out[2]) + row * n * n;
+      sigmoid(z + n, n, 2, 0, args.post + row * n);
+      float* comb = args.comb + row * n * n;
       memcpy(comb, z + 2 * n, size_t(n * n) * sizeof(float));
-      doubly_stochastic(comb, n, args.i[2], eps);
+      doubly_stochastic(comb, n, args.num_rounds, eps);
     }
 }
 
-// in: streams [rows][n][D], y [rows][D], post [rows][n] float, comb [rows][n][n] float
-// out: streams [rows][n][D]; i: n, D
+template <typename T>
+struct ExpandArgs : Args {
+  FIELDS(Args,
+         const T* streams;   // [rows][n][D]
+         const T* y;         // [rows][D]
+         const float* post;  // [rows][n]
+         const float* comb;  // [rows][n][n]
+         T* expanded;        // as streams
+         int64_t num_streams;
+         int64_t width;)
+};
+
 template <int64_t NUM_STREAMS, typename T>
-void expand(const Args& args, const Pass& pass, Work& work) {
-  const int64_t n = NUM_STREAMS ? NUM_STREAMS : args.i[0], width = args.i[1];
+void expand(const ExpandArgs<T>& args, const Pass& pass, Work& work) {
+  const int64_t n = NUM_STREAMS ? NUM_STREAMS : args.num_streams, width = args.width;
   Span span;
   while (work.take(row_count(args, pass), 1, span))
     for (int64_t row = span.begin; row < span.end; row++) {
-      const T* streams = static_cast<const T*>(args.in[0]) + row * n * width;
-      const T* y = static_cast<const T*>(args.in[1]) + row * width;
-      const float* post = static_cast<const float*>(args.in[2]) + row * n;
-      const float* comb = static_cast<const float*>(args.in[3]) + row * n * n;
-      T* into = static_cast<T*>(args.out[0]) + row * n * width;
+      const T* streams = args.streams + row * n * width;
+      const T* y = args.y + row * width;
+      const float* post = args.post + row * n;
+      const float* comb = args.comb + row * n * n;
+      T* into = args.expanded + row * n * width;
       for_each_part(width, [&](int64_t d, int64_t part) {
         const f32x16 made = load_first(y + d, part);
         f32x16 own[MAX_STREAMS];
@@ -141,24 +181,24 @@ void expand(const Args& args, const Pass& pass, Work& work) {
 
 // As DeepSeek V4 has them, four, or any other number.
 template <typename T>
-void mix_any(const Args& args, const Pass& pass, Work& work) {
-  if (args.i[0] == 4) return mix<4, T>(args, pass, work);
+void mix_any(const MixArgs<T>& args, const Pass& pass, Work& work) {
+  if (args.num_streams == 4) return mix<4, T>(args, pass, work);
   mix<0, T>(args, pass, work);
 }
 
 template <typename T>
-void expand_any(const Args& args, const Pass& pass, Work& work) {
-  if (args.i[0] == 4) return expand<4, T>(args, pass, work);
+void expand_any(const ExpandArgs<T>& args, const Pass& pass, Work& work) {
+  if (args.num_streams == 4) return expand<4, T>(args, pass, work);
   expand<0, T>(args, pass, work);
 }
 
 }  // namespace
 
-OPERATOR(spread_streams_f32) { spread<float>(args, pass, work); }
-OPERATOR(spread_streams_bf16) { spread<bf16>(args, pass, work); }
-OPERATOR(norm_streams_f32) { norm<float>(args, pass, work); }
-OPERATOR(norm_streams_bf16) { norm<bf16>(args, pass, work); }
-OPERATOR(mix_streams_f32) { mix_any<float>(args, pass, work); }
-OPERATOR(mix_streams_bf16) { mix_any<bf16>(args, pass, work); }
-OPERATOR(expand_streams_f32) { expand_any<float>(args, pass, work); }
-OPERATOR(expand_streams_bf16) { expand_any<bf16>(args, pass, work); }
+OPERATOR(spread_streams_f32, SpreadArgs<float>) { spread<float>(args, pass, work); }
+OPERATOR(spread_streams_bf16, SpreadArgs<bf16>) { spread<bf16>(args, pass, work); }
+OPERATOR(norm_streams_f32, NormStreamsArgs<float>) { norm<float>(args, pass, work); }
+OPERATOR(norm_streams_bf16, NormStreamsArgs<bf16>) { norm<bf16>(args, pass, work); }
+OPERATOR(mix_streams_f32, MixArgs<float>) { mix_any<float>(args, pass, work); }
+OPERATOR(mix_streams_bf16, MixArgs<bf16>) { mix_any<bf16>(args, pass, work); }
+OPERATOR(expand_streams_f32, ExpandArgs<float>) { expand_any<float>(args, pass, work); }
+OPERATOR(expand_streams_bf16, ExpandArgs<bf16>) { expand_any<bf16>(args, pass, work); }

@@ -1,10 +1,22 @@
 // What every operator sees: its arguments, the pass it is part of, and its share of the work.
 //
-//   OPERATOR(rms_norm_f32) {
+//   template <typename T>
+//   struct NormArgs : Args {
+//     FIELDS(Args,
+//            const T* x;  // [rows][width]
+//            T* y;
+//            int64_t width;
+//            double eps;)
+//   };
+//
+//   OPERATOR(rms_norm_f32, NormArgs<float>) {
 //     Span rows;
 //     while (work.take(row_count(args, pass), 4, rows))
-//       for (int64_t row = rows.begin; row < rows.end; row++) ...
+//       for (int64_t row = rows.begin; row < rows.end; row++) ... args.x ...
 //   }
+//
+// Python reads the declaration of the fields, as it is written, and gives each by its name; see
+// kernels/cpu/operators.py.
 //
 // Several threads call an operator, and take spans of its items as they come free. All that is written
 // must belong to a span that was taken: an operator is done when all its items are, and is not waited
@@ -31,13 +43,36 @@ struct Pass {
 constexpr int64_t ROWS_TOKENS = -1;
 constexpr int64_t ROWS_OUTPUTS = -2;
 
-struct Args {
-  int64_t rows;  // a number, or one of the above
-  const void* in[12];
-  void* out[4];
-  int64_t i[12];
-  double f[4];
+// Text that the compiler has put together.
+template <size_t SIZE>
+struct Text {
+  char chars[SIZE];
+
+  constexpr size_t count(char wanted) const {
+    size_t found = 0;
+    for (char each : chars) found += each == wanted;
+    return found;
+  }
 };
+
+template <size_t SIZE, size_t MORE>
+constexpr Text<SIZE + MORE - 1> operator+(const Text<SIZE>& text, const char (&more)[MORE]) {
+  Text<SIZE + MORE - 1> both{};
+  for (size_t i = 0; i + 1 < SIZE; i++) both.chars[i] = text.chars[i];
+  for (size_t i = 0; i < MORE; i++) both.chars[SIZE - 1 + i] = more[i];
+  return both;
+}
+
+// What all operators are given, before fields of their own.
+struct Args {
+  static constexpr Text<14> declared{"int64_t rows;"};
+  int64_t rows;  // a number, or one of the above
+};
+
+// The fields that a struct adds to those of its base, each a pointer, int64_t or double, and their text.
+#define FIELDS(base, ...) \
+  __VA_ARGS__             \
+  static constexpr auto declared = base::declared + #__VA_ARGS__;
 
 struct Span {
   int64_t begin, end;
@@ -97,7 +132,15 @@ class Work {
 
 using Operator = void (*)(const Args&, const Pass&, Work&);
 
-#define OPERATOR(name) extern "C" void name(const Args& args, const Pass& pass, Work& work)
+// An operator, and `name_fields()`, by which Python asks for the fields of its arguments.
+#define OPERATOR(name, ...)                                                                    \
+  static_assert(sizeof(__VA_ARGS__) == 8 * (__VA_ARGS__::declared.count(';')));                \
+  static void run_##name(const __VA_ARGS__& args, const Pass& pass, Work& work);               \
+  extern "C" const char* name##_fields() { return __VA_ARGS__::declared.chars; }               \
+  extern "C" void name(const Args& args, const Pass& pass, Work& work) {                       \
+    run_##name(static_cast<const __VA_ARGS__&>(args), pass, work);                             \
+  }                                                                                            \
+  static void run_##name(const __VA_ARGS__& args, const Pass& pass, Work& work)
 
 static inline int64_t row_count(const Args& args, const Pass& pass) {
   if (args.rows >= 0) return args.rows;

@@ -73,14 +73,23 @@ Best best_of(const float* scores, Span tokens) {
   return best;
 }
 
+struct BestTokenArgs : Args {
+  FIELDS(Args,
+         const float* scores;  // [rows][stride]
+         int64_t* tokens;      // [rows]
+         uint8_t* are_finite;  // [rows]
+         void* bests;          // room for a Best of each part [rows][parts]
+         int64_t num_tokens;
+         int64_t stride;
+         int64_t num_parts;)
+};
+
 }  // namespace
 
-// in: scores [rows][stride]; out: best token int64 [rows], is finite uint8 [rows], room for a Best of each
-// part [rows][parts]; i: tokens, stride, parts
-OPERATOR(best_token_f32) {
-  const int64_t rows = row_count(args, pass), num_tokens = args.i[0], stride = args.i[1], parts = args.i[2];
-  const float* scores = static_cast<const float*>(args.in[0]);
-  Best* best = static_cast<Best*>(args.out[2]);
+OPERATOR(best_token_f32, BestTokenArgs) {
+  const int64_t rows = row_count(args, pass), num_tokens = args.num_tokens, stride = args.stride, parts = args.num_parts;
+  const float* scores = args.scores;
+  Best* best = static_cast<Best*>(args.bests);
   const int64_t part_len = (num_tokens + parts - 1) / parts;
   Span items;
   while (work.take(rows * parts, grain_of(rows * parts, work), items))
@@ -97,7 +106,7 @@ OPERATOR(best_token_f32) {
       if (other.score > whole.score) whole.score = other.score, whole.token = other.token;
       whole.is_finite &= other.is_finite;
     }
-    static_cast<int64_t*>(args.out[0])[row] = whole.token;
-    static_cast<uint8_t*>(args.out[1])[row] = uint8_t(whole.is_finite);
+    args.tokens[row] = whole.token;
+    args.are_finite[row] = uint8_t(whole.is_finite);
   }
 }

@@ -23,13 +23,28 @@ struct Winner {
   }
 };
 
-Draw draw_of(const Args& args, int64_t item) {
-  const int64_t* words = static_cast<const int64_t*>(args.in[7]) + 4 * item;
+struct DrawTokenArgs : Args {
+  FIELDS(Args,
+         const float* scores;         // [..][stride]
+         const int64_t* scored_rows;  // [rows] of scores
+         const int64_t* best;         // [..] tokens
+         const float* temperature;    // [rows], as the following
+         const float* top_p;
+         const float* least;
+         const int64_t* top_k;
+         const int64_t* streams;      // [rows][4]
+         int64_t* drawn;              // [rows]
+         int64_t num_tokens;
+         int64_t stride;)
+};
+
+Draw draw_of(const DrawTokenArgs& args, int64_t item) {
+  const int64_t* words = args.streams + 4 * item;
   return {
-      .temperature = static_cast<const float*>(args.in[3])[item],
-      .top_p = static_cast<const float*>(args.in[4])[item],
-      .least = static_cast<const float*>(args.in[5])[item],
-      .top_k = static_cast<const int64_t*>(args.in[6])[item],
+      .temperature = args.temperature[item],
+      .top_p = args.top_p[item],
+      .least = args.least[item],
+      .top_k = args.top_k[item],
       .stream = {uint32_t(words[0]), uint32_t(words[1]), uint32_t(words[2]), uint32_t(words[3])},
   };
 }
@@ -72,19 +87,16 @@ int64_t noisy_best(Scores scores, float floor, const Stream& stream, int64_t fir
 
 }  // namespace
 
-// in: scores [..][stride], which rows of them int64 [rows], their best tokens int64 [..], and by row drawn
-// temperature, top_p, least float [rows], top_k int64 [rows], stream int64 [rows][4]; out: token int64 [rows];
-// i: tokens, stride
-OPERATOR(draw_token_f32) {
-  const int64_t rows = row_count(args, pass), count = args.i[0], stride = args.i[1];
+OPERATOR(draw_token_f32, DrawTokenArgs) {
+  const int64_t rows = row_count(args, pass), count = args.num_tokens, stride = args.stride;
   const int64_t width = rounded_up(count);
   Span items;
   while (work.take(rows, 1, items))
     for (int64_t item = items.begin; item < items.end; item++) {
-      const int64_t row = static_cast<const int64_t*>(args.in[1])[item];
-      const int64_t best = static_cast<const int64_t*>(args.in[2])[row];
-      const float* scores = static_cast<const float*>(args.in[0]) + row * stride;
-      int64_t& token = static_cast<int64_t*>(args.out[0])[item];
+      const int64_t row = args.scored_rows[item];
+      const int64_t best = args.best[row];
+      const float* scores = args.scores + row * stride;
+      int64_t& token = args.drawn[item];
       token = best;
       if (scores[best] - scores[best] != 0) continue;  // nothing to draw from
       float* memory = static_cast<float*>(work.scratch(size_t(width) * BYTES_A_TOKEN));
