@@ -12,19 +12,20 @@ import msgspec
 from baton.core.config_node import ConfigNode, Count
 from baton.router.pulling import PullRates
 
+DEFAULTS = PullRates()
 Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class PullConfig(ConfigNode, frozen=True, kw_only=True):
     """Prefixes that one replica has cached and another needs."""
 
-    enabled: bool = True
+    enabled: bool = DEFAULTS.is_enabled
     """Fetch them where that is clearly cheaper than computing them again."""
-    min_tokens: Count = 64
+    min_tokens: Count = DEFAULTS.min_tokens
     """Shorter stretches are computed."""
-    bytes_per_s: Rate = 200e6
+    bytes_per_s: Rate = DEFAULTS.bytes_per_s
     """How fast KV travels between replicas, until it has been measured."""
-    tokens_per_s: Rate = 2000.0
+    tokens_per_s: Rate = DEFAULTS.tokens_per_s
     """How fast a replica computes a prompt, until it has been measured."""
 
     @property
