@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.kv_transfer.replicas import LAYOUT
+from typing import Any
+
+from tests.kv_transfer.replicas import LAYOUT, DecodeReplica
 
 from baton.core.clock import ManualClock
 from baton.core.ids import TransferId, new_epoch
@@ -16,14 +18,15 @@ from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 from baton.proto.channels import Channels
 
 
+def make_parts(**changes: Any) -> ExchangeParts:
+    transport = MemoryTransport(Switchboard())
+    return ExchangeParts(epoch=new_epoch(), transport=transport, channels=Channels(), **changes)
+
+
 async def test_a_loan_expires_when_the_replica_says_whatever_its_peer_asks_for() -> None:
     clock = ManualClock()
-    parts = ExchangeParts(
-        epoch=new_epoch(),
-        transport=MemoryTransport(Switchboard()),
-        channels=Channels(),
-        config=ExchangeConfig(prefill_timeout_s=5.0, max_held_fraction=0.25),
-    )
+    config = ExchangeConfig(prefill_timeout_s=5.0, max_held_fraction=0.25)
+    parts = make_parts(config=config)
     pool = BlockPool(KvCache(LAYOUT, 32))
     exchange = KvExchange(parts, pool=pool, owner=Inline(), clock=clock)
     loan = TransferId("kv-1")
@@ -41,4 +44,17 @@ async def test_a_loan_expires_when_the_replica_says_whatever_its_peer_asks_for()
     exchange.expire()
     assert exchange.lease_ids == frozenset()
     assert exchange.metrics()["transfers_expired_total"] == 1
+    await exchange.close()
+
+
+async def test_chaos_may_keep_a_replica_from_reserving() -> None:
+    may_reserve = [False, True]
+    decode = DecodeReplica()
+    parts = make_parts(may_reserve=may_reserve.pop)
+    exchange = KvExchange(parts, pool=decode.pool, owner=Inline(), clock=decode.clock)
+    decode.receiver = exchange.receiver
+
+    assert decode.reserve(new_epoch(), TransferId("kv-1")) is not None
+    assert decode.reserve(new_epoch(), TransferId("kv-2")) is None
+    assert exchange.lease_ids == {TransferId("kv-1")}
     await exchange.close()
