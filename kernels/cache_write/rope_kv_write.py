@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cache_write import rope_kv_write_cpu as compiled
-from baton.kernels.cache_write import sealed_write_cpu as compiled_sealed
+from baton.kernels.cache_write import sealed_kv_write_cpu as compiled_sealed
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.paging import sealed_arena_cpu
 from baton.kernels.paging.arena_cpu import runs

@@ -48,7 +48,13 @@ BEGINNING = ("algorithm", "atomic", "bit", "cmath", "cstring", "limits", "vector
 """Headers that nearly all sources begin with, as far as the compiler has them."""
 FEW_SOURCES = 4
 """As few are compiled before what they begin with were read for all of them."""
-LONGEST = ("attention_products", "sealed_attention", "compressed_attention", "attention", "experts")
+LONGEST = (
+    "attention_products",
+    "sealed_attention",
+    "compressed_attention",
+    "paged_attention",
+    "experts",
+)
 """Sources that take longest, and are begun first: else one core would end with them alone."""
 REPORT_S = 1.0
 DIGEST_BYTES = 12

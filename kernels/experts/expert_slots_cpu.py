@@ -1,4 +1,4 @@
-"""The compiled choice of a rank's own pairs; source/own_pairs.cpp says how."""
+"""The compiled choice of a rank's own pairs; source/experts/expert_slots.cpp says how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled choice of experts; source/route.cpp says how."""
+"""The compiled choice of experts; source/experts/routing.cpp says how."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.kernels.cpu.operators import Call, call
 
 SCORES = ("softmax", "sigmoid", "softmax of chosen", "sigmoid of chosen", "root of softplus")
-"""As source/route.cpp numbers them."""
+"""As source/experts/routing.cpp numbers them."""
 ALONE_ROWS = 8
 
 

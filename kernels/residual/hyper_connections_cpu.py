@@ -1,4 +1,4 @@
-"""The operators of source/streams.cpp, for a residual of several streams."""
+"""The operators of source/residual/hyper_connections.cpp, for a residual of several streams."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.attention.test_index import (
+from tests.kernels.attention.test_choose_tokens import (
     HEADS,
     IndexPass,
     compiled,
