@@ -26,7 +26,7 @@ from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
-"""Of all heads at once, where torch computes."""
+"""Scores that torch computes at once, of all heads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ def reference(
 
 
 def _best(found: Tensor, ends: Tensor, num_chosen: int) -> Tensor:
-    """Of scores [Q, C], for tokens at the places `ends`: places [Q, K], rising.
+    """The places [Q, K], rising, of the best scores [Q, C], for tokens at the places `ends`.
 
     What a token does not see is behind all else, and comes to lie behind what it sees.
     """

@@ -51,7 +51,7 @@ def choose_tokens(
 def scores(
     q: Tensor, weights: Tensor, arena: Tensor, sequences: Sequences, tokens: slice
 ) -> Tensor:
-    """Of some of the tokens, [tokens, C] float32."""
+    """The scores of some of the tokens, [tokens, C] float32."""
     _, num_heads, width = q.shape
     found = weights.new_empty(tokens.stop - tokens.start, sequences.max_context_len)
     heads = max(16, min(MOST_HEADS, triton.next_power_of_2(num_heads)))

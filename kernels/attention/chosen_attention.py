@@ -20,7 +20,7 @@ from baton.kernels.attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
 GATHERED_ITEMS = 16 << 20
-"""Of latents at once, where torch computes."""
+"""Items of latents that torch gathers at once."""
 
 
 def chosen_attention(

@@ -55,7 +55,7 @@ def _scores(products: Tensor, scoring: Scoring, width: int) -> Tensor:
 
 
 def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Of scores [R, K, G, Q, L]: a sink is a key more, whose weight is left out."""
+    """The softmax of scores [R, K, G, Q, L]: a sink is a key more, whose weight is left out."""
     if sinks is None:
         return scores.softmax(-1)
     column = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)

@@ -38,7 +38,7 @@ MIN_EXPANDED = 64
 WORK_PER_BYTE = 32
 """Multiplications in the time that a byte is moved: about 25 on a CPU, 100 on a GPU."""
 EXPANDED_BYTES = 256 << 20
-"""Of keys and values at once: heads are taken a few at a time."""
+"""Bytes of keys and values at once: heads are taken a few at a time."""
 
 
 def latent_attention(
@@ -73,7 +73,7 @@ def is_expanded_cheaper(
 
 
 def multiplications(shape: LatentShape, query_len: int, context_len: int) -> tuple[int, int]:
-    """Of a head: absorbed, and expanded."""
+    """The multiplications of a head: absorbed, and expanded."""
     pairs = query_len * context_len - query_len * (query_len - 1) // 2
     making = shape.latent_dim * (shape.nope_dim + shape.value_dim)
     return (
@@ -116,7 +116,7 @@ def expanded(
     sequences: Sequences,
     scale: float,
 ) -> Tensor:
-    """Of one request."""
+    """The attention of one request."""
     shape, size = weights.heads, sequences.block_size
     num_blocks = -(-sequences.max_context_len // size)
     table = sequences.block_tables[0, :num_blocks]

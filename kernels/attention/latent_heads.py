@@ -30,7 +30,7 @@ class LatentShape:
 
     @property
     def kv_dim(self) -> int:
-        """Of keys and values alike, as attention has them: the wider of the two."""
+        """The width of keys and values alike, as attention has them: that of the wider."""
         return max(self.query_dim, self.value_dim)
 
     @property
@@ -41,7 +41,7 @@ class LatentShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
-    """Of all heads, as their device multiplies them."""
+    """The matrices of all heads, as their device multiplies them."""
 
     heads: LatentShape
     absorb: HeadWeight  # U_k^T [N, L, P]

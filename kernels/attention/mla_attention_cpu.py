@@ -11,7 +11,7 @@ from baton.kernels.paging.paged_rows_cpu import blocks_of
 from baton.kernels.paging.sequences import Sequences
 
 MAX_ROW_BYTES = 576 * 4
-"""Of a token in the cache: a tile of wider queries would not stay in that of a core."""
+"""The bytes of a token's KV: a tile of wider queries would not stay in a core's cache."""
 
 
 def runs(q_latent: Tensor, arena: Tensor) -> bool:

@@ -91,7 +91,7 @@ def _check(q: Tensor, arena: AnyArena, sequences: Sequences, sinks: Tensor | Non
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What is the same for all tokens of a layer."""
+    """The settings that all tokens of a layer share."""
 
     scoring: Scoring
     sinks: Tensor | None

@@ -1,4 +1,4 @@
-"""What attention kernels are told about a layer."""
+"""The settings of a layer that attention kernels are told."""
 
 from __future__ import annotations
 

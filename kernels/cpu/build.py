@@ -78,18 +78,18 @@ machines have a target of the same name."""
 
 
 def targets() -> tuple[str, ...]:
-    """What can be built for this kind of machine."""
+    """Targets that can be built for this kind of machine."""
     return (NATIVE, *PORTABLE.get(platform.machine(), {}))
 
 
 def other_targets() -> tuple[str, ...]:
-    """What can be built for other kinds of machines, by a compiler for them."""
+    """Targets that can be built for other kinds of machines, by a compiler for them."""
     others = (kinds for machine, kinds in PORTABLE.items() if machine != platform.machine())
     return tuple(chain(*others))
 
 
 def supported_targets() -> tuple[str, ...]:
-    """What runs on this CPU, the best first."""
+    """Targets that run on this CPU, the best first."""
     has = set(_cpu_flags().split())
     portable = PORTABLE.get(platform.machine(), {})
     return (NATIVE, *(name for name, (_, needs) in portable.items() if has.issuperset(needs)))

@@ -34,9 +34,9 @@ from baton.kernels.cpu import build
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
 PREBUILT = Path(__file__).parent / "prebuilt"
-"""What a wheel brings (see hatch_build.py); elsewhere there is no such folder."""
+"""The libraries of a wheel (see hatch_build.py); elsewhere there is no such folder."""
 CPU_SECONDS = 57
-"""What a build takes, about."""
+"""The CPU time of a build, about."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,12 +73,12 @@ def find_or_build(folder: Path, compiler: build.Command | None) -> ctypes.CDLL |
 def _load_best(
     folder: Path, supported: Sequence[str], compiler: build.Command | None
 ) -> ctypes.CDLL | None:
-    """What was built for this CPU, or else what a wheel brought."""
+    """The library that was built for this CPU, or else one of a wheel."""
     return _load(folder, supported[:1], compiler) or _load(PREBUILT, supported[1:], None)
 
 
 def _load_of_kind(folder: Path, supported: Sequence[str]) -> ctypes.CDLL | None:
-    """What was built here before, said in the log if there is nothing."""
+    """A library that was built here before; the log says if there is none."""
     found = _load(folder, supported[1:], None)
     if found is None:
         logger.warning(

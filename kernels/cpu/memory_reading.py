@@ -14,7 +14,7 @@ from baton.kernels.cpu.library import library
 
 
 def word_sum(words: Tensor) -> int:
-    """Of contiguous int64 words."""
+    """The sum of contiguous int64 words."""
     if words.dtype is not torch.int64 or not words.is_contiguous():
         raise ValueError(f"int64 words, contiguous, are wanted, not {words.dtype}")
     if words.device.type == "cpu" and library() is not None:

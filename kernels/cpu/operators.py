@@ -31,7 +31,7 @@ ALONE_BYTES = 16 << 10
 """A core copies them in half a microsecond, which is what a second one costs."""
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-"""What the operators compute with; other dtypes are left to torch."""
+"""The dtypes that operators compute with; others are left to torch."""
 
 
 class Pass(ctypes.Structure):
@@ -50,7 +50,7 @@ Args = ctypes.Structure
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an operator takes beside its rows."""
+    """The fields that an operator takes beside its rows."""
 
     args: type[Args]
     tensors: frozenset[str]
@@ -138,7 +138,7 @@ _of_thread = _OfThread()
 
 
 def set_recording(recording: Recording | None) -> None:
-    """Of this thread: all calls go to it, too, until there is another."""
+    """The recording, if any, that is told of all further calls of this thread."""
     _of_thread.recording = recording
 
 

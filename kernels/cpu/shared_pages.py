@@ -41,4 +41,4 @@ class SharedPages:
 
 
 PAGES = SharedPages()
-"""Of this process: weights of several models may lie side by side."""
+"""The pages of this process: weights of several models may lie side by side."""

@@ -43,17 +43,17 @@ from baton.kernels.cpu.operators import (
 )
 
 NUM_TOKENS, NUM_OUTPUTS = 7, 5
-"""Of the pass that is recorded."""
+"""The size of the pass that is recorded."""
 ALIGNMENT = 64
 
 
 class NotRecordable(ValueError):
-    """What was computed does not make a tape."""
+    """The calls that were recorded make no tape."""
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """What one operator wrote, and for how long it is needed."""
+    """Memory that one operator wrote, and for how long it is needed."""
 
     tensor: Tensor
     first: int
@@ -195,7 +195,7 @@ class Tape:
     calls: tuple[Call, ...]
     """As recorded; they keep the constants alive."""
     args: tuple[Args, ...]
-    """What each is given instead."""
+    """The arguments that each call is given instead."""
     entries: ctypes.Array[Entry]
     marks: tuple[int, ...]
     """By layer: calls that come before its end."""

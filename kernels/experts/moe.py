@@ -61,7 +61,7 @@ SWIGLU = Gating()
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ExpertWeights:
-    """What the experts of a layer multiply with."""
+    """The weights of the experts of a layer."""
 
     gate_up: ExpertWeight
     """[E, 2F, D]"""

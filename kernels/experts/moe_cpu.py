@@ -22,7 +22,7 @@ GATINGS: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped_swiglu
 
 
 class Stack(Protocol):
-    """What an operator reads of the weights of experts."""
+    """The part of experts' weights that an operator reads."""
 
     @property
     def bits(self) -> int:
@@ -119,7 +119,7 @@ def _name(product: str, weight: Stack, dtype: torch.dtype) -> str:
 def _inputs(
     x: Tensor, each: int, weight: Stack, bias: Tensor | None, routed: Choice, *, scaled: bool
 ) -> dict[str, Tensor | int | None]:
-    """What both products are given; `each` rows in one of x are multiplied."""
+    """The inputs that both products have; `each` rows in one of x are multiplied."""
     num_experts, num_outputs, width = weight.shape
     return {
         "x": quantized_linear.int8_rows(x, each) if weight.bits else x,

@@ -26,7 +26,7 @@ class NarrowExperts:
     """[E, N, K / group[1]]"""
     group: tuple[int, int]
     dtype: torch.dtype
-    """Of the x that they multiply."""
+    """The dtype of the x that they multiply."""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -58,7 +58,7 @@ def can_pack(shape: Sequence[int], dtype: torch.dtype) -> bool:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, *, is_gated: bool) -> PackedExperts:
-    """Of [E, N, K], none of which is there yet."""
+    """Experts [E, N, K], none of which is there yet."""
     num_experts, num_rows, width = shape
     one = linear.packed_shape((num_rows, width), dtype, is_gated)
     return PackedExperts(huge_pages.empty((num_experts, *one), dtype), num_rows, is_gated)

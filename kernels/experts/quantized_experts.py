@@ -25,7 +25,7 @@ class QuantizedExperts:
     bits: int
     shape: tuple[int, int, int]
     dtype: torch.dtype
-    """Of the x that they multiply."""
+    """The dtype of the x that they multiply."""
     is_gated: bool
     packed: Tensor
     """[E, panels, ..]"""
@@ -74,7 +74,7 @@ class QuantizedExperts:
 def empty(
     way: str, shape: Sequence[int], dtype: torch.dtype, *, is_gated: bool
 ) -> QuantizedExperts:
-    """Of [E, N, K], none of which is there yet."""
+    """Experts [E, N, K], none of which is there yet."""
     num_experts, num_rows, width = shape
     count, padded = num_panels(num_rows, is_gated), quantized_linear.padded(width)
     bits = BITS[way]

@@ -78,7 +78,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByToken:
-    """Who has chosen already: a table, by the tokens themselves."""
+    """Experts that are chosen already: a table, by the tokens themselves."""
 
     tokens: Tensor  # [T] int64
     table: Tensor  # [V, C] int64

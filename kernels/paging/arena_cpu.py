@@ -14,11 +14,11 @@ from baton.kernels.cpu import operators
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 ITEMS = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""What 8-bit items are; 0 for those that the model computes with."""
+"""The kind of 8-bit items; 0 for items of the model's dtype."""
 
 
 MAX_WIDTH = 256
-"""Of a head: a tile of wider queries would not stay in a core's cache."""
+"""The widest head: a tile of wider queries would not stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class PagedCache:
 
     @property
     def scale_strides(self) -> tuple[int, int]:
-        """Of a block and of a head."""
+        """The strides of a block and of a head."""
         return self.scales.stride(0), self.scales.stride(1)
 
     @classmethod

@@ -43,7 +43,7 @@ class ArenaShape:
     row_bytes: int
     """K or V of one block and head."""
     dtype: torch.dtype
-    """Of queries and scores."""
+    """The dtype of queries and scores."""
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -72,7 +72,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """Those of one pass, in the order of their tokens."""
+    """The requests of one pass, in the order of their tokens."""
 
     tables: Tensor  # [R, M]
     query_lens: Sequence[int]

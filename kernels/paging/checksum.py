@@ -52,7 +52,7 @@ def is_compiled() -> bool:
 
 
 def checksums(parts: Sequence[Buffer], unit_bytes: int) -> list[int]:
-    """Of the units of all parts; only where `is_compiled`.
+    """The checksums of the units of all parts; only where `is_compiled`.
 
     Raises ValueError for a part that is not some units long.
     """

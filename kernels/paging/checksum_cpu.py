@@ -66,7 +66,7 @@ def copy_checksums(
 
 
 def tensor_checksums(units: Tensor) -> list[int]:
-    """Of uint8 [U, unit bytes], contiguous."""
+    """The checksums of units, uint8 [U, unit bytes], contiguous."""
     return _run([(units.data_ptr(), None, units.nbytes)], units.shape[1])
 
 

@@ -87,7 +87,7 @@ def _sum_up(words, stride, constants, out, num_words):
 
 @triton.jit
 def _added(words, at, swapped, secret, inside):
-    """What the stripes of a tile add to the sums [8]."""
+    """The numbers that the stripes of a tile add to the sums [8]."""
     data = tl.load(words + at, mask=inside, other=0)
     beside = tl.load(words + swapped, mask=inside, other=0)
     key = (data ^ secret).to(tl.uint64, bitcast=True)

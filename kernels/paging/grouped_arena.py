@@ -21,4 +21,4 @@ class GroupedArena:
 
 
 LayerArena = AnyArena | GroupedArena
-"""What a layer is given of the cache; grouped only if the layer is in a group."""
+"""The part of the cache that a layer is given; grouped only if the layer is in a group."""

@@ -25,7 +25,7 @@ class QuantizedArena:
     units: Tensor
     """[blocks, K, unit bytes] uint8"""
     dtype: torch.dtype
-    """Of the items."""
+    """The dtype of the items."""
     block_size: int
     width: int
     """H"""
@@ -64,4 +64,4 @@ class QuantizedArena:
 
 
 Arena = Tensor | QuantizedArena
-"""Of one layer. A tensor is [blocks, K, 2, S, H] and read as it was written."""
+"""The KV of one layer. A tensor is [blocks, K, 2, S, H] and read as it was written."""

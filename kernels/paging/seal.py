@@ -25,7 +25,7 @@ from torch import Tensor
 
 LARGEST_ITEM = 15
 STEP_BYTES = 2
-"""Of a zero or a scale."""
+"""The bytes of a zero or a scale."""
 
 
 @dataclass(frozen=True, slots=True)

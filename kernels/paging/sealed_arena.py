@@ -36,7 +36,7 @@ class RequestPart:
     """One request of a pass."""
 
     tokens: slice
-    """Of the T."""
+    """The tokens of the request among the T of the pass."""
     rows: Tensor
     """[first .. end - 1, 2, K, H] of the pass rows."""
     first: int
@@ -113,4 +113,4 @@ class SealedArena:
 
 
 AnyArena = Arena | SealedArena
-"""Of one layer, however it is kept."""
+"""The KV of one layer, however it is kept."""

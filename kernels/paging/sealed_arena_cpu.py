@@ -9,7 +9,7 @@ from baton.kernels.paging.arena_cpu import MAX_WIDTH
 from baton.kernels.paging.sealed_arena import SealedArena
 
 WIDE = 0
-"""Of `Items`: what 8-bit items are told of."""
+"""The value of `Items` for items that are not 8-bit ones."""
 
 
 def runs(x: Tensor, arena: SealedArena) -> bool:

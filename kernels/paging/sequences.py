@@ -78,7 +78,7 @@ class Sequences:
         )
 
     def part(self, first: int, stop: int) -> Sequences:
-        """Those of some neighbours among the requests, and their tokens."""
+        """The sequences of some neighbours among the requests, and their tokens."""
         lengths = self.lengths()
         begin = sum(query_len for query_len, _ in lengths[:first])
         num_tokens = sum(query_len for query_len, _ in lengths[first:stop])

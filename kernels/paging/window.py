@@ -22,7 +22,7 @@ class Chunks:
 @dataclass(frozen=True, slots=True)
 class Streaming:
     size: int
-    """Of the last tokens."""
+    """The number of last tokens that a query sees."""
     num_first: int
 
     def __post_init__(self) -> None:

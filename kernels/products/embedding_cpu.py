@@ -17,7 +17,7 @@ def embedding(ids: Tensor, table: Tensor, scale: float | None) -> Tensor:
 
 
 def packed_embedding(ids: Tensor, packed: Tensor, scale: float | None) -> Tensor:
-    """Of a table as kernels/products/linear_cpu.py packs it."""
+    """Rows of a table as kernels/products/linear_cpu.py packs it."""
     _, num_steps, _, depth = packed.shape
     width = num_steps * depth
     return _look_up(ids, packed, scale, width=width, touched_bytes=num_steps * CACHE_LINE)

@@ -36,7 +36,7 @@ class PackedHeads:
         return self.panels.nbytes
 
     def heads(self, first: int, stop: int) -> PackedHeads:
-        """Those of some of the heads; copies nothing."""
+        """The panels of some of the heads; copies nothing."""
         return PackedHeads(self.panels[first:stop], self.num_rows)
 
 

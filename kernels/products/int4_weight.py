@@ -50,7 +50,7 @@ class Int4Weight(QuantizedWeight):
 
 
 def num_bytes(num_rows: int, width: int, *, is_gated: bool = False) -> int:
-    """That a weight will take."""
+    """The bytes that a weight will take."""
     num_groups = quantized_linear.padded(width) // GROUP
     return num_panels(num_rows, is_gated) * num_groups * GROUP_BYTES
 
@@ -68,7 +68,7 @@ def quantize(weight: Tensor, *, is_gated: bool = False) -> Int4Weight:
 
 
 def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: bool) -> Int4Weight:
-    """Of uint8 [N, K] in [0, 15] that somebody else has rounded, 8 being 0, and scales [N, G].
+    """A weight of uint8 [N, K] in [0, 15], rounded elsewhere, 8 being 0, and scales [N, G].
 
     A group is some times 32. Scales are kept in bfloat16:  |W - W'| <= |W| / 2^8.
     """

@@ -39,7 +39,7 @@ class Int8Weight(QuantizedWeight):
 
 
 def num_bytes(num_rows: int, width: int, *, is_gated: bool = False) -> int:
-    """That a weight will take."""
+    """The bytes that a weight will take."""
     return num_panels(num_rows, is_gated) * PANEL * (quantized_linear.padded(width) + 4)
 
 
@@ -57,7 +57,7 @@ def quantize(weight: Tensor, *, is_gated: bool = False) -> Int8Weight:
 
 
 def of_items(items: Tensor, scales: Tensor, dtype: torch.dtype, *, is_gated: bool) -> Int8Weight:
-    """Of int8 [N, K] that somebody else has rounded, with scales [N], as they are."""
+    """A weight of int8 [N, K], rounded elsewhere, with scales [N], both kept as they are."""
     found, spread = panels_of_items(items, scales, is_gated)
     packed = PAGES.cut(found.shape)
     packed.copy_(found)

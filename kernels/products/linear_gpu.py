@@ -29,7 +29,7 @@ FEW_ROWS = 16
 ENOUGH_PROGRAMS = 528
 """Four for each multiprocessor of an H100 or H200."""
 MIN_SPLIT_ITEMS = 512
-"""Of K: shorter splits cost more to add up than they save."""
+"""The least of K in a split: shorter ones cost more to add up than they save."""
 
 
 def linear_tiles(
@@ -83,7 +83,7 @@ def linear_tiles(
 
 
 def num_splits(num_columns: int, width: int, columns: int) -> int:
-    """Of the weight alone."""
+    """The splits of K, by the shape of the weight alone."""
     wanted = triton.cdiv(ENOUGH_PROGRAMS, triton.cdiv(num_columns, columns))
     return max(1, min(wanted, width // MIN_SPLIT_ITEMS))
 

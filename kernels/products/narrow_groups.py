@@ -61,7 +61,7 @@ def narrow_groups(
 
 
 def narrow_fp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> NarrowWeight:
-    """Of MXFP4 as it is stored: uint8 [N, G, 16], neighbours in a byte, and [N, G]."""
+    """A weight of MXFP4 as it is stored: uint8 [N, G, 16], neighbours in a byte, and [N, G]."""
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)  # [N, G, 32]
     return NarrowWeight(in_halves(codes), scales.view(torch.uint8), (1, mxfp4.GROUP), dtype)
 

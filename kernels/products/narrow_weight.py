@@ -47,7 +47,7 @@ class NarrowWeight:
     group: tuple[int, int]
     """Outputs and inputs that share a scale; 0 inputs are all."""
     dtype: torch.dtype
-    """Of the x that it multiplies."""
+    """The dtype of the x that it multiplies."""
     zeros: Tensor | None = None
     """uint8 [N, K / group[1]] of four bits: the items that mean 0, where they are not 8."""
     order: Tensor | None = None

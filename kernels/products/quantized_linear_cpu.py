@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 class Quantized(Protocol):
-    """What an operator reads of a weight; see kernels/products/quantized_weight.py."""
+    """The part of a weight that an operator reads; see kernels/products/quantized_weight.py."""
 
     @property
     def bits(self) -> int: ...
@@ -112,7 +112,7 @@ def int8_rows(x: Tensor, each: int = 1) -> Tensor:
 
 
 def row_bytes(width: int) -> int:
-    """Of the numbers, of what their groups and all of them add to a product, and of their scale."""
+    """The bytes of a row: its numbers, what its groups and it add to a product, and its scale."""
     used = padded(width) + 4 * (padded(width) // GROUP) + 8
     return -(-used // ALIGNMENT) * ALIGNMENT
 

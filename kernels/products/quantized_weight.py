@@ -25,7 +25,7 @@ from baton.kernels.products.linear import GATES
 PANEL = 32
 GROUP = 32
 ROWS_AT_ONCE = 1 << 12
-"""Of W, where torch multiplies: all of a head would take much memory for a while."""
+"""Rows of W that torch multiplies at once: all of a head would take much memory for a while."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -22,7 +22,7 @@ class KeptWeight(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the x that it multiplies."""
+        """The dtype of the x that it multiplies."""
 
     @property
     def nbytes(self) -> int:

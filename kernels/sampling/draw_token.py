@@ -29,7 +29,7 @@ LEAST_P = math.exp(-SPREAD - 1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """What n rows draw by."""
+    """The settings by which n rows draw."""
 
     rows: Tensor  # [n] int64, of the scores
     temperature: Tensor  # [n] float32, above 0
@@ -77,6 +77,6 @@ def draw_related(scores: Tensor, filters: Filters, streams: Tensor) -> Tensor:
 
 
 def _noisy_best(scores: Tensor, tokens: Tensor, streams: Tensor) -> Tensor:
-    """Of some tokens [n, m], the one [n] that is best with its noise."""
+    """The token [n] of some tokens [n, m] that is best with its noise."""
     winner = (scores + gumbel(streams, tokens)).argmax(-1, keepdim=True)
     return tokens.gather(-1, winner).squeeze(-1)

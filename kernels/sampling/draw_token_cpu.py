@@ -17,7 +17,7 @@ def draw_token(
     filters: Filters,
     streams: Tensor,
 ) -> Tensor:
-    """Of scores [S, V] and their best tokens [S], the tokens [n] that some rows [n] draw."""
+    """The tokens [n] that some rows [n] of scores [S, V], with best tokens [S], draw."""
     drawn, least = torch.empty_like(rows), filters.min_p.log()
     call(
         Call(

@@ -37,7 +37,7 @@ def draw_token(
     filters: Filters,
     streams: Tensor,
 ) -> Tensor:
-    """Of float32 scores [S, V] and their best tokens [S], the tokens [n] that rows [n] draw."""
+    """The tokens [n] that rows [n] of float32 scores [S, V], with best tokens [S], draw."""
     num_rows, vocab_size = len(rows), scores.shape[1]
     limits = torch.empty(num_rows, dtype=torch.int32, device=scores.device)
     _find_limits[num_rows,](
