@@ -182,8 +182,8 @@ class CompressedAttention(nn.Module):
         attended = compressed_attention(
             q, own, sequences, self.kind.window, entries, self.kind.scoring, self.sinks
         )
-        turned = rope_tail(attended, *rotation, is_back=True)
-        by_group = turned.view(len(x), self.config.out_groups, -1)
+        rotated = rope_tail(attended, *rotation, is_back=True)
+        by_group = rotated.view(len(x), self.config.out_groups, -1)
         out: Tensor = self.out(self.out_a(by_group).flatten(1))
         return out
 

@@ -13,7 +13,7 @@ from baton.engine.layers.norm import RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
 from baton.kernels.cache_write.compress import close_windows
-from baton.kernels.cache_write.windows import EntryNorm, Turning, Windows
+from baton.kernels.cache_write.windows import EntryNorm, RotaryFrequencies, Windows
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 
@@ -36,6 +36,6 @@ class Compressor(nn.Module):
         write_rows(self.inputs(x), arena, sequences)
         sequences.wait_for_others(arena)  # a window may begin with tokens of theirs
         norm = EntryNorm(self.norm.scale(), self.norm.eps)
-        turning = Turning(self.angles.frequencies, self.angles.attention_factor)
-        close_windows(arena, self.windows, self.bias, norm, turning, sequences, len(x))
+        rotary = RotaryFrequencies(self.angles.frequencies, self.angles.attention_factor)
+        close_windows(arena, self.windows, self.bias, norm, rotary, sequences, len(x))
         sequences.wait_for_others(arena)

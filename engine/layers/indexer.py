@@ -5,7 +5,7 @@
     w = W_w x                      [T, N]        never rounded: it decides between tokens
     chosen = the best by  sum over n of w_n relu(q_n . k)
 
-The first dimensions of q and k turn. kernels/attention/choose_tokens.py says how tokens are chosen.
+The first dimensions of q and k rotate. See kernels/attention/choose_tokens.py for the choice.
 A layer without an index of its own (GLM-5) takes what the last layer that has one has chosen.
 
 T new tokens, N heads of the index, D their width.
@@ -38,7 +38,7 @@ class IndexConfig:
     num_chosen: int
     """Tokens that a query attends to, itself perhaps among them."""
     is_interleaved: bool
-    """Neighbours turn together; see kernels/cache_write/index_write.py."""
+    """Neighbours rotate together; see kernels/cache_write/index_write.py."""
 
     @property
     def kept(self) -> tuple[str, int]:

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, 2024): all heads share one latent a token.
 
-    q = W_q x, or W_qb norm(W_qa x)              [T, N, P + R], what turns behind what does not
-    latent, turned = norm(W_kv x [:L]), rope(W_kv x [L:])       all that is kept of a token
+    q = W_q x, or W_qb norm(W_qa x)              [T, N, P + R], what rotates behind what does not
+    latent, rotated = norm(W_kv x [:L]), rope(W_kv x [L:])       all that is kept of a token
     out = W_o attention(q, latents)
 
 kernels/attention/latent_attention.py says how heads attend to latents, and has the letters.
@@ -39,7 +39,7 @@ class LatentConfig:
     query_rank: int | None
     """Width of the queries' own latent; None: they are made of x at once."""
     is_interleaved: bool
-    """Neighbours turn together; see kernels/cache_write/latent_write.py."""
+    """Neighbours rotate together; see kernels/cache_write/latent_write.py."""
     has_bias: bool
     """Into both latents, and out."""
 
@@ -120,7 +120,7 @@ class LatentAttention(nn.Module):
         self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
     ) -> Tensor:
         """x is [T, D]."""
-        assert rotation is not None and isinstance(arena, Tensor), "latents turn, and are wide"
+        assert rotation is not None and isinstance(arena, Tensor), "latents rotate, and are wide"
         q = self._queries(x).view(len(x), -1, self.shape.query_dim)  # [T, N, P + R]
         q_rope = self._write(q, x, arena, sequences, rotation)
         sequences.wait_for_others(arena)
@@ -132,7 +132,7 @@ class LatentAttention(nn.Module):
     def _write(
         self, q: Tensor, x: Tensor, arena: Tensor, sequences: Sequences, rotation: Rotation
     ) -> Tensor:
-        """Latents into the cache; returns what turns of the queries, turned, [T, N, R]."""
+        """Latents into the cache; returns what rotates of the queries, rotated, [T, N, R]."""
         return latent_write(
             q,
             self.kv_a(x),

@@ -1,6 +1,6 @@
 """The angles of rotary positions.
 
-Pair i of the R dimensions of a head that turn is turned by  position * f[i]  radians; without
+Pair i of the R dimensions of a head that rotate is rotated by  position * f[i]  radians; without
 scaling f[i] = theta^(-2i / R).
 """
 
@@ -17,7 +17,7 @@ from baton.kernels.positions.rotary_angles import rotary_angles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How a model turns its heads."""
+    """How a model rotates its heads."""
 
     rotary_dim: int
     """R, even; at most the head's width."""

@@ -48,7 +48,7 @@ class SparseLatentAttention(LatentAttention):
         chosen: Chosen | None,
     ) -> tuple[Tensor, Chosen]:
         """x is [T, D]."""
-        assert rotation is not None, "latents turn"
+        assert rotation is not None, "latents rotate"
         query, latents = self.q_a_norm(self.q_a(x)), _latents(arena)
         chosen = self._choose(x, query, rotation, arena, sequences, chosen)
         q = self.q_b(query).view(len(x), -1, self.shape.query_dim)  # [T, N, P + R]

@@ -49,7 +49,7 @@ def latent_attention(
     sequences: Sequences,
     scale: float,
 ) -> Tensor:
-    """q [T, N, P + R], and its end turned, q_rope [T, N, R] -> [T, N, V]."""
+    """q [T, N, P + R], and its end rotated, q_rope [T, N, R] -> [T, N, V]."""
     if sequences.max_query_len < MIN_EXPANDED:
         return absorbed(q, q_rope, weights, arena, sequences, scale)
     out, start = q.new_empty(*q.shape[:2], weights.heads.value_dim), 0
@@ -145,11 +145,11 @@ def reference(
     """The definition, of the last tokens of one request; `past` is [C, L + R]. In float32."""
     by_head = weight.float().view(shape.num_heads, -1, shape.latent_dim)
     up_k, up_v = torch.split(by_head, [shape.nope_dim, shape.value_dim], dim=1)
-    latents, turned = torch.split(past.float(), [shape.latent_dim, shape.rope_dim], dim=-1)
+    latents, rotated = torch.split(past.float(), [shape.latent_dim, shape.rope_dim], dim=-1)
     k = torch.einsum("npl,tl->ntp", up_k, latents)
     v = torch.einsum("nvl,tl->ntv", up_v, latents)
     scores = torch.einsum("qnp,ntp->nqt", q[..., : shape.nope_dim].float(), k)
-    scores = (scores + torch.einsum("qnr,tr->nqt", q_rope.float(), turned)) * scale
+    scores = (scores + torch.einsum("qnr,tr->nqt", q_rope.float(), rotated)) * scale
     hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu_(1 + len(past) - len(q))
     weights = scores.masked_fill_(hidden, -torch.inf).softmax(-1)
     return torch.einsum("nqt,ntv->qnv", weights, v).to(q.dtype)

@@ -1,7 +1,7 @@
 """Keys and values of heads, made from the latents of one request: the KV of a cache of their own.
 
     latents      blocks table[0] .. table[M - 1] of an arena [blocks][1][S][L + R]
-    kv           [M][N][2][S][H]      (U_k[n] latent, turned), zeros;  U_v[n] latent, zeros
+    kv           [M][N][2][S][H]      (U_k[n] latent, rotated), zeros;  U_v[n] latent, zeros
 
 H is as wide as the wider of the two, so that attention reads it as KV of any other model. Letters
 as in kernels/attention/latent_heads.py; S tokens a block, M blocks.
@@ -36,7 +36,7 @@ def reference(
     by_token = kv.permute(2, 0, 3, 1, 4)  # [2, M, S, n, H]
     room = by_token.shape[1:4]
     by_token[0, ..., : shape.nope_dim] = head_linear(latents, keys).view(*room, -1)
-    turned = past[..., shape.latent_dim :].view(*room[:2], 1, -1)
-    by_token[0, ..., shape.nope_dim : shape.query_dim] = turned
+    rotated = past[..., shape.latent_dim :].view(*room[:2], 1, -1)
+    by_token[0, ..., shape.nope_dim : shape.query_dim] = rotated
     by_token[1, ..., : shape.value_dim] = head_linear(latents, values).view(*room, -1)
     return kv

@@ -1,8 +1,8 @@
 """What stands between a model's heads and the one latent a token that they share.
 
-    k[n, t] = (U_k[n] latent[t], turned[t])      v[n, t] = U_v[n] latent[t]
+    k[n, t] = (U_k[n] latent[t], rotated[t])      v[n, t] = U_v[n] latent[t]
 
-N heads; P and R the parts of a query that do not turn and that do; L width of the latent; V width
+N heads; P and R the parts of a query that do not rotate and that do; L width of the latent; V width
 of a value. A checkpoint has U_k[n] above U_v[n], head after head: [N (P + V), L].
 """
 

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), absorbed: heads attend to one latent a token.
 
-    arena of one layer   [blocks][1][S][L + R]     a token's latent, then the part that turns
+    arena of one layer   [blocks][1][S][L + R]     a token's latent, then the part that rotates
 
     score[n, t] = scale (q_latent[n] . latent[t] + q_rope[n] . rope[t])
     out[n]      = sum over t of softmax(score[n])[t] latent[t]              [N, L]
@@ -14,7 +14,7 @@ A token sees those of its request up to and including itself. On a CPU the compi
 it the same bits alone, in any batch, in any chunk of its prompt and on any number of threads;
 torch, which is the last resort, does not.
 
-T new tokens of all requests, N heads, L width of the latent, R of the part that turns, S tokens a
+T new tokens of all requests, N heads, L width of the latent, R of the part that rotates, S tokens a
 block.
 """
 
@@ -95,10 +95,10 @@ def reference(
     for table, query_len, context_len in requests:
         for place in range(context_len - query_len, context_len):
             past = arena[list(table), 0].flatten(0, 1)[: place + 1].float()
-            latents, turned = past[:, :width], past[:, width:]
+            latents, rotated = past[:, :width], past[:, width:]
             for head in range(q_latent.shape[1]):
                 scores = latents @ q_latent[token, head].float()
-                scores = (scores + turned @ q_rope[token, head].float()) * scale
+                scores = (scores + rotated @ q_rope[token, head].float()) * scale
                 out[token, head] = (scores.softmax(0) @ latents).to(q_latent.dtype)
             token += 1
     return out

@@ -3,7 +3,7 @@
 """Latent attention: the heads of a token are the rows of a product with one latent a key.
 
     a program     some heads of one new token, one split of its context
-    a tile        latents [keys, L] and what turns [keys, R], read once: keys, and then values
+    a tile        latents [keys, L] and what rotates [keys, R], read once: keys, and then values
 
 128 heads of 576 numbers make 240 operations of a byte read, about what a Hopper balances, so tiles
 have 64 rows where there are that many heads: less would leave its tensor cores idle. What a split
@@ -13,7 +13,7 @@ request have programs enough, and are not split at all.
 
     partial [R', N, splits, L], lse [R', N, splits] float32    kernels/attention/merge_splits_gpu.py
 
-T new tokens, R' requests, N heads, L width of the latent, R of the part that turns.
+T new tokens, R' requests, N heads, L width of the latent, R of the part that rotates.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def mla_attention(
 ) -> Tensor:
     """q_latent [T, N, L] and q_rope [T, N, R] -> what they attend to, [T, N, L]."""
     num_tokens, num_heads, latent = q_latent.shape
-    turned = q_rope.shape[-1]
-    if arena.stride()[2:] != (latent + turned, 1):
+    rotated = q_rope.shape[-1]
+    if arena.stride()[2:] != (latent + rotated, 1):
         raise ValueError(f"a block must be contiguous: {arena.shape=} {arena.stride()=}")
     out = torch.empty_like(q_latent)
     tiling = Tiling.of(q_latent.dtype, num_heads)
@@ -86,9 +86,9 @@ def mla_attention(
         arena, arena.stride(0), sequences.block_tables, sequences.block_tables.stride(0),
         sequences.positions, sequences.query_starts, sequences.num_requests,
         partial, lse, num_heads, num_splits, split, scale,
-        LATENT=latent, TURNED=turned, BLOCK_SIZE=sequences.block_size, IS_SPLIT=num_splits > 1,
+        LATENT=latent, ROTATED=rotated, BLOCK_SIZE=sequences.block_size, IS_SPLIT=num_splits > 1,
         ROWS=tiling.rows, KEYS=tiling.keys, LATENT_COLUMNS=max(16, triton.next_power_of_2(latent)),
-        TURNED_COLUMNS=max(16, triton.next_power_of_2(turned)),
+        ROTATED_COLUMNS=max(16, triton.next_power_of_2(rotated)),
         num_warps=tiling.num_warps,
         num_stages=3,  # a tile is read ahead, its table entries one earlier
     )  # fmt: skip
@@ -103,9 +103,9 @@ def _attend_latents(
     q_rope, rope_token_stride, rope_head_stride, out, out_token_stride, out_head_stride,
     items, block_stride, tables, table_stride, positions, query_starts, num_requests,
     partial, lse, num_heads, num_splits, split_length, scale,
-    LATENT: tl.constexpr, TURNED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    LATENT: tl.constexpr, ROTATED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     IS_SPLIT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    LATENT_COLUMNS: tl.constexpr, TURNED_COLUMNS: tl.constexpr,
+    LATENT_COLUMNS: tl.constexpr, ROTATED_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -119,7 +119,7 @@ def _attend_latents(
     rows = token * latent_token_stride + heads * latent_head_stride
     by_latent = load_tile(q_latent, rows, used, LATENT, LATENT_COLUMNS)
     rows = token * rope_token_stride + heads * rope_head_stride
-    by_rope = load_tile(q_rope, rows, used, TURNED, TURNED_COLUMNS)
+    by_rope = load_tile(q_rope, rows, used, ROTATED, ROTATED_COLUMNS)
     columns = tl.arange(0, LATENT_COLUMNS)
     kept = used[:, None] & (columns < LATENT)[None, :]
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -130,10 +130,10 @@ def _attend_latents(
         inside = key < stop
         at = tables + request * table_stride + key // BLOCK_SIZE
         block = tl.load(at, mask=inside, other=0)
-        place = block * block_stride + (key % BLOCK_SIZE) * (LATENT + TURNED)
+        place = block * block_stride + (key % BLOCK_SIZE) * (LATENT + ROTATED)
         latents = load_tile(items, place, inside, LATENT, LATENT_COLUMNS)
-        turned = load_tile(items + LATENT, place, inside, TURNED, TURNED_COLUMNS)
-        products = dot(by_rope, tl.trans(turned), tl.zeros([ROWS, KEYS], tl.float32))
+        rotated = load_tile(items + LATENT, place, inside, ROTATED, ROTATED_COLUMNS)
+        products = dot(by_rope, tl.trans(rotated), tl.zeros([ROWS, KEYS], tl.float32))
         products = dot(by_latent, tl.trans(latents), products)
         scores = scored(products, scale, 0.0, False)
         acc, top, total = weigh(acc, top, total, scores, inside[None, :], latents, products, False)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cache_write import compress_cpu as cpu
-from baton.kernels.cache_write.windows import EntryNorm, Turning, Windows
+from baton.kernels.cache_write.windows import EntryNorm, RotaryFrequencies, Windows
 from baton.kernels.cpu import operators
 from baton.kernels.paging.paged_rows import owners_of, put_rows, rows_at
 from baton.kernels.paging.sequences import Sequences
@@ -38,7 +38,7 @@ def close_windows(  # noqa: PLR0913  # where, and how entries are made
     windows: Windows,
     bias: Tensor,
     norm: EntryNorm,
-    turning: Turning,
+    rotary: RotaryFrequencies,
     sequences: Sequences,
     num_tokens: int,
 ) -> None:
@@ -53,7 +53,7 @@ def close_windows(  # noqa: PLR0913  # where, and how entries are made
     ):
         raise ValueError(f"shapes do not fit: {arena.shape=} {bias.shape=} {windows}")
     if operators.runs(arena, norm.weight):
-        cpu.close_windows(arena, windows, bias, norm, turning, sequences, num_tokens)
+        cpu.close_windows(arena, windows, bias, norm, rotary, sequences, num_tokens)
         return
     positions = sequences.positions[:num_tokens]
     closing = ((positions + 1) % windows.num_tokens == 0).nonzero().flatten()
@@ -62,7 +62,7 @@ def close_windows(  # noqa: PLR0913  # where, and how entries are made
         return
     mean = reference(arena, windows, bias, owners, last, sequences).to(arena.dtype)
     first = last - (windows.num_tokens - 1)
-    cos, sin = rotary_angles(first, turning.frequencies, turning.factor)
+    cos, sin = rotary_angles(first, rotary.frequencies, rotary.factor)
     entries = rope_tail(rms_norm(mean, norm.weight, norm.eps).unsqueeze(1), cos, sin).squeeze(1)
     put_rows(entries, arena[..., windows.entry], owners, last, sequences)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from baton.kernels.cache_write.windows import EntryNorm, Turning, Windows
+from baton.kernels.cache_write.windows import EntryNorm, RotaryFrequencies, Windows
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
@@ -15,7 +15,7 @@ def close_windows(  # noqa: PLR0913  # as the kernel
     windows: Windows,
     bias: Tensor,
     norm: EntryNorm,
-    turning: Turning,
+    rotary: RotaryFrequencies,
     sequences: Sequences,
     num_tokens: int,
 ) -> None:
@@ -26,13 +26,13 @@ def close_windows(  # noqa: PLR0913  # as the kernel
             "arena": arena,
             "bias": bias,
             "norm_weight": norm.weight,
-            "frequencies": turning.frequencies,
+            "frequencies": rotary.frequencies,
             "window_tokens": windows.num_tokens,
             "num_series": windows.num_series,
             "width": windows.width,
-            "half": len(turning.frequencies),
+            "half": len(rotary.frequencies),
             "eps": norm.eps,
-            "factor": turning.factor,
+            "factor": rotary.factor,
             **places_of(sequences),
         },
         outputs={},

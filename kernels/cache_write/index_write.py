@@ -1,13 +1,13 @@
-"""The index of sparse attention (DeepSeek V3.2): its queries and keys turned, its keys stored.
+"""The index of sparse attention (DeepSeek V3.2): its queries and keys rotated, its keys stored.
 
     arena of one layer   [blocks][1][S][D]         a key a token, which all heads of the index share
 
     q, k -> rope(q [.. :R]), q [.. R:]   and the same of k, which goes into the arena
 
-Pair i of what turns is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*. What
+Pair i of what rotates is (i, i + R/2), or (2i, 2i + 1) where positions are *interleaved*. What
 is not finite is stored as NaN: kernels/attention/choose_tokens.py ranks it last.
 
-T new tokens, N heads of the index, D their width, R dimensions that turn, S tokens a block.
+T new tokens, N heads of the index, D their width, R dimensions that rotate, S tokens a block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cache_write import index_write_cpu as cpu
-from baton.kernels.cache_write.latent_write import turned_pairs
+from baton.kernels.cache_write.latent_write import rotate_pairs
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.paged_rows import write_rows
@@ -32,16 +32,16 @@ def index_write(
     rotation: Rotation,
     is_interleaved: bool,
 ) -> Tensor:
-    """q [T, N, D] and k [T, D] -> q turned, [T, N, D]."""
-    width, turned = k.shape[1], 2 * rotation[0].shape[1]
+    """q [T, N, D] and k [T, D] -> q rotated, [T, N, D]."""
+    width, rotated = k.shape[1], 2 * rotation[0].shape[1]
     if (
         q.shape[::2] != k.shape
-        or width < turned
+        or width < rotated
         or arena.shape[1:] != (1, sequences.block_size, width)
     ):
         raise ValueError(
-            f"shapes do not fit: {q.shape=} {k.shape=} {arena.shape=}, {turned} dimensions that "
-            f"turn, blocks of {sequences.block_size}"
+            f"shapes do not fit: {q.shape=} {k.shape=} {arena.shape=}, {rotated} dimensions that "
+            f"rotate, blocks of {sequences.block_size}"
         )
     if runs(q, k, arena):
         return cpu.index_write(q, k, arena, sequences, rotation, is_interleaved)
@@ -59,9 +59,9 @@ def reference(
 ) -> Tensor:
     """The definition; for GPUs, and what has no operators."""
     cos, sin = rotation
-    turned = 2 * cos.shape[1]
-    first_of_keys = turned_pairs(k[:, :turned], cos, sin, is_interleaved)
-    write_rows(torch.cat((first_of_keys, k[:, turned:]), dim=-1), arena, sequences)
+    rotated = 2 * cos.shape[1]
+    first_of_keys = rotate_pairs(k[:, :rotated], cos, sin, is_interleaved)
+    write_rows(torch.cat((first_of_keys, k[:, rotated:]), dim=-1), arena, sequences)
     angles = cos.unsqueeze(1), sin.unsqueeze(1)
-    first = turned_pairs(q[..., :turned], *angles, is_interleaved)
-    return torch.cat((first, q[..., turned:]), dim=-1)
+    first = rotate_pairs(q[..., :rotated], *angles, is_interleaved)
+    return torch.cat((first, q[..., rotated:]), dim=-1)

@@ -24,7 +24,7 @@ def index_write(
     tokens, heads, width = q.shape
     cos, sin = (part.contiguous() for part in rotation)
     q = q.contiguous()
-    turned = torch.empty_like(q)
+    rotated = torch.empty_like(q)
     made = Call(
         of_dtype("index_write", q.dtype),
         rows=tokens,
@@ -40,8 +40,8 @@ def index_write(
             "is_interleaved": is_interleaved,
             **places_of(sequences),
         },
-        outputs={"turned": turned},
+        outputs={"rotated": rotated},
         alone_rows=small_rows(2 * q.nbytes // tokens),
     )
     call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
-    return turned
+    return rotated

@@ -1,15 +1,15 @@
 """What lies between the products that make queries and latents, and latent attention: in one pass.
 
     latent = norm(kv[:L])          RMS norm over the compressed part    kernels/residual/rms_norm.py
-    turned = rope(kv[L:])          the part that turns, one for all heads
-    latent, turned --> the arena   each token into its place of its block      core/kv_layout.py
-    q_rope = rope(q[P:])           the part of each query that turns
+    rotated = rope(kv[L:])          the part that rotates, one for all heads
+    latent, rotated --> the arena   each token into its place of its block      core/kv_layout.py
+    q_rope = rope(q[P:])           the part of each query that rotates
 
-Pair i of what turns is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*, as
+Pair i of what rotates is (i, i + R/2), or (2i, 2i + 1) where rotary positions are *interleaved*, as
 DeepSeek trains them. Scores are the same however dimensions are ordered, so none is moved. What is
 not finite is stored as NaN: whoever attends to it gets NaN, and its request fails.
 
-T new tokens, N heads, P width of a query's part that does not turn, R of the one that does, L of
+T new tokens, N heads, P width of a query's part that does not rotate, R of the one that does, L of
 the latent.
 """
 
@@ -36,16 +36,16 @@ def latent_write(  # noqa: PLR0913  # two inputs, the cache, and what is done on
     rotation: Rotation,
     is_interleaved: bool,
 ) -> Tensor:
-    """q [T, N, P + R] and kv [T, L + R] -> what turns of the queries, turned, [T, N, R]."""
-    latent, turned = len(norm.weight), 2 * rotation[0].shape[1]
+    """q [T, N, P + R] and kv [T, L + R] -> what rotates of the queries, rotated, [T, N, R]."""
+    latent, rotated = len(norm.weight), 2 * rotation[0].shape[1]
     if (
-        kv.shape != (len(q), latent + turned)
-        or q.shape[2] < turned
-        or arena.shape[1:] != (1, sequences.block_size, latent + turned)
+        kv.shape != (len(q), latent + rotated)
+        or q.shape[2] < rotated
+        or arena.shape[1:] != (1, sequences.block_size, latent + rotated)
     ):
         raise ValueError(
             f"shapes do not fit: {q.shape=} {kv.shape=} {arena.shape=}, a norm over {latent}, "
-            f"{turned} dimensions that turn, blocks of {sequences.block_size}"
+            f"{rotated} dimensions that rotate, blocks of {sequences.block_size}"
         )
     if q.is_cuda:
         from baton.kernels.cache_write import (
@@ -73,19 +73,19 @@ def reference(  # noqa: PLR0913  # as above
     is_interleaved: bool,
 ) -> Tensor:
     """The definition, of the kernels that it is made of."""
-    latent, turned = torch.split(kv, [len(norm.weight), 2 * rotation[0].shape[1]], dim=-1)
+    latent, rotated = torch.split(kv, [len(norm.weight), 2 * rotation[0].shape[1]], dim=-1)
     kept = rms_norm(latent.contiguous(), norm.weight, norm.eps)
-    rows = torch.cat((kept, turned_pairs(turned, *rotation, is_interleaved)), dim=-1)
+    rows = torch.cat((kept, rotate_pairs(rotated, *rotation, is_interleaved)), dim=-1)
     owners, positions = owners_of(sequences, len(rows)), sequences.positions[: len(rows)]
     put_rows(rows, arena, owners, positions, sequences)
     cos, sin = (part.unsqueeze(1) for part in rotation)
-    return turned_pairs(q[..., -turned.shape[1] :], cos, sin, is_interleaved)
+    return rotate_pairs(q[..., -rotated.shape[1] :], cos, sin, is_interleaved)
 
 
-def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool) -> Tensor:
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool) -> Tensor:
     """x [..., R] by angles [..., R/2], in float32."""
     halves = (*x.shape[:-1], -1, 2) if is_interleaved else (*x.shape[:-1], 2, -1)
     pairs, axis = x.float().reshape(halves), -1 if is_interleaved else -2
     low, high = pairs.unbind(axis)
-    turned = torch.stack((low * cos - high * sin, high * cos + low * sin), dim=axis)
-    return turned.view(x.shape).to(x.dtype)
+    rotated = torch.stack((low * cos - high * sin, high * cos + low * sin), dim=axis)
+    return rotated.view(x.shape).to(x.dtype)

@@ -2,8 +2,8 @@
 # mypy: no-warn-return-any
 """Norm, rotation and the store of latents into the cache, in one launch.
 
-    program (token, 0)        norm of the latent, turn what is behind it --> the arena
-    program (token, g > 0)    turn the ends of some queries              --> q_rope [T, N, R]
+    program (token, 0)        norm of the latent, rotate what is behind it --> the arena
+    program (token, g > 0)    rotate the ends of some queries              --> q_rope [T, N, R]
 
 Bound by the launch when few tokens decode. Each step rounds to the dtype of q, as the definition
 does. The letters are those of kernels/cache_write/latent_write.py.
@@ -52,7 +52,7 @@ def latent_write(  # as the kernel
 
 
 @triton.jit
-def _turned(low, high, cos, sin):
+def _rotated(low, high, cos, sin):
     """A pair of vectors in float32, by angles."""
     return low * cos - high * sin, high * cos + low * sin
 
@@ -64,7 +64,7 @@ def _nan_if_infinite(x):
 
 @triton.jit(do_not_specialize=["num_requests"])
 def _write(
-    q, token_stride, head_stride, first_turned, q_rope, num_heads, kv, kv_stride,
+    q, token_stride, head_stride, first_rotated, q_rope, num_heads, kv, kv_stride,
     arena, block_stride, tables, table_stride, positions, query_starts, num_requests,
     cos, sin, weight, eps,
     LATENT: tl.constexpr, LATENT_COLUMNS: tl.constexpr, HALF: tl.constexpr,
@@ -73,9 +73,9 @@ def _write(
 ):  # fmt: skip
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, HALF_COLUMNS)
-    turns = pair < HALF
-    c = tl.load(cos + token * HALF + pair, mask=turns, other=1.0)
-    s = tl.load(sin + token * HALF + pair, mask=turns, other=0.0)
+    rotates = pair < HALF
+    c = tl.load(cos + token * HALF + pair, mask=rotates, other=1.0)
+    s = tl.load(sin + token * HALF + pair, mask=rotates, other=0.0)
     if group == 0:
         position = tl.load(positions + token)
         request = owner_of(query_starts, num_requests, token)
@@ -90,20 +90,20 @@ def _write(
         normed = _nan_if_infinite(x * factor * weights)
         tl.store(kept + column, normed.to(arena.dtype.element_ty), mask=inside)
         at = kv + token * kv_stride + LATENT + pair * STEP
-        low = tl.load(at, mask=turns, other=0.0).to(tl.float32)
-        high = tl.load(at + APART, mask=turns, other=0.0).to(tl.float32)
-        low, high = _turned(low, high, c, s)
+        low = tl.load(at, mask=rotates, other=0.0).to(tl.float32)
+        high = tl.load(at + APART, mask=rotates, other=0.0).to(tl.float32)
+        low, high = _rotated(low, high, c, s)
         at = kept + LATENT + pair * STEP
-        tl.store(at, _nan_if_infinite(low).to(arena.dtype.element_ty), mask=turns)
-        tl.store(at + APART, _nan_if_infinite(high).to(arena.dtype.element_ty), mask=turns)
+        tl.store(at, _nan_if_infinite(low).to(arena.dtype.element_ty), mask=rotates)
+        tl.store(at + APART, _nan_if_infinite(high).to(arena.dtype.element_ty), mask=rotates)
         return
     head = (group - 1) * HEADS_AT_ONCE + tl.arange(0, HEADS_AT_ONCE)
-    both = (head < num_heads)[:, None] & turns[None, :]
-    at = q + token * token_stride + (head * head_stride)[:, None] + first_turned
+    both = (head < num_heads)[:, None] & rotates[None, :]
+    at = q + token * token_stride + (head * head_stride)[:, None] + first_rotated
     at += (pair * STEP)[None, :]
     low = tl.load(at, mask=both, other=0.0).to(tl.float32)
     high = tl.load(at + APART, mask=both, other=0.0).to(tl.float32)
-    low, high = _turned(low, high, c[None, :], s[None, :])
+    low, high = _rotated(low, high, c[None, :], s[None, :])
     at = q_rope + ((token * num_heads + head) * 2 * HALF)[:, None] + (pair * STEP)[None, :]
     tl.store(at, low.to(q_rope.dtype.element_ty), mask=both)
     tl.store(at + APART, high.to(q_rope.dtype.element_ty), mask=both)

@@ -8,7 +8,7 @@
 What is not finite is stored as NaN, in few bits as a scale that is NaN: whoever attends to it gets
 NaN, and its request fails. Nobody reads a slot that is not of its request.
 
-T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that turns.
+T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that rotates.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 """Head norm, rotary positions and the store into the cache, in one pass over qkv.
 
     a program     some tokens of one head: of a query, a key or a value
-    query         norm, turn --> q [T, N, H]
-    key           norm, turn --> the arena, in 8 bits with a scale where it is of such
+    query         norm, rotate --> q [T, N, H]
+    key           norm, rotate --> the arena, in 8 bits with a scale where it is of such
     value                    --> the arena, likewise
 
 Bound by memory, and by the launch when few tokens decode: what was four kernels and a dozen small
-ones is one. Each step rounds to the dtype of qkv, as the definition does. The two columns that turn
-together are both loaded by the programs' threads twice, the second time out of the first-level
-cache, so that no part of a head needs a layout of its own.
+ones is one. Each step rounds to the dtype of qkv, as the definition does. The two columns that
+rotate together are both loaded by the programs' threads twice, the second time out of the
+first-level cache, so that no part of a head needs a layout of its own.
 
-T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that turns.
+T new tokens, N query heads, K KV heads, H head width, R <= H the part of a head that rotates.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _heads(
     qkv, token, inside, head, token_stride, head_stride, cos, sin, weight, eps,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """[tokens, columns] of one head, normalised and turned."""
+    """[tokens, columns] of one head, normalised and rotated."""
     columns = tl.arange(0, COLUMNS)
     rows = qkv + (token * token_stride + head * head_stride)[:, None]
     kept = inside[:, None] & (columns < WIDTH)[None, :]
@@ -91,11 +91,11 @@ def _heads(
         x = _normalised(x, plain, weight, columns, columns < WIDTH, eps, WIDTH)
     if HALF > 0:
         other_column = tl.where(columns < HALF, columns + HALF, columns - HALF)
-        turns = columns < 2 * HALF
-        both = inside[:, None] & turns[None, :]
+        rotates = columns < 2 * HALF
+        both = inside[:, None] & rotates[None, :]
         other = tl.load(rows + other_column[None, :], mask=both, other=0.0)
         if HAS_NORM:
-            other = _normalised(other, plain, weight, other_column, turns, eps, WIDTH)
+            other = _normalised(other, plain, weight, other_column, rotates, eps, WIDTH)
         at = token[:, None] * HALF + (columns % HALF)[None, :]
         c = tl.load(cos + at, mask=both, other=1.0)
         s = tl.load(sin + at, mask=both, other=0.0)

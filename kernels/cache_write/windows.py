@@ -44,7 +44,7 @@ class EntryNorm:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turning:
+class RotaryFrequencies:
     """By rotary positions."""
 
     frequencies: Tensor  # [R/2] float32

@@ -1,6 +1,6 @@
 """Rotary positions (Su et al. 2021), in the layout of Hugging Face checkpoints.
 
-Of the first R dimensions of a head, i is paired with i + R/2, and the pair is turned by the token's
+Of the first R dimensions of a head, i is paired with i + R/2; the pair is rotated by the token's
 angle; dimensions from R on stay as they are:
 
     y[i]       = x[i] cos[i] - x[i + R/2] sin[i]

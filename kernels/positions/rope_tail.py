@@ -1,9 +1,9 @@
-"""Rotary positions of the last R dimensions of a head, neighbours turning together (DeepSeek V4).
+"""Rotary positions of the last R dimensions of a head, neighbours rotating together (DeepSeek V4).
 
     y[H - R + 2i]     = x[2i] cos[i] - x[2i + 1] sin[i]        x counted from H - R on
     y[H - R + 2i + 1] = x[2i + 1] cos[i] + x[2i] sin[i]        i < R/2
 
-What lies before stays as it is. Where keys are values too, what comes out of attention is turned
+What lies before stays as it is. Where keys are values too, what comes out of attention is rotated
 *back*, by the angles of the token that asked: then it depends on distances alone, as scores do.
 Heads may be made of unit size first: x / sqrt(mean(x^2) + eps).
 
@@ -43,12 +43,12 @@ def reference(
     is_back: bool = False,
     unit_eps: float | None = None,
 ) -> Tensor:
-    turned = 2 * cos.shape[-1]
+    rotated = 2 * cos.shape[-1]
     cos, sin = cos.unsqueeze(1), (-sin if is_back else sin).unsqueeze(1)
     if unit_eps is not None:
         wide = x.float()
         x = (wide * (wide.square().mean(-1, keepdim=True) + unit_eps).rsqrt()).to(x.dtype)
-    tail = x[..., -turned:].float()
+    tail = x[..., -rotated:].float()
     even, odd = tail[..., 0::2], tail[..., 1::2]
     pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
-    return torch.cat((x[..., :-turned], pairs.flatten(-2).to(x.dtype)), dim=-1)
+    return torch.cat((x[..., :-rotated], pairs.flatten(-2).to(x.dtype)), dim=-1)

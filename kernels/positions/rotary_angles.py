@@ -1,4 +1,4 @@
-"""The cosines and sines that rotary positions turn by:   angle[t, i] = position[t] * frequency[i]
+"""The cosines and sines of rotary positions:   angle[t, i] = position[t] * frequency[i]
 
 T tokens, R/2 pairs of dimensions. Angles are float32; `factor` scales both (YaRN).
 """

@@ -19,7 +19,7 @@ from baton.kernels.cache_write.index_write import index_write
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.sequences import Sequences
 
-HEADS, WIDTH, TURNED, BLOCK_SIZE = 5, 20, 6, 4
+HEADS, WIDTH, ROTATED, BLOCK_SIZE = 5, 20, 6, 4
 REQUESTS = [(1, 5), (6, 6), (3, 37), (1, 1)]
 Choose = Callable[[Tensor, Tensor, Tensor, Sequences, int], Chosen]
 
@@ -91,12 +91,12 @@ def token_alone(made: IndexPass, request: int, token: int, position: int) -> Ind
 @compiled
 @each_dtype
 @each_order
-def test_keys_are_turned_and_kept_as_defined(dtype: torch.dtype, is_interleaved: bool) -> None:
+def test_keys_are_rotated_and_kept_as_defined(dtype: torch.dtype, is_interleaved: bool) -> None:
     made = index_pass(dtype=dtype)
     tokens = len(made.q)
     k = torch.randn(tokens, WIDTH).to(dtype)
-    k[2, TURNED + 1] = torch.nan
-    angles = torch.randn(tokens, TURNED // 2)
+    k[2, ROTATED + 1] = torch.nan
+    angles = torch.randn(tokens, ROTATED // 2)
     arenas = torch.zeros(2, *made.keys.shape, dtype=dtype)
 
     found = [
@@ -113,7 +113,7 @@ def test_keys_are_turned_and_kept_as_defined(dtype: torch.dtype, is_interleaved:
 
     torch.testing.assert_close(*found)
     torch.testing.assert_close(*arenas, equal_nan=True)
-    assert torch.equal(found[0][..., TURNED:], made.q[..., TURNED:])
+    assert torch.equal(found[0][..., ROTATED:], made.q[..., ROTATED:])
     assert int(arenas[0].isnan().sum()) == 1 and int(arenas[0].any(-1).sum()) == tokens
 
 

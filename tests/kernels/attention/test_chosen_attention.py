@@ -25,15 +25,15 @@ from baton.kernels.cpu.operators import Call
 
 __all__ = ["threads"]  # a fixture
 
-LATENT, TURNED = 21, 6
+LATENT, ROTATED = 21, 6
 SCALE = 0.3
 
 
 def latents_of(made: IndexPass, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Queries' two parts, and an arena whose blocks lie as those of the keys."""
     torch.manual_seed(7)
-    q = torch.randn(len(made.q), HEADS, LATENT + TURNED).to(dtype)
-    arena = torch.randn(*made.keys.shape[:3], LATENT + TURNED).to(dtype)
+    q = torch.randn(len(made.q), HEADS, LATENT + ROTATED).to(dtype)
+    arena = torch.randn(*made.keys.shape[:3], LATENT + ROTATED).to(dtype)
     return (q[..., :LATENT], q[..., LATENT:]), arena
 
 
@@ -88,7 +88,7 @@ def test_torch_attends_with_a_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPat
     chosen = choosing.reference(made.q, made.weights, made.keys, made.sequences, 4)
     expected = attending.reference(*queries, arena, chosen, SCALE)
 
-    monkeypatch.setattr(attending, "GATHERED_ITEMS", 3 * 4 * (LATENT + TURNED))
+    monkeypatch.setattr(attending, "GATHERED_ITEMS", 3 * 4 * (LATENT + ROTATED))
 
     found = attending.reference(*queries, arena, chosen, SCALE)
     torch.testing.assert_close(found, expected)

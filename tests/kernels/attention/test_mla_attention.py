@@ -18,7 +18,7 @@ from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 
-BLOCK_SIZE, HEADS, LATENT, TURNED = 4, 3, 12, 6
+BLOCK_SIZE, HEADS, LATENT, ROTATED = 4, 3, 12, 6
 SCALE = 0.3
 ATOL = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 Requests = Sequence[tuple[int, int]]
@@ -56,9 +56,9 @@ class LatentPass:
         order = iter(torch.randperm(num_blocks, generator=generator).tolist())
         tables = [[next(order) for _ in range(-(-c // BLOCK_SIZE))] for _, c in requests]
         num_tokens = sum(query_len for query_len, _ in requests)
-        shape = num_tokens, HEADS, LATENT + TURNED
+        shape = num_tokens, HEADS, LATENT + ROTATED
         self.q = torch.randn(shape, generator=generator).to(dtype)
-        places = num_blocks, 1, BLOCK_SIZE, LATENT + TURNED
+        places = num_blocks, 1, BLOCK_SIZE, LATENT + ROTATED
         self.arena = torch.randn(places, generator=generator).to(dtype)
         self.requests = [(table, *r) for table, r in zip(tables, requests, strict=True)]
         for table, _, context_len in self.requests:
@@ -100,13 +100,13 @@ def test_a_long_chunk_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_stands_for_heads_with_keys_and_values_of_their_own() -> None:
     made, width = LatentPass([(7, 7)]), 5
-    q_nope, q_rope = torch.randn(7, HEADS, width), torch.randn(7, HEADS, TURNED)
+    q_nope, q_rope = torch.randn(7, HEADS, width), torch.randn(7, HEADS, ROTATED)
     up_k, up_v = torch.randn(2, HEADS, width, LATENT)
     table = made.requests[0][0]
     past = made.arena[table, 0].flatten(0, 1)[:7]
-    latents, turned = past[:, :LATENT], past[:, LATENT:]
+    latents, rotated = past[:, :LATENT], past[:, LATENT:]
     k = torch.cat(
-        (torch.einsum("tl,nhl->nth", latents, up_k), turned.expand(HEADS, -1, -1)), dim=-1
+        (torch.einsum("tl,nhl->nth", latents, up_k), rotated.expand(HEADS, -1, -1)), dim=-1
     )
     v = torch.einsum("tl,nhl->nth", latents, up_v)
     q = torch.cat((q_nope, q_rope), dim=-1).transpose(0, 1)
@@ -121,7 +121,7 @@ def test_it_stands_for_heads_with_keys_and_values_of_their_own() -> None:
 
 def test_latents_are_written_where_the_tables_say() -> None:
     made = LatentPass([(3, 9), (1, 4)])
-    latent, rope = torch.ones(4, LATENT), 2 * torch.ones(4, TURNED)
+    latent, rope = torch.ones(4, LATENT), 2 * torch.ones(4, ROTATED)
     latent[0, 3] = -torch.inf
     arena = torch.zeros_like(made.arena)
 

@@ -29,13 +29,13 @@ SCALE = 0.2
 class Latents:
     heads: int = 5
     latent: int = 32
-    turned: int = 16
+    rotated: int = 16
     block_size: int = 16
 
     def filled_arena(self, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Arena and table of a request."""
         num_blocks = -(-length // self.block_size)
-        shape = num_blocks, 1, self.block_size, self.latent + self.turned
+        shape = num_blocks, 1, self.block_size, self.latent + self.rotated
         return torch.randn(shape).to(dtype), torch.randperm(num_blocks)
 
     def attend(self, q: Tensor, arena: Tensor, table: Tensor, context_len: int) -> Tensor:
@@ -48,23 +48,23 @@ class Latents:
         requests = [(len(q), end) for q, end in zip(qs, ends, strict=True)]
         tables = [table.tolist()] * len(qs)
         sequences = sequences_of(tables, requests, block_size=self.block_size)
-        q_latent, q_rope = torch.split(torch.cat(list(qs)), [self.latent, self.turned], dim=-1)
+        q_latent, q_rope = torch.split(torch.cat(list(qs)), [self.latent, self.rotated], dim=-1)
         return mla_attention(q_latent, q_rope, arena, sequences, SCALE)
 
 
 LAYERS = [
     pytest.param(Latents(), id="few heads"),
     pytest.param(Latents(heads=1), id="one head"),
-    pytest.param(Latents(heads=16, latent=512, turned=64), id="DeepSeek-V2-Lite"),
+    pytest.param(Latents(heads=16, latent=512, rotated=64), id="DeepSeek-V2-Lite"),
     pytest.param(Latents(heads=80), id="more heads than a tile has rows"),
-    pytest.param(Latents(latent=12, turned=6, block_size=5), id="odd width, odd blocks"),
+    pytest.param(Latents(latent=12, rotated=6, block_size=5), id="odd width, odd blocks"),
 ]
 
 
 def given_prompt(layer: Latents, dtype: torch.dtype, length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, arena and table of a request."""
     torch.manual_seed(length)
-    q = torch.randn(length, layer.heads, layer.latent + layer.turned).to(dtype)
+    q = torch.randn(length, layer.heads, layer.latent + layer.rotated).to(dtype)
     return q, *layer.filled_arena(length, dtype)
 
 
@@ -132,7 +132,7 @@ def test_a_long_context_is_as_defined(layer: Latents, dtype: torch.dtype) -> Non
 
     out = on_threads(4, lambda: layer.attend(q[-2:], arena, table, len(q)))
 
-    q_latent, q_rope = torch.split(q[-2:], [layer.latent, layer.turned], dim=-1)
+    q_latent, q_rope = torch.split(q[-2:], [layer.latent, layer.rotated], dim=-1)
     expected = reference(q_latent, q_rope, arena, [(table.tolist(), 2, len(q))], SCALE)
     atol = 1e-5 if dtype is torch.float32 else 4e-3
     torch.testing.assert_close(out, expected, rtol=2**-7, atol=atol)
@@ -160,7 +160,7 @@ def test_a_tape_plays_it_for_passes_of_any_size() -> None:
     def attend(num_tokens: int) -> Tensor:
         """The last of 30, which lie first in q."""
         sequences.query_starts[1], sequences.context_lens[0] = num_tokens, 30
-        q_latent, q_rope = torch.split(q[:num_tokens], [layer.latent, layer.turned], dim=-1)
+        q_latent, q_rope = torch.split(q[:num_tokens], [layer.latent, layer.rotated], dim=-1)
         return mla_attention(q_latent, q_rope, arena, sequences, SCALE)
 
     with Recorder() as recorder:

@@ -11,7 +11,7 @@ from tests.kernels.passes import sequences_of
 from torch import Tensor
 
 from baton.kernels.cache_write import compress as kernel
-from baton.kernels.cache_write.windows import EntryNorm, Turning, Windows
+from baton.kernels.cache_write.windows import EntryNorm, RotaryFrequencies, Windows
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.paged_rows import rows_at, write_rows
 from baton.kernels.positions.rope_tail import rope_tail
@@ -34,7 +34,7 @@ class Compressing:
     rows: list[Tensor]
     bias: Tensor
     norm: EntryNorm
-    turning: Turning
+    rotary: RotaryFrequencies
     arena: Tensor
 
     def compute(self, requests: Sequence[tuple[int, int]]) -> None:
@@ -47,7 +47,7 @@ class Compressing:
         rows = torch.cat(new)
         write_rows(rows, self.arena, sequences)
         kernel.close_windows(
-            self.arena, self.windows, self.bias, self.norm, self.turning, sequences, len(rows)
+            self.arena, self.windows, self.bias, self.norm, self.rotary, sequences, len(rows)
         )
 
     def entries(self, request: int) -> Tensor:
@@ -64,7 +64,7 @@ def compressing(size: int, num_series: int, dtype: torch.dtype = torch.float32) 
         rows=[torch.randn(length, windows.row_width).to(dtype) for length in LENGTHS],
         bias=torch.randn(size, num_series * WIDTH),
         norm=EntryNorm((1 + 0.1 * torch.randn(WIDTH)).to(dtype), 1e-6),
-        turning=Turning(torch.rand(PAIRS), 1.1),
+        rotary=RotaryFrequencies(torch.rand(PAIRS), 1.1),
         arena=torch.zeros(12, 1, BLOCK_SIZE, windows.row_width, dtype=dtype),
     )
 
@@ -85,8 +85,8 @@ def as_defined(of: Compressing, request: int) -> Tensor:
                 gates.append(own[:, series * WIDTH :][:, columns] + of.bias[:, columns])
         mean = (torch.cat(gates).softmax(0) * torch.cat(values)).sum(0)
         normed = mean / (mean.square().mean() + of.norm.eps).sqrt() * of.norm.weight.float()
-        angles = (first * of.turning.frequencies).unsqueeze(0)
-        cos, sin = angles.cos() * of.turning.factor, angles.sin() * of.turning.factor
+        angles = (first * of.rotary.frequencies).unsqueeze(0)
+        cos, sin = angles.cos() * of.rotary.factor, angles.sin() * of.rotary.factor
         entries.append(rope_tail(normed.view(1, 1, -1), cos, sin)[0, 0])
     return torch.stack(entries)
 

@@ -17,7 +17,7 @@ from baton.kernels.cache_write.rotation import LatentNorm, Rotation
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.sequences import Sequences
 
-HEADS, NOPE, TURNED, LATENT, BLOCK_SIZE = 3, 10, 6, 21, 4
+HEADS, NOPE, ROTATED, LATENT, BLOCK_SIZE = 3, 10, 6, 21, 4
 REQUESTS = [(1, 5), (6, 6), (3, 17), (1, 1)]
 
 compiled = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
@@ -38,7 +38,7 @@ class LatentPass:
         self, write: Callable[..., Tensor] = kernel.latent_write, *, is_interleaved: bool
     ) -> tuple[Tensor, Tensor]:
         """q_rope and the arena."""
-        width = LATENT + TURNED
+        width = LATENT + ROTATED
         arena = torch.zeros(self.num_blocks, 1, BLOCK_SIZE, width, dtype=self.q.dtype)
         q_rope = write(
             self.q,
@@ -57,10 +57,10 @@ def random_pass(requests: Sequence[tuple[int, int]], dtype: torch.dtype) -> Late
     num_blocks = [-(-context // BLOCK_SIZE) for _, context in requests]
     tables = torch.split(torch.randperm(sum(num_blocks)), num_blocks)
     tokens = sum(query_len for query_len, _ in requests)
-    angles = torch.rand(tokens, TURNED // 2) * 7
+    angles = torch.rand(tokens, ROTATED // 2) * 7
     return LatentPass(
-        q=torch.randn(tokens, HEADS, NOPE + TURNED).to(dtype),
-        kv=torch.randn(tokens, LATENT + TURNED).to(dtype),
+        q=torch.randn(tokens, HEADS, NOPE + ROTATED).to(dtype),
+        kv=torch.randn(tokens, LATENT + ROTATED).to(dtype),
         sequences=sequences_of([t.tolist() for t in tables], requests, block_size=BLOCK_SIZE),
         norm=LatentNorm((1 + 0.1 * torch.randn(LATENT)).to(dtype), 1e-6),
         rotation=(angles.cos(), angles.sin()),
@@ -118,8 +118,8 @@ def test_scores_depend_on_the_distance_alone_in_either_order() -> None:
     for is_interleaved in (True, False):
         q_rope, arena = same.written(is_interleaved=is_interleaved)
         table = same.sequences.block_tables[0]
-        turned = arena[table, 0].flatten(0, 1)[:, LATENT:]
-        scores = q_rope[:, 0] @ turned.T
+        rotated = arena[table, 0].flatten(0, 1)[:, LATENT:]
+        scores = q_rope[:, 0] @ rotated.T
         for distance in range(8):
             diagonal = scores.diagonal(-distance)
             torch.testing.assert_close(diagonal, diagonal[:1].expand(len(diagonal)))

@@ -33,7 +33,7 @@ class Shape:
     kv_heads: int = 2
     width: int = 16
     rotary: int = 16
-    """0: nothing turns."""
+    """0: nothing rotates."""
     block_size: int = 4
     has_norm: bool = True
     is_norm_wide: bool = False
@@ -92,7 +92,7 @@ def written(
 SHAPES = [
     pytest.param(Shape(), id="all steps"),
     pytest.param(Shape(width=128, rotary=128, block_size=16), id="usual widths"),
-    pytest.param(Shape(width=100, rotary=50), id="odd widths, a part turns"),
+    pytest.param(Shape(width=100, rotary=50), id="odd widths, a part rotates"),
     pytest.param(Shape(rotary=0), id="no rotation"),
     pytest.param(Shape(has_norm=False), id="no norm"),
     pytest.param(Shape(rotary=0, has_norm=False), id="nothing but the write"),
@@ -187,8 +187,8 @@ def test_a_token_is_the_same_to_the_bit_alone_and_among_others(dtype: torch.dtyp
     for token in range(7):
         one = slice(token, token + 1)
         alone = sequences_of([sequences.block_tables[0].tolist()], [(1, token + 1)])
-        turn = rotation[0][one], rotation[1][one]
-        q = kernel.rope_kv_write(qkv[one], single, alone, head_norm=norm, rotation=turn)
+        own_rotation = rotation[0][one], rotation[1][one]
+        q = kernel.rope_kv_write(qkv[one], single, alone, head_norm=norm, rotation=own_rotation)
 
         assert torch.equal(q, out[one])
 

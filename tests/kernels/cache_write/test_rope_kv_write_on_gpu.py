@@ -1,4 +1,4 @@
-"""Norm, turn and store in one kernel, against the definition made of several.
+"""Norm, rotate and store in one kernel, against the definition made of several.
 
 The interpreter cuts float32 off where it becomes bfloat16, and a device rounds: here a result may
 differ by the last place of each of three steps.
@@ -58,12 +58,12 @@ def norm_of(width: int, dtype: torch.dtype) -> HeadNorm:
 
 STEPS = [
     pytest.param({}, id="stored only"),
-    pytest.param({"rotation": rotation_of(10, 4)}, id="turned"),
-    pytest.param({"rotation": rotation_of(10, 3)}, id="turned in part"),
+    pytest.param({"rotation": rotation_of(10, 4)}, id="rotated"),
+    pytest.param({"rotation": rotation_of(10, 3)}, id="rotated in part"),
     pytest.param({"head_norm": norm_of(8, torch.float32)}, id="normed"),
     pytest.param(
         {"head_norm": norm_of(8, torch.float32), "rotation": rotation_of(10, 4)},
-        id="normed and turned",
+        id="normed and rotated",
     ),
 ]
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BFLOAT16])

@@ -17,51 +17,51 @@ def angles(num_tokens: int, half: int) -> torch.Tensor:
 )
 def test_queries_and_keys_turn_as_defined(dtype: torch.dtype, atol: float) -> None:
     q, k = torch.randn(7, 6, 10).to(dtype), torch.randn(7, 2, 10).to(dtype)
-    turn = angles(7, 5)
+    angle = angles(7, 5)
 
-    turned_q, turned_k = rope(q, k, turn.cos(), turn.sin())
+    rotated_q, rotated_k = rope(q, k, angle.cos(), angle.sin())
 
-    assert turned_q.dtype is turned_k.dtype is dtype
-    for turned, x in ((turned_q, q), (turned_k, k)):
-        expected = reference(x, turn.cos(), turn.sin())
-        torch.testing.assert_close(turned, expected, rtol=0, atol=atol)
+    assert rotated_q.dtype is rotated_k.dtype is dtype
+    for rotated, x in ((rotated_q, q), (rotated_k, k)):
+        expected = reference(x, angle.cos(), angle.sin())
+        torch.testing.assert_close(rotated, expected, rtol=0, atol=atol)
 
 
 def test_of_a_wider_head_only_the_first_dimensions_turn() -> None:
     q, k = torch.randn(7, 6, 11), torch.randn(7, 2, 11)
-    turn = angles(7, 3)
+    angle = angles(7, 3)
 
-    turned_q, turned_k = rope(q, k, turn.cos(), turn.sin())
+    rotated_q, rotated_k = rope(q, k, angle.cos(), angle.sin())
 
-    for turned, x in ((turned_q, q), (turned_k, k)):
-        assert torch.equal(turned[..., 6:], x[..., 6:])
-        expected = reference(x[..., :6], turn.cos(), turn.sin())
-        torch.testing.assert_close(turned[..., :6], expected, rtol=0, atol=1e-6)
-        torch.testing.assert_close(turned, reference(x, turn.cos(), turn.sin()))
+    for rotated, x in ((rotated_q, q), (rotated_k, k)):
+        assert torch.equal(rotated[..., 6:], x[..., 6:])
+        expected = reference(x[..., :6], angle.cos(), angle.sin())
+        torch.testing.assert_close(rotated[..., :6], expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(rotated, reference(x, angle.cos(), angle.sin()))
 
 
 def test_pairs_lie_half_a_head_apart() -> None:
     quarter = torch.full((1, 2), torch.pi / 2)
 
-    turned = reference(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), quarter.cos(), quarter.sin())
+    rotated = reference(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), quarter.cos(), quarter.sin())
 
-    torch.testing.assert_close(turned, torch.tensor([[[-3.0, -4.0, 1.0, 2.0]]]))
+    torch.testing.assert_close(rotated, torch.tensor([[[-3.0, -4.0, 1.0, 2.0]]]))
 
 
 def test_scores_depend_on_distance_alone() -> None:
-    turn = angles(20, 4)
+    angle = angles(20, 4)
     q, k = torch.randn(1, 1, 8).expand(20, 1, 8), torch.randn(1, 1, 8).expand(20, 1, 8)
 
-    turned_q, turned_k = rope(q, k, turn.cos(), turn.sin())
+    rotated_q, rotated_k = rope(q, k, angle.cos(), angle.sin())
 
-    scores = turned_q[:, 0] @ turned_k[:, 0].T
+    scores = rotated_q[:, 0] @ rotated_k[:, 0].T
     torch.testing.assert_close(scores[9, 4], scores[17, 12], rtol=0, atol=1e-5)
     assert abs(scores[9, 4] - scores[9, 5]) > 1e-3
 
 
 @pytest.mark.parametrize("width", [6, 8])
 def test_shapes_that_do_not_fit_are_refused(width: int) -> None:
-    turn = angles(3 if width == 6 else 2, 4)
+    angle = angles(3 if width == 6 else 2, 4)
     x = torch.zeros(3, 1, width)
     with pytest.raises(ValueError, match="shapes do not fit"):
-        rope(x, x, turn, turn)
+        rope(x, x, angle, angle)

@@ -13,8 +13,8 @@ compiled = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ 
 
 
 def angles(num_tokens: int, pairs: int) -> tuple[Tensor, Tensor]:
-    turned = 7 * torch.rand(num_tokens, pairs)
-    return turned.cos(), turned.sin()
+    rotated = 7 * torch.rand(num_tokens, pairs)
+    return rotated.cos(), rotated.sin()
 
 
 @compiled
@@ -35,15 +35,15 @@ def test_operators_turn_as_the_definition_does(
     torch.testing.assert_close(found, wanted, rtol=bound, atol=bound)
 
 
-def test_what_is_turned_back_is_as_it_was() -> None:
+def test_what_is_rotated_back_is_as_it_was() -> None:
     torch.manual_seed(1)
     x, rotation = torch.randn(5, 3, 16), angles(5, 4)
 
-    turned = kernel.rope_tail(x, *rotation)
+    rotated = kernel.rope_tail(x, *rotation)
 
-    assert torch.equal(turned[..., :8], x[..., :8])
-    assert not torch.allclose(turned[..., 8:], x[..., 8:])
-    torch.testing.assert_close(kernel.rope_tail(turned, *rotation, is_back=True), x)
+    assert torch.equal(rotated[..., :8], x[..., :8])
+    assert not torch.allclose(rotated[..., 8:], x[..., 8:])
+    torch.testing.assert_close(kernel.rope_tail(rotated, *rotation, is_back=True), x)
 
 
 def test_angles_that_are_wider_than_heads_are_refused() -> None:

@@ -64,9 +64,9 @@ struct LatentProblem : AttentionProblem<T> {
   float sink(int64_t) const { return 0; }
 
   void load_query(int64_t token, int64_t head, T* query) const {
-    const int64_t latent = this->value_width, turned = this->key_width - latent;
+    const int64_t latent = this->value_width, rotated = this->key_width - latent;
     memcpy(query, q_latent + token * latent_token + head * latent_head, size_t(latent) * sizeof(T));
-    memcpy(query + latent, q_rope + token * rope_token + head * rope_head, size_t(turned) * sizeof(T));
+    memcpy(query + latent, q_rope + token * rope_token + head * rope_head, size_t(rotated) * sizeof(T));
   }
 
   // Where the rows of `count` keys from position `first` on lie; if they are of an odd width, in `copies`.

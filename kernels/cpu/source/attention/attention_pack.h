@@ -1,6 +1,6 @@
 // Keys and values of a chunk as the products of attention want them.
 //
-//   keys      rows [keys][cells]  ->  [cells][CHUNK]             turned, LANES x LANES cells at a time
+//   keys      rows [keys][cells]  ->  [cells][CHUNK]         transposed, LANES x LANES cells at a time
 //   values    float32: rows as they are; bfloat16: two rows interleaved, a cell being both at a column
 //
 // Interleaving works within 16 bytes, so columns come out of order (`unshuffle` puts them back).

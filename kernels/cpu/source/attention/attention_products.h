@@ -45,7 +45,7 @@ template <typename T, Rowwise LAYOUT>
 void multiply(int64_t rows, const Cell* a, int64_t group_stride, Cells b, int64_t depth, int64_t width,
               const float* factors, Floats out);
 
-// The same for few rows, as in decoding: nothing is packed in memory. Keys are turned, and values
+// The same for few rows, as in decoding: nothing is packed in memory. Keys are transposed, values
 // interleaved, in registers, and used at once. Each sum runs over the same cells in the same order as in
 // `multiply`, so it is the same to the last bit. What will be read next is fetched meanwhile: as many lines
 // as are used, half of them with the keys.

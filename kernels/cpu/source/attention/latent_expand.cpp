@@ -30,7 +30,7 @@ struct Expansion {
   const int64_t* table;
   const T *keys, *values;  // panels
   T* kv;
-  int64_t num_heads, nope, turned, value, latent, block_size, width;
+  int64_t num_heads, nope, rotated, value, latent, block_size, width;
 
   explicit Expansion(const LatentExpandArgs<T>& args)
       : arena(args.arena),
@@ -40,22 +40,22 @@ struct Expansion {
         kv(args.kv),
         num_heads(args.num_heads),
         nope(args.nope_dim),
-        turned(args.rope_dim),
+        rotated(args.rope_dim),
         value(args.value_dim),
         latent(args.latent_dim),
         block_size(args.block_size),
         width(args.width) {}
 
   void make(int64_t block, int64_t head) const {
-    const int64_t cached = latent + turned;
+    const int64_t cached = latent + rotated;
     const T* rows = arena + table[block] * block_size * cached;
     T* key = kv + (block * num_heads + head) * 2 * block_size * width;
     T* of_value = key + block_size * width;
     multiply(rows, keys, head, nope, key);
     multiply(rows, values, head, value, of_value);
     for (int64_t slot = 0; slot < block_size; slot++, key += width, of_value += width) {
-      std::copy_n(rows + slot * cached + latent, turned, key + nope);
-      std::fill(key + nope + turned, key + width, T{});
+      std::copy_n(rows + slot * cached + latent, rotated, key + nope);
+      std::fill(key + nope + rotated, key + width, T{});
       std::fill(of_value + value, of_value + width, T{});
     }
   }
@@ -63,7 +63,7 @@ struct Expansion {
   // All tokens of a block times `count` rows of a head's matrix.
   void multiply(const T* x, const T* panels, int64_t head, int64_t count, T* out) const {
     alignas(64) float sums[MAX_TILE_ROWS * PANEL];
-    const int64_t cached = latent + turned, num_panels = (count + PANEL - 1) / PANEL;
+    const int64_t cached = latent + rotated, num_panels = (count + PANEL - 1) / PANEL;
     const T* panel = panels + head * num_panels * latent * PANEL;
     for (int64_t column = 0; column < count; column += PANEL, panel += latent * PANEL) {
       for (int64_t slot = 0; slot < block_size; slot += MAX_TILE_ROWS) {

@@ -6,7 +6,7 @@
 #include "operator.h"
 #include "rows.h"
 #include "token_slots.h"
-#include "turn.h"
+#include "rotate.h"
 
 namespace {
 
@@ -108,7 +108,7 @@ struct Closer {
       store_first(entry + d, v, count);
     });
     T* tail = entry + width - 2 * half;
-    turn<false>(tail, cos, sin, half, true, tail);
+    rotate<false>(tail, cos, sin, half, true, tail);
     for (int64_t d = 0; d < width; d++) narrow(nan_if_infinite(to_float(entry[d])), entry + d);
   }
 };

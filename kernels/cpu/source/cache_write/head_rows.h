@@ -25,9 +25,9 @@ void normalise(T* x, const W* weight, int64_t width, float eps) {
   }
 }
 
-// Dimension i < half is turned with i + half.
+// Dimension i < half is rotated with i + half.
 template <typename T>
-void turn(T* x, const float* cos, const float* sin, int64_t half) {
+void rotate(T* x, const float* cos, const float* sin, int64_t half) {
   for (int64_t i = 0; i < half; i += 16) {
     const int64_t count = half - i;
     const f32x16 low = load_up_to(x + i, count), high = load_up_to(x + half + i, count);
@@ -104,13 +104,13 @@ struct HeadRows {
     T* x = head < num_heads ? q + (token * num_heads + head) * width : copy;
     memcpy(x, qkv + item * width, size_t(width) * sizeof(T));
     const int64_t kv_head = head - num_heads;
-    if (kv_head < kv_heads) normalise_and_turn(x, token, kv_head >= 0);
+    if (kv_head < kv_heads) normalise_and_rotate(x, token, kv_head >= 0);
     if (kv_head >= 0) write(x, token, request, kv_head % kv_heads, kv_head >= kv_heads);
   }
 
  private:
   // `is_key` is 0 or 1.
-  void normalise_and_turn(T* x, int64_t token, int is_key) const {
+  void normalise_and_rotate(T* x, int64_t token, int is_key) const {
     const int64_t width = arena.width;
     if (norms[is_key]) {
       if (norms_are_float)
@@ -118,7 +118,7 @@ struct HeadRows {
       else
         normalise(x, static_cast<const T*>(norms[is_key]), width, eps);
     }
-    if (half) turn(x, cos + token * half, sin + token * half, half);
+    if (half) rotate(x, cos + token * half, sin + token * half, half);
   }
 };
 

@@ -1,10 +1,10 @@
 // Rotation of the index's queries and keys, and storing the keys; see kernels/cache_write/index_write.py.
 //
-// Items are tokens. What turns of a head comes first; the rest stays as it is.
+// Items are tokens. What rotates of a head comes first; the rest stays as it is.
 #include "operator.h"
 #include "rows.h"
 #include "token_slots.h"
-#include "turn.h"
+#include "rotate.h"
 
 namespace {
 
@@ -19,7 +19,7 @@ struct IndexWriteArgs : Args {
          const int64_t* block_tables;  // [R][table_stride]
          const float* cos;             // [T][half]
          const float* sin;
-         T* turned;                    // as q
+         T* rotated;                    // as q
          int64_t num_heads;            // N
          int64_t width;                // D
          int64_t half;
@@ -42,13 +42,13 @@ void run(const IndexWriteArgs<T>& args, const Pass& pass, Work& work) {
       const float* sin = args.sin + token * half;
       T* kept = args.arena + slots.slot(request, args.positions[token]) * width;
       const T* k = args.k + token * width;
-      turn<true>(k, cos, sin, half, is_interleaved, kept);
+      rotate<true>(k, cos, sin, half, is_interleaved, kept);
       for (int64_t d = 2 * half; d < width; d++) narrow(nan_if_infinite(to_float(k[d])), kept + d);
       for (int64_t head = token * heads; head < (token + 1) * heads; head++) {
         const T* q = args.q + head * width;
-        T* turned = args.turned + head * width;
-        turn<false>(q, cos, sin, half, is_interleaved, turned);
-        memcpy(turned + 2 * half, q + 2 * half, size_t(width - 2 * half) * sizeof(T));
+        T* rotated = args.rotated + head * width;
+        rotate<false>(q, cos, sin, half, is_interleaved, rotated);
+        memcpy(rotated + 2 * half, q + 2 * half, size_t(width - 2 * half) * sizeof(T));
       }
     }
   }

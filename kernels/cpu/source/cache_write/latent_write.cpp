@@ -1,11 +1,11 @@
 // Norm, rotation, and storing latents; see kernels/cache_write/latent_write.py.
 //
-// Items are tokens: the latent and what turns of it go into the cache, what turns of the queries into q_rope.
+// Items are tokens: the latent and what rotates of it go into the cache, what rotates of the queries into q_rope.
 // Each step rounds to the dtype of the model, as the kernels it stands for would.
 #include "operator.h"
 #include "rows.h"
 #include "token_slots.h"
-#include "turn.h"
+#include "rotate.h"
 
 namespace {
 
@@ -63,10 +63,10 @@ void run(const LatentWriteArgs<T>& args, const Pass& pass, Work& work) {
       T* kept = args.arena + slots.slot(request, args.positions[token]) * row;
       const T* kv = args.kv + token * row;
       normalise(kv, args.norm_weight, kept, latent, float(args.eps));
-      turn<true>(kv + latent, cos, sin, half, is_interleaved, kept + latent);
+      rotate<true>(kv + latent, cos, sin, half, is_interleaved, kept + latent);
       for (int64_t head = token * heads; head < (token + 1) * heads; head++) {
         const T* q = args.q + (head + 1) * width - 2 * half;
-        turn<false>(q, cos, sin, half, is_interleaved, args.q_rope + head * 2 * half);
+        rotate<false>(q, cos, sin, half, is_interleaved, args.q_rope + head * 2 * half);
       }
     }
   }

@@ -3,7 +3,7 @@
 
 #include "operator.h"
 #include "rows.h"
-#include "turn.h"
+#include "rotate.h"
 
 namespace {
 
@@ -49,7 +49,7 @@ void run(const RopeTailArgs<T>& args, const Pass& pass, Work& work) {
           store_first(y + d, load_first(x + d, count) * scale, count);
         });
         T* tail = y + width - 2 * half;
-        turn<false>(tail, cos, angles, half, true, tail);
+        rotate<false>(tail, cos, angles, half, true, tail);
       }
     }
 }

@@ -8,7 +8,7 @@ namespace {
 typedef double f64x16 __attribute__((vector_size(128)));
 typedef int64_t i64x16 __attribute__((vector_size(128)));
 
-struct Turned {
+struct CosSin {
   f32x16 cos, sin;
 };
 
@@ -17,7 +17,7 @@ struct Turned {
 // What quarters of a turn leave of the angle is worked out in double, in which a quarter has 33 digits
 // and a rest, so that multiples of it are exact: of a million radians float would leave no digit. The
 // polynomials are Moshier's (Cephes).
-Turned turned(f32x16 angle) {
+CosSin cos_sin(f32x16 angle) {
   const f64x16 wide = __builtin_convertvector(angle, f64x16);
   const double shift = 6755399441055744.0;  // 1.5 * 2^52
   const f64x16 quarters = (wide * 0.63661977236758134 + shift) - shift;
@@ -60,9 +60,9 @@ OPERATOR(rotary_angles_f32, RotaryAnglesArgs) {
       float* cos = args.cos + row * width;
       float* sin = args.sin + row * width;
       for_each_part(width, [&](int64_t d, int64_t count) {
-        const Turned t = turned(load_first(frequencies + d, count) * position);
-        store_first(cos + d, t.cos * factor, count);
-        store_first(sin + d, t.sin * factor, count);
+        const CosSin found = cos_sin(load_first(frequencies + d, count) * position);
+        store_first(cos + d, found.cos * factor, count);
+        store_first(sin + d, found.sin * factor, count);
       });
     }
   }

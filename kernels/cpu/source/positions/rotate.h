@@ -7,7 +7,7 @@ namespace {
 
 // Pairs of x, as y: `step` apart from the next pair, `apart` from each other.
 template <bool IS_STORED, typename T>
-void turn(const T* x, const float* cos, const float* sin, int64_t half, bool is_interleaved, T* y) {
+void rotate(const T* x, const float* cos, const float* sin, int64_t half, bool is_interleaved, T* y) {
   const int64_t step = is_interleaved ? 2 : 1, apart = is_interleaved ? 1 : half;
   for (int64_t i = 0; i < half; i++) {
     const float low = to_float(x[i * step]), high = to_float(x[i * step + apart]);
