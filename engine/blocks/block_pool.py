@@ -37,7 +37,7 @@ class _Table:
     """On whose account its further blocks will be."""
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
-    """Of the first blocks: those matched or committed so far."""
+    """The names of the first blocks: those matched or committed so far."""
     is_nameable: bool = True
     """False once the cache was reset: what was computed before must not be found after."""
 
@@ -64,7 +64,7 @@ class BlockPool:
         self._follower: NameFollower | None = None
         self._prefixes = PrefixCache()
         self.accounts = KvAccounts(cache.num_blocks, kv_shares or {})
-        """Who holds how much. To look at."""
+        """The blocks held, by tenant. Read-only."""
         self.supply = BlockSupply(
             self._prefixes,
             self.accounts,

@@ -105,7 +105,7 @@ class CachePins:
         return gone
 
     def expired(self, now: float) -> list[Pin]:
-        """Those whose time is up; they are still pinned."""
+        """The pins whose time is up; they still pin."""
         self._next_expiry = min(
             (pin.expires_at for pin in self._pins.values() if pin.expires_at > now),
             default=math.inf,

@@ -30,7 +30,7 @@ class KvEventLog:
 
     @property
     def next_sequence(self) -> int:
-        """Of the event that the next flush begins with."""
+        """The sequence number of the event that the next flush begins with."""
         return self._next_sequence
 
     def stored(self, name: bytes) -> None:

@@ -43,7 +43,7 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 @dataclass(slots=True)
 class ExpertExchange:
     ranks: RankGroup
-    """That experts are spread over."""
+    """The ranks that experts are spread over."""
     share: Share
     """Among those that have the same tokens."""
     max_tokens: int

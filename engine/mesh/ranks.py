@@ -163,7 +163,7 @@ class RankGroup:
         return word
 
     def gather(self, words: array[int]) -> list[list[int]]:
-        """Those of all ranks, which tell as many each."""
+        """The words of all ranks, of which each tells as many."""
         own = torch.frombuffer(words, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self.size)]
         self._control.allgather([found], [own]).wait()
@@ -241,7 +241,7 @@ def join(meeting: Rendezvous, rank: int, listener: socket.socket | None = None) 
 
 
 def _group(store: Any, meeting: Rendezvous, members: tuple[int, ...], rank: int) -> RankGroup:
-    """That of some ranks, of which this is one."""
+    """The group of some ranks, of which this is one."""
     name = " ".join(map(str, members))
     own, size = members.index(rank), len(members)
     meet = c10d.PrefixStore(name, store.clone())

@@ -18,7 +18,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     """Tokens that end an output; may be empty."""
     dtype: str
-    """Of weights, and of KV unless the cache is told otherwise, while serving."""
+    """The dtype of weights, and of KV unless the cache is told otherwise, while serving."""
     quantize: str = "none"
     """What matrices are multiplied in instead: none, int8 or int4."""
     fingerprint: bytes
@@ -27,7 +27,7 @@ class ModelInfo:
     num_kv_heads: int
     head_dim: int
     num_vectors: int = 2
-    """Of a token and KV head: a key and a value, or a latent that is both."""
+    """The vectors of a token and KV head: a key and a value, or a latent that is both."""
     groups: tuple[KvGroup, ...] = ()
     """What layers keep beside that."""
 

@@ -44,7 +44,7 @@ class LayerConfig:
     moe: MoeConfig | None = None
     """None: one feed-forward, of the model's `intermediate_size`."""
     compression: Compression | None = None
-    """Of what came before the window, which is then seen as well."""
+    """The compression of the tokens before the window, which is then seen as well."""
     has_index: bool = False
     """Of a model whose attention is sparse; without one a layer takes what the last has chosen."""
 
@@ -64,11 +64,11 @@ class ModelConfig:
     """Tokens of prompt and output together that are served; some rotary positions depend on it."""
     tie_word_embeddings: bool
     dtype: str | None
-    """Of the weights, as the authors declare it; None if they do not."""
+    """The dtype of the weights, as the authors declare it; None if they do not."""
     eos_token_ids: tuple[int, ...]
     has_qkv_bias: bool = False
     has_out_bias: bool = False
-    """Of attention's output."""
+    """Whether attention's output has a bias."""
     has_ffn_bias: bool = False
     has_head_norm: bool = False
     """Where a family's checkpoints differ in it."""
@@ -86,7 +86,7 @@ class ModelConfig:
 
     @property
     def num_vectors(self) -> int:
-        """Of a token and KV head, as `KvLayout` counts them."""
+        """The vectors of a token and KV head, as `KvLayout` counts them."""
         return 2 if self.latent is None and self.compressed is None else 1
 
     def kv_groups(self, dtype: str) -> tuple[KvGroup, ...]:

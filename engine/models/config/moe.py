@@ -24,7 +24,7 @@ class MoeConfig:
     num_slots: int | None = None
     """Experts that are kept, if these are not all."""
     shared_width: int = 0
-    """Of what all tokens go through; 0 if there is none."""
+    """The width of the expert that all tokens go through; 0 if there is none."""
     gating: Gating = SWIGLU
     is_input_scaled: bool = False
     """A share multiplies what an expert reads, not what it gives."""
