@@ -35,7 +35,7 @@ class Answering(Protocol):
 class Wrong:
     prompt: int
     position: int
-    """Of the first token that differs."""
+    """The position of the first token that differs."""
 
 
 @dataclass(slots=True)

@@ -63,12 +63,12 @@ class RankActor:
         await self._has_left.wait()
 
     async def drain(self) -> None:
-        """Of a lead."""
+        """Drain what this rank leads."""
         if self._life is not None:
             await self._life.drain()
 
     async def leave(self) -> None:
-        """Of a lead, once it is drained; it takes part until all leave."""
+        """Leave, as a lead that is drained; it takes part until all leave."""
         if self._life is not None and self._life.is_serving:
             await self._life.leave()
             await asyncio.to_thread(closing(self._life.engine.runner))

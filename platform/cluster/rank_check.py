@@ -50,7 +50,7 @@ def _check_pool(model: ModelConfig, mesh: Mesh, key: str) -> None:
 
 
 def _sizes(model: ModelConfig, mesh: Mesh, axis: Axis) -> Iterator[int]:
-    """That an axis may have, all others being as they are; whole experts go with tensors."""
+    """The sizes that an axis may have, all others as they are; whole experts go with tensors."""
     of_tensor = mesh.expert // mesh.tensor if axis is Axis.TENSOR else 0
     for size in range(1, MOST_NAMED + 1):
         with suppress(InvalidConfig):

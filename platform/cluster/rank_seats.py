@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 FAR = "NODE"
 SHOWN = 8
-"""Of the many digits of an id."""
+"""The digits shown of an id, which has many."""
 
 
 def own_seat(device: str) -> Seat:
-    """Of this process, which Ray started. `device` is what it computes on: `cpu` or `cuda`."""
+    """The seat of this process, which Ray started. It computes on `device`: `cpu` or `cuda`."""
     node: str = ray.get_runtime_context().get_node_id()
     if device != "cuda":
         return Seat(node)
@@ -82,7 +82,7 @@ def _name(seat: Seat) -> str:
 
 
 async def _links_by_node(seats: Sequence[Seat], actors: Sequence[Any]) -> Mapping[str, NodeLinks]:
-    """Of the machines that have several of the GPUs."""
+    """The links of the machines that have several of the GPUs."""
     counts = Counter(node for node, gpu in {(seat.node, seat.gpu) for seat in seats} if gpu)
     asked = {seat.node: actor for seat, actor in zip(seats[1:], actors, strict=True)}
     nodes = [node for node in asked if counts[node] > 1]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NAMESPACE = "baton"
-"""Of the actors' names, in Ray's terms."""
+"""The namespace of the actors' names, in Ray's terms."""
 T = TypeVar("T")
 
 CALL_PERIOD_S = 1.0
@@ -90,7 +90,7 @@ class OtherRanks:
         self._fate = asyncio.create_task(self._end_with_them())
 
     async def drain(self) -> None:
-        """Those that lead; one that is gone has nothing to drain."""
+        """Drain those that lead; one that is gone has nothing to drain."""
         drains = [lead.drain.remote() for lead in self._leads]
         await asyncio.gather(*drains, return_exceptions=True)
 
@@ -137,8 +137,8 @@ async def call_others(assignment: Assignment, host: str) -> OtherRanks | None:
 
 
 def bundles_of(mesh: Mesh) -> tuple[int, int]:
-    """Of how many ranks a bundle is, and how many there are: those of an engine share memory, so
-    each of several engines is one bundle."""
+    """The ranks of a bundle, and the number of bundles: those of an engine share memory, so each
+    of several engines is one bundle."""
     return (1, mesh.size) if mesh.data == 1 else (mesh.engine.size, mesh.data)
 
 

@@ -96,7 +96,7 @@ class RayConfig(ConfigNode, frozen=True, kw_only=True):
     """The cluster the replicas run on."""
 
     address: str = ""
-    """Of the cluster to join. Empty: start one on this machine, and stop it at the end.
+    """The address of the cluster to join. Empty: start one on this machine, and stop it at the end.
 
     In a joined cluster the gateway listens on the node it is placed on: `gateway.host` decides who
     reaches it there.
@@ -114,7 +114,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     served_model_name: str = ""
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV. `auto` takes what the checkpoint says."""
+    """The dtype of weights and KV. `auto` takes what the checkpoint says."""
     quantize: Literal["none", "wide", "int8", "int4"] = "none"
     """Round the weights to so many bits when they are loaded: on a CPU that makes decoding faster,
     and answers a little worse. `int4` leaves the table of tokens and the head in eight. What a
@@ -129,8 +129,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
     log_format: LogFormat = "text"
-    """Of the log of every process. `json`: an object a line, with ts, level, source, logger,
-    message, and request_id where it is about a request."""
+    """The format of the log of every process. `json`: an object a line, with ts, level, source,
+    logger, message, and request_id where it is about a request."""
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     gateway: GatewayPoolConfig = GatewayPoolConfig()
@@ -281,7 +281,7 @@ def _check_keys_and_numbers(raw: Any, node: type, path: str) -> None:
 
 
 def node_by_name(hint: Any) -> type | None:
-    """Of what a setting holds by names of the operator's choosing, if that has settings itself."""
+    """The type that a setting holds by names of the operator's choosing, if that has settings."""
     args = typing.get_args(hint)
     return args[1] if typing.get_origin(hint) is dict and _has_fields(args[1]) else None
 

@@ -47,7 +47,7 @@ def settings() -> Mapping[str, Setting]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Of the tree as JSON or YAML, with the docstrings as descriptions."""
+    """The JSON schema of the tree as JSON or YAML, with the docstrings as descriptions."""
     schema = msgspec.json.schema(DeploymentConfig)
     for node in _node_types(DeploymentConfig()):
         definition = schema["$defs"][node.__name__]

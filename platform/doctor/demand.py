@@ -56,7 +56,7 @@ def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfi
 
 
 def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
-    """Of one rank on a CPU, of whose share `model` has the sizes."""
+    """The bytes of KV of one rank on a CPU, of whose share `model` has the sizes."""
     if cache.memory_gib is not None:
         return int(cache.memory_gib * GIB)
     if cache.num_blocks is None:
@@ -81,7 +81,7 @@ def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
 
 
 def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
-    """Of one rank on a CPU; what comes quantised counts as widened, which some of it is.
+    """The bytes of weights of one rank on a CPU; quantised ones count as widened, as some are.
 
     Told from shapes: the files need not be there yet, and dummy weights take as much.
     """

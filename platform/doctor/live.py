@@ -43,14 +43,14 @@ class Examined:
     node: NodeFacts
     layout: KvLayout
     skew_s: float
-    """Of its clock against ours: positive where it is ahead."""
+    """The seconds that its clock is ahead of ours; negative where it is behind."""
     uncertainty_s: float
     known_ways: tuple[pb.KnownWay, ...] = ()
     """To every sender it has met."""
 
 
 def replicas_of(status: dict[str, Any]) -> tuple[list[LiveReplica], list[Finding]]:
-    """Of the gateway's /debug/status: those to examine, and what is wrong with the others."""
+    """The replicas that the gateway's /debug/status has, and a finding for each out of reach."""
     found: list[LiveReplica] = []
     findings: list[Finding] = []
     for role, rows in status["pools"].items():

@@ -63,12 +63,12 @@ class Way:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of the largest transfers: what a long prompt gets."""
+        """The rate of the largest transfers: what a long prompt gets."""
         return self.sizes[-1].bytes_per_s if self.works else 0.0
 
 
 def pairs_of(replicas: Sequence[LiveReplica]) -> list[Pair]:
-    """Those that KV travels between: prefill to decode, and decode to decode when requests move."""
+    """The pairs that KV travels between: prefill to decode, or decode to decode for moves."""
     return [
         (receiver, sender)
         for receiver in replicas

@@ -13,7 +13,7 @@ MIN_FILES = 4096
 MIN_SHM = 1 * GIB
 MAX_SKEW_S = 1.0
 TIGHT = 0.9
-"""Of the memory that is left: more than this share of it is too close to the end."""
+"""The share of the memory that is left beyond which a demand is too close to the end."""
 RUNNING_RESERVE = 0.05
 """Share of all memory that a machine with running replicas should have left."""
 

@@ -40,7 +40,7 @@ def check_versions(found: Mapping[str, str], wanted: Mapping[str, SpecifierSet])
 
 
 def check_equal_versions(nodes: Sequence[tuple[str, NodeFacts]]) -> Finding:
-    """Of all replicas and this machine, by what they are called."""
+    """Compare the versions of all replicas and this machine, by what they are called."""
     differing = [
         text for package in (*MUST_BE_EQUAL, "python") for text in _differing(package, nodes)
     ]

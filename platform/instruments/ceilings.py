@@ -36,7 +36,7 @@ PRODUCTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """Of one device and one dtype of matrices."""
+    """The ceilings of one device and one dtype of matrices."""
 
     read_bytes_s: float
     flops_s: float

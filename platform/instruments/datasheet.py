@@ -13,7 +13,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """Of one whole device; None: it does not say."""
+    """The data sheet of one whole device; None: it does not say."""
 
     name: str
     read_gb_s: float | None = None

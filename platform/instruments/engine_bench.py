@@ -32,7 +32,7 @@ from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
 WARM_UP_TOKENS = 16
 WARM_UP_STEPS = 2
 MAX_STEPS = 48
-"""Of one point of decode."""
+"""The most steps of one point of decode."""
 MIN_STEPS = 5
 POINT_S = 0.6
 MAX_REPEATS = 3
@@ -47,7 +47,7 @@ class Point:
 
     batch: int
     context: int
-    """Of each request, at the end of the prompt or when the steps began."""
+    """The tokens of each request, at the end of the prompt or when the steps began."""
     num_tokens: int
     """Computed in that time."""
     seconds: float
@@ -71,7 +71,7 @@ class Point:
 
     @property
     def arithmetic_share(self) -> float:
-        """Of the time, what its arithmetic takes at the ceilings."""
+        """The share of the time that its arithmetic takes at the ceilings."""
         return arithmetic_s(self.work, self.ceilings) / self.seconds
 
 
@@ -230,7 +230,7 @@ def _part_medians(steps: Sequence[StepTime]) -> dict[Part, float]:
 
 
 def _without_head(work: WorkByPart) -> WorkByPart:
-    """Of a chunk that is not a prompt's last: nothing is sampled."""
+    """The work of a chunk that is not a prompt's last: nothing is sampled."""
     return {part: one for part, one in work.items() if part not in (Part.HEAD, Part.SAMPLING)}
 
 

@@ -30,7 +30,7 @@ from baton.platform.machine.core_share import limit_threads
 FILLING = 0x3C
 """A byte of small normal numbers in every dtype of KV."""
 CACHE_FRACTION = 0.5
-"""Of the memory that is free, for KV, unless the configuration sizes it."""
+"""The share of the free memory that KV gets, unless the configuration sizes it."""
 MEMORY_INFO = Path("/proc/meminfo")
 
 
@@ -45,7 +45,7 @@ class LoadedEngine:
 
     @property
     def max_tokens(self) -> int:
-        """That the cache holds, of all requests together."""
+        """The tokens that the cache holds, of all requests together."""
         return self.engine.pool.num_blocks * self.engine.pool.layout.block_size
 
     def prompt(self, num_tokens: int, seed: str) -> list[int]:

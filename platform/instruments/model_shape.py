@@ -24,7 +24,7 @@ from baton.kernels.products.weight import Weight
 
 
 class Part(StrEnum):
-    """Of a pass, in the order of a layer."""
+    """The parts of a pass, in the order of a layer."""
 
     EMBEDDING = "embedding"
     NORMS = "norms"
@@ -48,7 +48,7 @@ class Product:
     width: int
     num_rows: int
     num_bytes: int
-    """Of the weight, as it is kept."""
+    """The bytes of the weight, as it is kept; of all experts, where there are some."""
     is_gated: bool = False
     """Half as many numbers come out."""
     experts: tuple[int, int] | None = None
@@ -60,7 +60,7 @@ class Product:
         return 1 if self.experts is None else self.experts[1]
 
     def bytes_read(self, num_tokens: int) -> float:
-        """Of experts, those that so many tokens choose, if they choose evenly."""
+        """The bytes of the weight; of experts, those that tokens choose if they choose evenly."""
         if self.experts is None:
             return self.num_bytes
         num_experts, num_choices = self.experts
@@ -86,13 +86,13 @@ class AttentionShape:
     kv_token_bytes: int
     """K and V of one token, all heads, with their scales; or its latent."""
     latent: LatentShape | None = None
-    """Of heads that make their keys and values of a latent."""
+    """The shape of heads that make their keys and values of a latent."""
     weight_bytes: int = 0
-    """Of the matrices that do."""
+    """The bytes of the matrices that make keys and values of a latent."""
     num_chosen: int | None = None
     """Tokens that a query reads, where an index chooses them."""
     index: IndexConfig | None = None
-    """Of a layer that has one of its own."""
+    """The index of a layer that has one of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +100,16 @@ class ModelShape:
     width: int
     vocab_size: int
     item_bytes: int
-    """Of an activation."""
+    """The bytes of a number of an activation."""
     products: tuple[Product, ...]
-    """Of all layers, and the head."""
+    """The products of all layers, and of the head."""
     attentions: tuple[AttentionShape, ...]
     num_norms: int
     """Over the width of the model, the last included."""
 
     @property
     def weight_bytes(self) -> int:
-        """That a pass of one token reads: of experts, those that it chooses."""
+        """The bytes that a pass of one token reads: of experts, those that it chooses."""
         return round(sum(product.bytes_read(1) for product in self.products))
 
 
@@ -139,7 +139,7 @@ def shape_of(model: Decoder, layout: KvLayout, dtype: str) -> ModelShape:
 def _attention_shape(
     attention: Attention | LatentAttention | CompressedAttention, kv_token_bytes: int
 ) -> AttentionShape:
-    """Of contexts that are compressed, the window alone: what entries cost is left out."""
+    """The shape; of compressed contexts that of the window alone: what entries cost is left out."""
     of_latents = attention if isinstance(attention, LatentAttention) else None
     of_chosen = attention if isinstance(attention, SparseLatentAttention) else None
     indexer = None if of_chosen is None else of_chosen.indexer
@@ -179,7 +179,7 @@ def products_of_experts(module: MoeFeedForward) -> Iterator[Product]:
 
 
 def part_of(name: str) -> Part:
-    """Of a weight, by the name of its module within a block or the model."""
+    """The part that a weight is of, by the name of its module within a block or the model."""
     match name.rpartition(".")[2]:
         case "qkv" | "q" | "q_a" | "q_b" | "kv_a" | "k" | "weights":
             return Part.QKV

@@ -40,7 +40,7 @@ class Chunk:
     """Tokens in the cache after the pass."""
 
     def num_pairs(self, window: Window) -> int:
-        """Of a new token and one that it sees, itself included."""
+        """The pairs of a new token and one that it sees, itself included."""
         if isinstance(window, Chunks):
             return self._pairs_within(window.size)
         if isinstance(window, Streaming):  # as many as if the first were of the window
@@ -54,7 +54,7 @@ class Chunk:
         return (first + window - 1) * num_short // 2 + window * (self.num_tokens - num_short)
 
     def _pairs_within(self, size: int) -> int:
-        """Of tokens that see those of their chunk: all up to the context, less all before."""
+        """The pairs of a token and one of its chunk: all up to the context, less all before."""
 
         def up_to(end: int) -> int:
             whole, rest = divmod(end, size)
@@ -116,7 +116,7 @@ def floor_s(work: WorkByPart, ceilings: Ceilings) -> float:
 
 
 def arithmetic_s(work: WorkByPart, ceilings: Ceilings) -> float:
-    """Of it, what computing takes, were nothing to be read."""
+    """The time of a pass that computing takes, were nothing to be read."""
     return sum(one.flops / ceilings.rate(part) for part, one in work.items())
 
 

@@ -38,7 +38,7 @@ class _Multiplier:
 
 
 def ceilings_of(measured: LoadedEngine) -> Ceilings:
-    """Of the device, for this model."""
+    """The ceilings of the device, for this model."""
     dtype = getattr(torch, measured.loaded.info.dtype)
     ceilings = measure_ceilings(dtype, measured.device)
     narrow = [

@@ -42,16 +42,16 @@ class Timed:
 
     step_s: float
     around_s: float
-    """Of it, what is not the model: schedule, batch, sampling, Python."""
+    """The time of the step that is not the model's: schedule, batch, sampling, Python."""
     part_s: Mapping[Part, float]
-    """Of the model, where it is known."""
+    """The time of each part of the model, where it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     regime: Regime
     share: float
-    """Of the limit: the floor over the time."""
+    """The share of the limit that is reached: the floor over the time."""
     reason: str
     experiment: str
 

@@ -88,7 +88,7 @@ def _draw_parts(axes: Any, point: Point, color: str) -> None:
 
 
 def _telling(measured: Measured) -> list[tuple[str, Point]]:
-    """Of each regime one: the longest prefill, the smallest and the largest decode."""
+    """A point of each regime: the longest prefill, the smallest and the largest decode."""
     found: list[tuple[str, Point]] = []
     if measured.prefill:
         point = measured.prefill[-1]

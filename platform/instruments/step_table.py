@@ -72,7 +72,7 @@ def step_table(steps: Sequence[StepTime], title: str) -> Table:
 
 
 def _in_order(typical: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Of all phases that some kind has, as the fullest kind has them."""
+    """The phases that some kind has, in the order of the fullest kind; those it lacks come last."""
     longest = max(typical.values(), key=len)
     others = [phase for one in typical.values() for phase in one if phase not in longest]
     return [*longest, *dict.fromkeys(others)]

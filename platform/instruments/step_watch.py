@@ -37,14 +37,14 @@ class StepTime:
     """All between the schedule and the sampling."""
     sample_s: float
     pass_s: float
-    """Of it, the model up to its head."""
+    """The time of the model up to its head, part of `forward_s`."""
     head_s: float
     part_s: Mapping[Part, float]
-    """Of the pass, where it is known, and of the head."""
+    """The time of each part of the pass, where it is known, and of the head."""
     pass_at: float
     """When the pass began."""
     spans: Sequence[Span]
-    """Of the model."""
+    """The spans of the model."""
     num_tokens: int
     num_requests: int
 
@@ -88,7 +88,7 @@ class WatchedRunner:
 
     @property
     def part_s(self) -> dict[Part, float]:
-        """Of the pass and, once it is computed, the head."""
+        """The time of each part of the pass and, once it is computed, of the head."""
         on_tape = {} if self._tape is None else self._tape.seconds
         found = {**self.modules.seconds, **on_tape}
         return {**found, Part.HEAD: self.head_s} if self.head_s else found

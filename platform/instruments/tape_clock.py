@@ -147,7 +147,7 @@ def _weights(model: Decoder) -> Iterator[tuple[int, Part]]:
 
 
 def _tensors(weight: object) -> Iterator[Tensor]:
-    """Of a plain weight, or of one kept in a form of its own."""
+    """The tensors of a plain weight, or of one kept in a form of its own."""
     if isinstance(weight, Tensor):
         yield weight
     elif dataclasses.is_dataclass(weight):

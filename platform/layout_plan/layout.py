@@ -25,7 +25,7 @@ from baton.platform.layout_plan.rank_models import rank_models
 from baton.platform.layout_plan.transfers import Transfer, sent_bytes
 
 AXES = tuple(axis.value for axis in Axis if axis.value in ParallelConfig.__struct_fields__)
-"""That replicas may be spread along."""
+"""The axes that replicas may be spread along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class Traffic:
     """For which a layout is planned."""
 
     requests: int
-    """That decode together on a replica; data places have an even part each."""
+    """The requests that decode together on a replica; data places have an even part each."""
     prompt_tokens: int
-    """That one pass prefills, on each data place."""
+    """The tokens that one pass prefills, on each data place."""
     context: int
     """Tokens of each request in the cache."""
 
@@ -44,7 +44,7 @@ class Traffic:
         return [Chunk([0], self.context - 1, blocks, 1)] * self.requests_of(mesh)
 
     def prefill_pass(self, block_size: int) -> list[Chunk]:
-        """Of one prompt, or of its end, whose output is wanted."""
+        """The chunk of one prompt, or of its end, whose output is wanted."""
         start = max(0, self.context - self.prompt_tokens)
         blocks = range(-(-(start + self.prompt_tokens) // block_size))
         return [Chunk(range(self.prompt_tokens), start, blocks, 1)]
@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class RankTransfers:
-    """Those of the rank that sends most in a pass."""
+    """The transfers of the rank that sends most in a pass."""
 
     rank: int
     transfers: Sequence[Transfer]
@@ -74,11 +74,11 @@ class RankTransfers:
 class LayoutPlan:
     mesh: Mesh
     weight_bytes: int
-    """Of the rank that has most."""
+    """The bytes of weights of the rank that has most."""
     kv_token_bytes: int
-    """Of one token, on the rank that keeps most of it."""
+    """The bytes of KV of one token, on the rank that keeps most of it."""
     kv_bytes: int
-    """Of all requests at their context, there."""
+    """The bytes of KV of all requests at their context, there."""
     decode: RankTransfers
     prefill: RankTransfers
 
@@ -105,8 +105,8 @@ def mesh_name(mesh: Mesh) -> str:
 
 
 def meshes(num_ranks: int) -> Iterator[Mesh]:
-    """Of all sizes that go together, whatever the model, on so many ranks or on a part of them that
-    leaves no rest."""
+    """The meshes of all sizes that go together, whatever the model, on so many ranks or on a part
+    of them that leaves no rest, smallest first."""
     divisors = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
     found = []
     for sizes in product(divisors, repeat=len(AXES)):

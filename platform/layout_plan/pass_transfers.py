@@ -37,7 +37,7 @@ from baton.engine.sharding.cutting import adds_up, splits_vocabulary
 from baton.platform.layout_plan.transfers import Kind, Transfer, merged
 
 WORD_BYTES = 8
-"""Of what is told in integers."""
+"""The bytes of an integer that ranks tell each other."""
 LOGIT_BYTES = ITEM_BYTES["float32"]
 
 
@@ -49,17 +49,17 @@ class RankModel:
     own: Decoder
     """The layers of its stage."""
     kv: KvLayout
-    """That it keeps, of its layers."""
+    """The layout of the KV that it keeps, of its layers."""
     mesh: Mesh
     dtype: str
-    """That it computes in."""
+    """The dtype of activations."""
     device: str = "cpu"
-    """Of what kind it computes on."""
+    """The kind of device that it computes on."""
     micro_batch_tokens: int = 64
 
     @property
     def row_bytes(self) -> int:
-        """Of activations of one token."""
+        """The bytes of the activations of one token."""
         return self.whole.hidden_size * ITEM_BYTES[self.dtype]
 
     @property
@@ -81,7 +81,7 @@ class RankModel:
 
 
 def transfers(model: RankModel, rank: int, chunks: Sequence[Chunk]) -> list[Transfer]:
-    """Of `rank`, which has `model`, in a pass of those chunks in every engine of the mesh."""
+    """The transfers of `rank`, with `model`, in a pass of those chunks in all engines of a mesh."""
     return merged(_Pass(model, rank, chunks).all()) if model.mesh.size > 1 else []
 
 
@@ -130,7 +130,7 @@ class _Pass:
             yield self._of_engine("orders", count * WORD_BYTES)
 
     def _layers(self, num_tokens: int) -> Iterator[Transfer]:
-        """Of one micro-batch."""
+        """The transfers of the layers in one micro-batch."""
         mesh, num_bytes = self._mesh, num_tokens * self._model.row_bytes
         if self._place.stage:
             yield self._transfer("activations", Kind.RECEIVE, mesh.pipeline, 2 * num_bytes)
@@ -147,7 +147,7 @@ class _Pass:
             yield self._transfer("activations", Kind.SEND, mesh.pipeline, 2 * num_bytes)
 
     def _exchange(self, layer: MoeFeedForward, num_tokens: int) -> Iterator[Transfer]:
-        """Of the run of the tokens that this rank sees to."""
+        """The transfers of the run of tokens that this rank sees to, to experts and back."""
         mesh, row_bytes = self._mesh, self._model.row_bytes
         num_slots, num_choices = layer.experts.num_slots, layer.router.routing.num_choices
         sizes: dict[str, int] = {}

@@ -33,7 +33,7 @@ class Plan:
     is_quantised: bool
     """The checkpoint comes in few bits."""
     topology: GpuTopology | None
-    """Of the machine it is for."""
+    """The topology of the machine it is for."""
     layouts: Sequence[LayoutPlan]
     refused: Sequence[Refused]
 

@@ -33,10 +33,10 @@ class Transfer:
     what: str
     kind: Kind
     num_ranks: int
-    """That meet, or of whose group two do."""
+    """The ranks that meet, or those of the group in which two do."""
     count: int = 1
     num_bytes: int
-    """Of x, each time."""
+    """The bytes of x, each time."""
 
     @property
     def sent_bytes(self) -> int:
@@ -61,7 +61,7 @@ def sent_bytes(transfers: Iterable[Transfer]) -> int:
 
 
 def merged(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """Those that differ in their counts alone as one, in the order in which they first come."""
+    """Merge transfers that differ in their counts alone, in the order in which they first come."""
     counts: Counter[Transfer] = Counter()
     for each in transfers:
         counts[replace(each, count=1)] += each.count

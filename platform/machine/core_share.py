@@ -17,7 +17,7 @@ from baton.platform.config.deployment import DeploymentConfig
 
 
 def share_of_cores(config: DeploymentConfig, *, num_left: int = 0) -> int:
-    """Of one rank of a replica, when `num_left` cores are left to the gateway."""
+    """The cores of one rank of a replica, when `num_left` of them are left to the gateway."""
     num_ranks = sum(pool.replicas * pool.parallel.size for pool in (config.prefill, config.decode))
     return max(1, (int(usable_cores()) - num_left) // num_ranks)
 
@@ -31,7 +31,7 @@ def limit_threads() -> None:
 
 
 def fair_share(config: DeploymentConfig, device: str, dtype: str) -> int:
-    """Of one replica that computes like this."""
+    """The cores of one rank of a replica that computes on `device` in `dtype`."""
     leaves_one = device == "cpu" and not is_compiled(dtype)
     return share_of_cores(config, num_left=1 if leaves_one else 0)
 

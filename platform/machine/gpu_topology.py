@@ -39,7 +39,7 @@ class Device:
     name: str
     """GPU0, or a card as the system calls it."""
     cpus: str = ""
-    """Those near it, as `0-23,96-119`; empty if not said."""
+    """The CPUs near it, as `0-23,96-119`; empty if not said."""
 
 
 @dataclass(frozen=True, slots=True)

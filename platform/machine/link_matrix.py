@@ -20,7 +20,7 @@ from baton.platform.machine.gpu_topology import NVLINK, GpuTopology, parse_topol
 
 SAME, HOST, NETWORK, UNKNOWN = "X", "HOST", "NET", "?"
 NVLINK_GBPS = 25.0
-"""Of one, one way."""
+"""The rate of one NVLink, one way, in GB/s."""
 GBPS = {
     SAME: 1000.0, HOST: 50.0, "PIX": 24.0, "PSB": 24.0, "PXB": 22.0, "PHB": 18.0, "NODE": 14.0,
     "SOC": 10.0, "SYS": 10.0, UNKNOWN: 10.0, NETWORK: 5.0,
@@ -49,7 +49,7 @@ class NodeLinks:
 
 
 def parse_links(topology: str, listing: str) -> NodeLinks:
-    """Of `nvidia-smi topo -m` and `nvidia-smi -L`. Raises TopologyUnreadable, saying at what."""
+    """Parse `nvidia-smi topo -m` and `nvidia-smi -L`. Raises TopologyUnreadable, saying at what."""
     name_by_id: dict[str, str] = {}
     name = ""
     for line in listing.splitlines():

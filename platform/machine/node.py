@@ -25,7 +25,7 @@ PACKAGES = (
     "xxhash", "cryptography", "nixl",
 )  # fmt: skip
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
-"""Those that make a difference to torch's kernels, on either architecture."""
+"""The flags that make a difference to torch's kernels, on either architecture."""
 CGROUP_UNLIMITED = 1 << 60
 """Version 1 says `unlimited` with a number near this or above."""
 COMMAND_TIMEOUT_S = 10.0
@@ -37,7 +37,7 @@ class MemoryFacts:
     """Bytes, as are all here."""
     available: int
     limit: int | None = None
-    """Of the control group (a container's); None: no limit."""
+    """The limit of the control group (a container's); None: no limit."""
     used_of_limit: int = 0
 
     @property
@@ -63,17 +63,17 @@ class NodeFacts:
     host: str
     architecture: str
     versions: dict[str, str]
-    """Of Python and of packages; those that are not installed are missing."""
+    """The versions of Python and of packages; those that are not installed are missing."""
     torch_cuda: str = ""
     """The CUDA version torch was built for; empty: none."""
     num_cores: float
-    """That this process may use."""
+    """The cores that this process may use."""
     cpu_flags: tuple[str, ...] = ()
     memory: MemoryFacts
     shm_free: int | None = None
     """In /dev/shm; None: there is none."""
     max_files: int
-    """That one process may have open."""
+    """The most files that one process may have open."""
     max_locked: int | None = None
     """Bytes that may be locked into memory, as RDMA wants; None: no limit."""
     rdma_devices: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class NodeFacts:
     gpu_trouble: str = ""
     """Why a driver that is there does not answer."""
     disk_free: dict[str, int] = field(default_factory=dict)
-    """Of the folders asked about; -1: it can be neither used nor made."""
+    """The bytes free in the folders asked about; -1: one can be neither used nor made."""
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

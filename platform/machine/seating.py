@@ -27,7 +27,7 @@ Links = Sequence[Sequence[str]]
 """Between two seats; see platform/machine/link_matrix.py."""
 Slowness = Sequence[Sequence[float]]
 Pairs = list[tuple[int, int]]
-"""Of ranks that talk to each other, of one axis."""
+"""The pairs of ranks that talk to each other, of one axis."""
 Cost = tuple[tuple[float, float], ...]
 
 

@@ -96,7 +96,7 @@ def fetch(model: HubModel, report: DownloadReport, *, wants_weights: bool = True
 
 
 def choose_files(names: Iterable[str], *, wants_weights: bool) -> list[str]:
-    """Those of a repository that Baton reads: nothing of subfolders, weights of one kind."""
+    """The files of a repository that Baton reads: nothing of subfolders, weights of one kind."""
     top = [name for name in names if "/" not in name]
     chosen = [name for name in top if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]
     for kind in WEIGHTS if wants_weights else ():
@@ -135,7 +135,7 @@ def _bar(file: str, report: DownloadReport) -> type:
             report.advance(file, int(n or 0))
 
         def update_transfer(self, n: float | None = 1) -> None:
-            """Of bytes on the wire, which may be packed; `update` counts those of the file."""
+            """Ignore bytes on the wire, which may be packed; `update` counts those of the file."""
 
     return Bar
 

@@ -29,9 +29,9 @@ class ListedModel:
     architecture: str = ""
     num_parameters: int = 0
     num_active: int = 0
-    """Of them, those that a token has to do with: fewer where experts are chosen."""
+    """The parameters that a token has to do with: fewer where experts are chosen."""
     dtype: str = ""
-    """Of most of the weights, as they are stored."""
+    """The dtype of most of the weights, as they are stored."""
     size_bytes: int = 0
     max_model_len: int = 0
     problem: str = ""
@@ -76,7 +76,7 @@ def _built_in() -> Iterator[tuple[str, Path]]:
 
 
 def _cached() -> Iterator[tuple[str, Path]]:
-    """Of each model in the Hugging Face cache its `main`, else what was used last."""
+    """The models in the Hugging Face cache: of each its `main`, else what was modified last."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -92,7 +92,7 @@ def as_info(style: LogFormat, source: str, text: str) -> str:
 
 
 def level_of(line: str) -> int | None:
-    """Of a record's first line, as one of these formats writes it; None: it is something else."""
+    """The level of a record's first line, as one of these formats writes it; None: no such line."""
     if line.startswith(_JSON_START):
         try:
             name = msgspec.json.decode(line).get("level")

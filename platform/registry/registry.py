@@ -1,4 +1,4 @@
-"""Who serves: the replicas that are alive, as they say themselves.
+"""The replicas that are alive, as they say themselves.
 
 Replicas send a heartbeat with their ReplicaInfo; one that stays silent for `ttl_s` is dropped.
 Gateways watch for a newer version. It is a hint only: gateways keep their last snapshot when

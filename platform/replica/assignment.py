@@ -23,12 +23,12 @@ class Assignment:
     """What all ranks of a replica are told."""
 
     app_name: str
-    """Of the Serve application."""
+    """The name of the Serve application."""
     config: DeploymentConfig
     role: Role
     folder: Path
     replica_id: ReplicaId
-    """Of rank 0; of a rank that leads, its own."""
+    """The id of rank 0; of a rank that leads, its own."""
     registry: RegistryClient
 
     def actor_name(self, seat: int) -> str:
@@ -37,7 +37,7 @@ class Assignment:
         return f"{self.app_name}:{self.replica_id}:seat-{seat}"
 
     def task_name(self, rank: int) -> str:
-        """Of what the actor that has become this rank runs."""
+        """The name of what the actor that has become this rank runs."""
         return f"{self.app_name}:{self.replica_id}:rank-{rank}"
 
     @property

@@ -1,1 +1,1 @@
-"""Who may call whom: certificates, tokens, TLS."""
+"""Certificates, tokens and TLS: who may call whom."""

@@ -17,7 +17,7 @@ class SecurityConfig(ConfigNode, frozen=True, kw_only=True):
     tls_ca_file: str = ""
     """PEM certificates of the authority that vouches for all processes of this cluster."""
     require_client_cert: bool = True
-    """Who calls a replica must have a certificate of the authority, too (mutual TLS)."""
+    """Callers of a replica must have a certificate of the authority, too (mutual TLS)."""
     tls_server_name: str = "baton"
     """The name that all certificates bear, so that one fits replicas on any address."""
     token_file: str = ""

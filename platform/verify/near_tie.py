@@ -36,8 +36,8 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.kernels.cpu import operators
 
 NUM_ROUNDINGS = 12
-"""Of a layer: two norms, queries, keys and values, their rotation, probabilities, what attention
-gives, its product, gate and up, what is between them, down, and twice the residual."""
+"""The roundings of a layer: two norms, queries, keys and values, their rotation, probabilities,
+what attention gives, its product, gate and up, what is between them, down, twice the residual."""
 LOGIT_ROUNDINGS = 25
 NUM_DEVIATIONS = 4.0
 GAIN = 3.0
@@ -53,7 +53,7 @@ def gap_bound(dtype: str, num_layers: int, sum_len: int, spread: float) -> float
 
 
 def gap_bound_of(loaded: LoadedModel, device: str) -> float:
-    """Of a model, by what its logits are like on some tokens. 0 where sums have one order.
+    """The gap bound of a model, by its logits on some tokens. 0 where sums have one order.
 
     They have not where long chunks of prompts are computed in another form than short ones.
     """

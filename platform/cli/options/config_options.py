@@ -112,7 +112,7 @@ PLAN_OPTIONS = tuple(
     for option in SERVE_OPTIONS
     if option.flag in _OF_COST or option.paths[0].startswith("prefill.parallel.")
 )
-"""Of how a replica is spread over ranks, and what that costs."""
+"""The options of how a replica is spread over ranks, and of what that costs."""
 
 
 def with_config_options(

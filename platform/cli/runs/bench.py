@@ -70,7 +70,7 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
 
 
 def _sizes(job: Job) -> list[int]:
-    """Of all requests of each point together."""
+    """The tokens of all requests together, at each point."""
     decoding = [n * (context + 2 * MAX_STEPS) for n in job.batches for context in job.contexts]
     return [*decoding, *(length + 1 for length in job.lengths)]
 

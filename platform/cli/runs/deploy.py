@@ -85,7 +85,7 @@ def follow(known: Membership, config: DeploymentConfig, report: StartReport) -> 
 
 
 class _Answer:
-    """Of an actor that may not be there yet, or be replaced by another: then it is asked anew."""
+    """The answer of an actor that may not be there yet, or be replaced: then it is asked anew."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask

@@ -21,7 +21,7 @@ from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
 
 WARM_UP_TOKENS = 4
 NUM_KERNELS = 30
-"""Of a GPU, in the table."""
+"""The most kernels of a GPU in the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from baton.platform.instruments.model_shape import shape_of
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 1024
-"""Of a prompt: its page shows all of them for each layer."""
+"""The most tokens of a prompt: its page shows all of them for each layer."""
 NUM_GUESSES = 5
 
 

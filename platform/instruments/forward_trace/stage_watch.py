@@ -55,7 +55,7 @@ class SeesTokens(Protocol):
     out: Linear
 
     def last_weights(self, *inputs: Any) -> Tensor:
-        """Of the inputs of `forward`: what the last token gives to each, [N, context]."""
+        """What the last token gives to each, [N, context]. `inputs` are those of `forward`."""
 
 
 class StageWatch:
@@ -64,7 +64,7 @@ class StageWatch:
     def __init__(self, model: Decoder, shape: ModelShape, num_tokens: int) -> None:
         self.stages: list[Stage] = []
         self.after_block: list[tuple[Tensor, Tensor]] = []
-        """Of the last token, what each block gives: x and residual [1, D]."""
+        """What each block gives of the last token: x and residual [1, D]."""
         self._model = model
         self._shape = shape
         self._chunk = Chunk(num_tokens, num_tokens)
@@ -74,7 +74,7 @@ class StageWatch:
         self._hooks = ExitStack()
 
     def heats(self) -> list[Tensor]:
-        """Of each attention of the pass, once it is over: [N, context]."""
+        """The weights of each attention of the pass, once it is over: [N, context]."""
         return [attention.last_weights(*inputs) for attention, inputs in self._attended]
 
     def __enter__(self) -> StageWatch:

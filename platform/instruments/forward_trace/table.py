@@ -21,15 +21,15 @@ from baton.platform.instruments.forward_trace.trace import (
 
 NUM_LOOKED_AT = 2
 NUM_GUESSES = 2
-"""Of a layer."""
+"""The guesses shown of a layer."""
 SHADES = " ░▒▓█"
 MAX_SHADES = 40
 MIN_WIDTH = 13
-"""Of the names of stages: "feed-forward" on one line."""
+"""The width of the names of stages: "feed-forward" on one line."""
 
 
 def show(console: Console, trace: ForwardTrace, *, every_layer: bool) -> None:
-    """Of layers that are alike the first stands for all, unless `every_layer` is wanted."""
+    """Show a trace; the stages of layers that are alike once, unless `every_layer` is wanted."""
     about = (
         f"{trace.model}: {trace.architecture}, {len(trace.layers)} layers, {trace.dtype} on "
         f"{trace.device}; {len(trace.tokens)} tokens"

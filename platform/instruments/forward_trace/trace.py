@@ -49,7 +49,7 @@ class LayerTrace:
     guesses: Sequence[Guess]
     """What the model would say next if this layer were its last (nostalgebraist 2020)."""
     experts: Sequence[Sequence[tuple[int, float]]] = ()
-    """Of each token: the experts that it is sent to, with their shares. None in a dense layer."""
+    """The experts that each token is sent to, with their shares. Empty in a dense layer."""
 
     @property
     def mean_heat(self) -> list[float]:
@@ -67,9 +67,9 @@ class ForwardTrace:
     stages: Sequence[Stage]
     layers: Sequence[LayerTrace]
     guesses: Sequence[Guess]
-    """Of the whole model."""
+    """The guesses of the whole model."""
     guesses_after: Sequence[Guess] = ()
-    """Of the token behind the likeliest next one, by the head that predicts one further."""
+    """The guesses of the token behind the likeliest next one, by the MTP head."""
 
     @property
     def work(self) -> Work:
