@@ -1,1 +1,1 @@
-"""Who may ask, and how: configuration, API keys, TLS, salts of tenants."""
+"""Access to the gateway: configuration, API keys, TLS, salts of tenants."""

@@ -1,4 +1,4 @@
-"""Who may come in, for whom, and what they may ask for.
+"""API keys: who may come in with one, for which tenant, and what they may ask for.
 
     a key of           may use the models   may set `priority`           operates the deployment
     operator_keys      yes                  to any number                yes: drain, /debug/*
@@ -31,7 +31,7 @@ class Caller:
     is_operator: bool = True
 
     def priority(self, asked: int | None, field: str) -> int:
-        """Of a request that asks for `asked`. Raises Forbidden."""
+        """The priority of a request that asks for `asked`. Raises Forbidden."""
         least = self.min_priority
         if asked is None:
             return max(0, least or 0)
@@ -75,7 +75,7 @@ class ApiKeys:
         return bool(self._caller_by_key)
 
     def check(self, authorization: str | None) -> Caller:
-        """Whose key it is. `authorization` is `Bearer <key>`. Raises Unauthenticated."""
+        """The caller whose key it is. `authorization` is `Bearer <key>`. Raises Unauthenticated."""
         if not self._caller_by_key:
             return ANYBODY
         if authorization is None or not authorization.lower().startswith(SCHEME):

@@ -15,7 +15,7 @@ Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 
 class TenantConfig(ConfigNode, frozen=True, kw_only=True):
-    """Whose requests share cached KV with each other and with nobody else."""
+    """One tenant: its requests share cached KV with each other and with nobody else."""
 
     api_keys: frozenset[str]
     """Its own keys; a key belongs to one tenant."""
@@ -77,7 +77,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     resume_window_s: Seconds = 60.0
     """How long a resumable stream goes on, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE
-    """Of all resumable streams together; a stream that does not fit is refused (429)."""
+    """Bytes of all resumable streams together; a stream that does not fit is refused (429)."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the HTTP API; `*` is any. Empty: none may."""
     tls_cert_file: str = ""

@@ -1,4 +1,4 @@
-"""Who the gateway is, for clients that want to be sure: a certificate and its key."""
+"""The gateway's identity, for clients that want to be sure: a certificate and its key."""
 
 from __future__ import annotations
 

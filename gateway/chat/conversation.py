@@ -24,7 +24,7 @@ class Conversation:
     rule: OutputRule | None = None
     """What the answer must look like, if it is one: a call of a tool need not."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the template."""
+    """Variables for the template's own switches."""
     is_continued: bool = False
     """The model goes on with the last message."""
     adds_generation_prompt: bool = True

@@ -41,11 +41,11 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
-    """Of an assistant."""
+    """The calls that an assistant made."""
     tool_call_id: str | None = None
-    """Of a tool: which call it answers."""
+    """The call that a tool answers."""
     reasoning_content: str | None = None
-    """Of an assistant; most templates leave it out of the prompt."""
+    """The reasoning of an assistant; most templates leave it out of the prompt."""
     reasoning: str | None = None
     """The same by another name."""
     cache_control: CacheControl | None = None

@@ -79,7 +79,7 @@ class ToolUse:
         return json_rule(calls, field=self.field)
 
     def call_schema(self, arguments_key: str, *, place: str = "#") -> dict[str, Any]:
-        """Of one call: any tool's name and arguments. `place` is where it will stand.
+        """The schema of one call: any tool's name and arguments. `place` is where it will stand.
 
         Raises InvalidRequest.
         """
@@ -162,7 +162,7 @@ def _check_names(functions: Sequence[Function]) -> None:
 
 
 def _named(choice: object) -> str:
-    """Of {"type": "function", "function": {"name": ...}}, or with the name beside the type."""
+    """The name in {"type": "function", "function": {"name": ...}}, or that beside the type."""
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         inner = choice.get("function", choice)
         name = inner.get("name") if isinstance(inner, Mapping) else None

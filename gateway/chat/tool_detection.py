@@ -19,7 +19,7 @@ from baton.gateway.output.formats import (
 )
 
 FOREIGN_SIGNS = ("<function=", "<arg_key>")
-"""Of formats that use the mark of hermes for something else."""
+"""Signs of formats that use the mark of hermes for something else."""
 
 
 def format_name(parser: str, template: str) -> str:

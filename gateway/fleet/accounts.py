@@ -17,9 +17,9 @@ class Accounts:
         self.num_output = 0
         """Tokens taken so far, over all attempts."""
         self.num_before = 0
-        """Of these, from earlier attempts than the current one."""
+        """Tokens of these that came from earlier attempts than the current one."""
         self.number = 0
-        """Of the current attempt; 0 before the first."""
+        """The number of the current attempt; 0 before the first."""
         self._num_prompt_tokens = num_prompt_tokens
         self._spent = Receipt()
         self._current = Receipt()
@@ -66,7 +66,7 @@ class Accounts:
         self._queue_ms += queue_ms
 
     def hear(self, receipt: Receipt | None, num_tokens: int) -> None:
-        """Of the current attempt: its last word, and the tokens that came with it."""
+        """Take in the current attempt's last word, and the tokens that came with it."""
         if receipt is not None:
             self._current = receipt
         self.num_output += num_tokens

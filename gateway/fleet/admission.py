@@ -1,4 +1,4 @@
-"""Who goes next when the decode replicas are full: by priority, then by tenants in turn.
+"""The queue for decode replicas while all are full: by priority, then by tenants in turn.
 
     a a a a b b c    wait; served are    a b c | a b | a | a        a round has one of each tenant
 
@@ -46,7 +46,7 @@ class AdmissionQueue(Generic[T]):
         self._round: dict[_Rank, int] = {}
         """The last one of which somebody was served, of those of a rank."""
         self._last_round: dict[tuple[_Rank, str], int] = {}
-        """Of each tenant: that of its last in line."""
+        """The round of the last in line, by rank and tenant."""
 
     def __len__(self) -> int:
         return len(self._waiters)

@@ -64,7 +64,7 @@ class ReplicaDispatcher:
         self._clock = clock
         self._queue: AdmissionQueue[Placed] = AdmissionQueue(max_waiting)
         self._patience: set[asyncio.Timeout] = set()
-        """Of those who wait: it runs while no decode replica takes requests."""
+        """Time limits of those who wait, which run while no decode replica takes requests."""
         self._was_ready = False
         self._has_changed = asyncio.Event()
         meter = RateMeter(pull_rates or PullRates())

@@ -39,7 +39,7 @@ class Placed:
 
     @property
     def number(self) -> int:
-        """Of the attempt."""
+        """The attempt's number, from 1."""
         return self.attempt.request.attempt
 
     @property

@@ -28,7 +28,7 @@ from baton.gateway.fleet.replica_link import ReplicaLost
 from baton.gateway.requests.generation import Generation
 
 MAX_ATTEMPTS = 5
-"""That failed: a request that takes down every replica it meets must not take them all."""
+"""Failed attempts: a request that takes down every replica it meets must not take them all."""
 
 
 class Place(Protocol):
@@ -70,7 +70,7 @@ class RunningRequest:
         self._num_failed = 0
         self._lost: frozenset[Epoch] = frozenset()
         self._taken: deque[TokenUpdate] = deque()
-        """Of the attempt before, and not asked for yet."""
+        """Updates of the attempt before, not asked for yet."""
         self._moving: asyncio.Task[None] | None = None
         self._left: list[tuple[Placed, int, int]] = []
         """Attempts that are kept until the next one lives, for the KV they hold: with the number of

@@ -9,7 +9,7 @@ from baton.proto import inference_pb2 as pb
 def cache_control(
     message: pb.GenerateRequest | pb.ChatRequest | pb.ChatMessage,
 ) -> CacheControl | None:
-    """Of a request or a message; empty strings are what was left out."""
+    """The cache control of a request or a message; empty strings are what was left out."""
     if not message.HasField("cache_control"):
         return None
     given = message.cache_control

@@ -96,7 +96,7 @@ class _Reading:
         return response
 
     def finish_reason(self, part: ChoiceDelta) -> str | None:
-        """Of what has been read."""
+        """The finish reason, by all of the choice that has been read."""
         return self._reader_by_index[part.index].finish_reason(part.delta)
 
 

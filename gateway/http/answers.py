@@ -124,7 +124,7 @@ class Answer(msgspec.Struct, kw_only=True):
     model: str
     usage: UsageAnswer | UnsetType | None = UNSET
     baton: Receipt | Sequence[Receipt] | UnsetType = UNSET
-    """Of several choices: by index."""
+    """The receipt; those of several choices, by index."""
 
 
 class CompletionAnswer(Answer, kw_only=True):

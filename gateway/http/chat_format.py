@@ -28,7 +28,7 @@ from baton.gateway.text.served_model import ServedModel
 
 
 class ChatFormat:
-    """Of one request."""
+    """The chat answer to one request, whole or in chunks."""
 
     def __init__(
         self, *, id: str, created: int, model: ServedModel, body: ChatBody, plan: ChatPlan
@@ -97,7 +97,7 @@ class ChatFormat:
         return choice
 
     def _choice(self, part: ChoiceDelta) -> ChatChoice:
-        """Of what has been read."""
+        """The choice as far as it has been read, without its message."""
         delta, body = part.delta, self._body
         return ChatChoice(
             index=part.index,

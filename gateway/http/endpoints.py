@@ -41,7 +41,7 @@ class Endpoint:
     details: str = ""
     body: type | None = None
     answer: type | None = None
-    """Of JSON; None: see `media`."""
+    """The type of a JSON answer; None: see `media`."""
     media: str = "application/json"
     status: int = 200
     others: Mapping[int, type] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Endpoint:
     is_streamed: bool = False
     """Answers with server-sent events if the body asks for `stream`."""
     headers: tuple[str, ...] = ()
-    """Of requests, besides those that all have: see HEADERS."""
+    """Headers of requests, besides those that all have: see HEADERS."""
     example: dict[str, Any] | None = None
     """A body."""
 

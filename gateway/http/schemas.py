@@ -74,7 +74,7 @@ class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[Any] | None = None
     """A text, a list of token ids, or a list of either."""
     logprobs: int | None = None
-    """Of the output's tokens, with so many alternatives; at most 20."""
+    """Log-probabilities of the output's tokens, with so many alternatives; at most 20."""
     echo: bool | None = None
     """Begin the answer with the prompt."""
 
@@ -87,7 +87,7 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     """The newer name of `max_tokens`, which gives way to it."""
     logprobs: bool | None = None
-    """Of the output's tokens."""
+    """Log-probabilities of the output's tokens."""
     top_logprobs: int | None = None
     """With so many alternatives; at most 20."""
     tools: list[Tool] | None = None

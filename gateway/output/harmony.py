@@ -23,7 +23,7 @@ MESSAGE, END, CALL, RETURN = "<|message|>", "<|end|>", "<|call|>", "<|return|>"
 MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END)
 """Shown to the parser. CALL and RETURN end an output, and are hidden as ends are."""
 ENDS = (END, START, CALL, RETURN)
-"""Of a message; the start of the next ends it, too."""
+"""The ends of a message; the start of the next ends it, too."""
 MAX_HEADER = 256
 HEADER = re.compile(
     rf"(?:{re.escape(START)})?(?:assistant)?(?: ?to=(?P<early>[^\s<]+))?"

@@ -28,7 +28,7 @@ class Reasoning:
 @dataclass(frozen=True, slots=True)
 class CallStart:
     index: int
-    """Of the call within its choice."""
+    """The call's number within its choice, from 0."""
     id: str
     name: str
 
@@ -71,7 +71,7 @@ class PieceWriter:
             self._pieces.append(CallStart(self.num_calls - 1, self._call_id(), name))
 
     def arguments(self, text: str) -> None:
-        """Of the call that was started last."""
+        """Add `text` to the arguments of the call that was started last."""
         if not self._is_beyond:
             self._write(CallArguments(self.num_calls - 1, text))
 

@@ -19,7 +19,7 @@ EPHEMERAL = "ephemeral"
 DEFAULT_TTL = "5m"
 TTL_S_BY_NAME = {"5m": 300.0, "1h": 3600.0}
 MAX_POINTS = 4
-"""Of one request."""
+"""Cache points of one request."""
 
 
 class CacheControl(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ def ttl_s(control: CacheControl, field: str) -> float:
 
 
 def read_control(value: Any, field: str) -> CacheControl | None:
-    """Of a body that is read as plain values. Raises InvalidRequest."""
+    """The cache control of a body that is read as plain values. Raises InvalidRequest."""
     if value is None:
         return None
     try:

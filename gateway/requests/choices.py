@@ -88,7 +88,7 @@ class Completion:
     def __init__(
         self, prompts: Sequence[PromptChoices], *, num_returned: int, keeps_logprobs: bool = True
     ) -> None:
-        """Of each prompt's choices the best `num_returned` are given, all if that is how many."""
+        """The best `num_returned` of each prompt's choices are given, all if that is how many."""
         self._prompts = prompts
         self._num_returned = num_returned
         self._keeps_logprobs = keeps_logprobs
@@ -205,7 +205,7 @@ async def _by_index(deltas: AsyncIterator[ChoiceDelta], num: int) -> list[list[T
 
 
 def mean_logprob(delta: TextDelta) -> float:
-    """Of the sampled tokens. An output without any is the worst."""
+    """The mean over the sampled tokens. An output without any is the worst."""
     if not delta.logprobs:
         return -math.inf
     return sum(entry.logprob for entry in delta.logprobs) / len(delta.logprobs)

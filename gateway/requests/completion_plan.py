@@ -30,7 +30,7 @@ class CompletionPlan:
     """By prompt: its choices. The others are placed near the first, whose blocks they share."""
     stops: tuple[str, ...]
     num_returned: int
-    """Of each prompt's choices."""
+    """Choices that are given of each prompt."""
     is_prompt_only: bool
     """`max_tokens` 0 with `echo`: a token is drawn because that runs the prompt, and dropped."""
 

@@ -15,9 +15,9 @@ from baton.gateway.text.output_text import OutputText, TextDelta
 class Usage:
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, found in a prefix cache."""
+    """Tokens of the prompt found in a prefix cache."""
     cache_write_tokens: int = 0
-    """Of the prompt, before a cache point and not cached until now."""
+    """Tokens of the prompt before a cache point and not cached until now."""
     output_tokens: int
 
 

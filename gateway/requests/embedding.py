@@ -25,7 +25,7 @@ from baton.gateway.requests.sampling_options import check_tokens
 MAX_INPUTS = 2048
 """As many as OpenAI takes."""
 MAX_RUNNING = 32
-"""Of one request's inputs: it shares the replicas with other requests."""
+"""Inputs of one request that run at once: it shares the replicas with other requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

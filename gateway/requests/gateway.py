@@ -57,7 +57,7 @@ class Gateway:
 
     @property
     def max_model_len(self) -> int:
-        """Of the replicas; while none is connected, of those before, or what the model allows."""
+        """The replicas' limit; while none is connected, that of those before, or the model's."""
         self._last_max_model_len = self.dispatcher.max_model_len or self._last_max_model_len
         return self._last_max_model_len or self.model.context_len
 

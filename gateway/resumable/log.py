@@ -24,7 +24,7 @@ class StreamLog:
         self._is_closed = False
         self.failure: Exception | None = None
         self.num_bytes = 0
-        """Of the events kept, with what keeping them costs."""
+        """Bytes of the events kept, with what keeping them costs."""
 
     @property
     def last_sequence(self) -> int:

@@ -36,7 +36,7 @@ class StreamReader:
     """One client's place in a stream."""
 
     last_sequence: int
-    """Of the event that it has been sent last."""
+    """The sequence number of the event that it has been sent last."""
 
 
 @dataclass(eq=False, slots=True)
@@ -192,7 +192,7 @@ class ResumableStreams:
 
 
 def owner_of(authorization: str | None) -> bytes:
-    """Who opened a stream, without keeping the key: only the same key may read it again."""
+    """The owner of a stream, without keeping the key: only the same key may read it again."""
     key = (authorization or "").partition(" ")[2].strip()
     return hashlib.sha256(key.encode()).digest()
 

@@ -40,7 +40,7 @@ class TextTokenizer:
         return str(self._tokenizer.to_str())
 
     def special_tokens(self, names: Iterable[str]) -> dict[str, int]:
-        """Those of `names` that are special tokens of this model, by name."""
+        """The ids of those of `names` that are special tokens of this model, by name."""
         found = {name: self._tokenizer.token_to_id(name) for name in names}
         return {name: token for name, token in found.items() if token in self._special}
 

@@ -43,7 +43,7 @@ def input_messages(
 
 
 def _marks(item: Mapping[str, Any], message: int, path: str) -> Iterator[MarkedMessage]:
-    """Of the item, which has been read without complaint: behind its parts, and behind it."""
+    """The marks of the item, which was read without complaint: behind its parts, and behind it."""
     name = "output" if item.get("type") == "function_call_output" else "content"
     parts = item.get(name)
     texts: list[str] = []

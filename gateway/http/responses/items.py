@@ -156,7 +156,7 @@ class OutputItems:
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        """Of the last item."""
+        """An event of the last item."""
         index = len(self.items) - 1
         place = {"item_id": self.items[index].id, "output_index": index}
         return {"type": f"response.{kind}", **place, **fields}

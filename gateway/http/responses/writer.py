@@ -28,7 +28,7 @@ from baton.gateway.text.tokenizer import TextTokenizer
 
 
 class ResponsesWriter:
-    """Of one request."""
+    """The response to one request, whole or as events."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ResponsesWriter:
             self._answer.status = "completed" if is_complete else "incomplete"
 
     def _logprobs_for(self, delta: TextDelta, pieces: Sequence[Piece]) -> Sequence[ChatLogprob]:
-        """Of the tokens since the last piece of answer; those of reasoning and calls are dropped.
+        """Logprobs of tokens since the last answer piece; those of reasoning and calls are dropped.
 
         Text may lag behind its tokens: they wait for it.
         """
