@@ -23,7 +23,7 @@ from baton.core.kv_layout import KvLayout
 
 
 def _nothing_to_release() -> None:
-    """Of a piece whose bytes are its own."""
+    """A piece whose bytes are its own has nothing to release."""
 
 
 class Outcome(StrEnum):

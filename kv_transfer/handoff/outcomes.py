@@ -14,7 +14,7 @@ class Ended:
     peer_epoch: Epoch
     outcome: Outcome
     reason: str = ""
-    """Of an abort."""
+    """Why it was aborted."""
 
 
 class RecentOutcomes:

@@ -28,7 +28,7 @@ class KvSource:
 class WantedKv:
     transfer_id: TransferId
     sources: tuple[KvSource, ...]
-    """Of one model; together they hold all heads."""
+    """The senders, all of one model; together they hold all heads."""
     tokens: Sequence[int]
     salt: bytes
     tenant: str = ""

@@ -21,7 +21,7 @@ def unit_checksums(data: Buffer, unit_bytes: int) -> tuple[int, ...]:
 
 
 def checksums_of(parts: Sequence[Buffer], unit_bytes: int) -> tuple[int, ...]:
-    """Of the units of several parts, one after the other."""
+    """The checksums of the units of several parts, one after the other."""
     if checksum.is_compiled():
         return tuple(checksum.checksums(parts, unit_bytes))
     return tuple([each for part in parts for each in _digests(memoryview(part), unit_bytes)])

@@ -189,7 +189,7 @@ class BlockPlacement:
 
     @cached_property
     def offset(self) -> int:
-        """Of the first head that travels, within the receiver's block."""
+        """The byte of the first head that travels, within the receiver's block."""
         num_before = self.arriving.first_kv_head - self.receiver.first_kv_head
         return num_before * self.receiver.unit_bytes
 

@@ -65,7 +65,7 @@ class BroughtIn:
     """What is there now that was not before."""
 
     transfer_id: TransferId | None = None
-    """Of the sealed lease, which may be adopted. None: nothing was brought in."""
+    """The sealed lease, which may be adopted. None: nothing was brought in."""
     num_held: int = 0
     """Tokens that this pool had already."""
     num_tokens: int = 0

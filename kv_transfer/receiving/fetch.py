@@ -53,16 +53,16 @@ class FetchConfig:
     max_unwritten: int = 8
     """Pieces of one stream that have come but are not written."""
     num_threads: int = 2
-    """That write pieces and verify them."""
+    """Threads that write pieces and verify them."""
     max_reopened: int = 3
-    """Of one stream."""
+    """How often one stream may be opened anew."""
     max_asked_again: int = 4
     """Pieces of one stream that may come with wrong bytes: each is asked for again."""
     reopen_delay_s: float = 0.05
     """Before the first opening anew; doubles each time."""
     max_settle_attempts: int = 3
     settle_timeout_s: float = 2.0
-    """Of one attempt."""
+    """The time limit of one attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class TransferReport:
     """How the KV of one prompt travelled."""
 
     num_bytes: int
-    """That arrived, duplicates included."""
+    """Bytes that arrived, duplicates included."""
     transfer_ms: float
     """From the opening until the seal."""
     transport: str
@@ -290,7 +290,7 @@ class Fetcher:
 
 
 def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
-    """Of everything that the stream is to bring."""
+    """The opening for everything that the stream is to bring."""
     return OpenTransfer(
         transfer_id=flight.reservation.transfer_id,
         sender_epoch=stream.source.epoch,
@@ -301,7 +301,7 @@ def _opening(flight: _Flight, stream: ReservedStream) -> OpenTransfer:
 
 
 def _once_more(opening: OpenTransfer, corrupt: Sequence[CorruptPiece]) -> OpenTransfer:
-    """Of these pieces alone."""
+    """The same opening, for these pieces alone."""
     only = tuple(
         BlockRange(error.plane, error.blocks.start, error.blocks.stop) for error in corrupt
     )

@@ -34,14 +34,14 @@ from baton.kv_transfer.layouts.plan import BlockPlacement
 
 @dataclass(slots=True, kw_only=True)
 class FillCounters:
-    """Of all leases of a receiver, counted on whichever thread fills them."""
+    """Totals of all leases of a receiver, counted on whichever thread fills them."""
 
     num_bytes: int = 0
     """Verified and recorded, in the senders' layouts."""
     num_corrupt: Counter[Epoch] = field(default_factory=Counter)
     """Bad pieces, by the epoch of the sender they came from."""
     num_asked_again: int = 0
-    """Of the bad pieces."""
+    """Bad pieces that were asked for again."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def filled(self, num_bytes: int) -> None:
@@ -66,17 +66,17 @@ class Fill:
     slots: Slots
     targets: BlockTargets
     tokens: range
-    """That the lease lacks; no others are written."""
+    """Tokens that the lease lacks; no others are written."""
     blocks: tuple[int, ...]
-    """Of the piece: those that were empty."""
+    """Blocks of the piece that were empty."""
 
     @property
     def placement(self) -> BlockPlacement:
-        """Of the plane that the piece is of."""
+        """The placement of the plane that the piece is of."""
         return self.stream.placement.planes[self.piece.plane]
 
     def view(self, block: int) -> memoryview:
-        """Of the piece: the bytes of one block."""
+        """The bytes of one block of the piece."""
         return self.piece.views[block - self.piece.first_block]
 
     def checksums(self, block: int) -> tuple[int, ...]:

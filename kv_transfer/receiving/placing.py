@@ -22,7 +22,7 @@ class Unit(NamedTuple):
 
     block: int
     head: int
-    """Of those that travel."""
+    """The head's number among those that travel."""
 
 
 def place(fill: Fill) -> list[Unit]:

@@ -47,7 +47,7 @@ class Writer:
         self.num_corrupt = 0
         """Pieces that came with wrong bytes."""
         self._corrupt: list[CorruptPiece] = []
-        """Of them, those that may be asked for again."""
+        """Pieces of these that may be asked for again."""
         self._filling = filling
         self._stream = stream
         self._parts = parts

@@ -89,7 +89,7 @@ class Selection:
 
 
 def progress_of(request: OpenTransfer, num_blocks: int, num_planes: int) -> Advancing:
-    """Of a stream that is opened. Raises TransferError for more than there is."""
+    """The progress of a stream that is opened. Raises TransferError for more than there is."""
     if not request.only:
         return Progress(request.first_block, num_blocks, num_planes)
     for plane, start, stop in request.only:
@@ -152,7 +152,7 @@ class BlockRead:
     blocks: tuple[int, ...]
     """Their numbers in the pool."""
     source: BlockSource
-    """Of the whole blocks."""
+    """The whole blocks, whichever heads travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Of a cut."""
+    """The bytes of a cut, and their checksums."""
 
     views: tuple[memoryview, ...]
     """By block: the heads that travel, [heads] units as bytes."""
     checksums: tuple[int, ...]
-    """Of each (block, head), in the order of the views."""
+    """The checksum of each (block, head), in the order of the views."""
 
 
 def cuts(reading: BlockRead, max_piece_bytes: int) -> Iterator[Cut]:

@@ -46,7 +46,7 @@ _OUTCOMES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
     max_blocks_per_read: int = 512
-    """Of all planes together: bounds what one stream begins at once."""
+    """Blocks of all planes together: bounds what one stream begins at once."""
     max_remembered: int = 4096
     """Transfers that are over but whose outcome a peer may still ask for."""
     max_time_left_s: float = DEFAULTS.prefill_timeout_s
@@ -61,7 +61,7 @@ class SenderCounters:
     num_sealed: int = 0
     num_aborted: int = 0
     num_expired: int = 0
-    """Of the aborted ones."""
+    """Aborted transfers whose time was up."""
 
 
 @dataclass(slots=True, kw_only=True)

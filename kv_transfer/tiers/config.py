@@ -28,7 +28,7 @@ class HostTierConfig:
     """Memory of the host, private to a replica and gone with it."""
 
     gib: float = 0.0
-    """Of KV per replica. 0: no host tier."""
+    """GiB of KV per replica. 0: no host tier."""
 
     def __post_init__(self) -> None:
         _check_not_negative(gib=self.gib)
@@ -41,7 +41,7 @@ class DiskTierConfig:
     folder: str = ""
     """Replicas may share it: each takes a subfolder of its own. Empty: no disk tier."""
     gib: float = 16.0
-    """Of KV per replica."""
+    """GiB of KV per replica."""
     fsync: bool = False
     """Wait for the disk at every block. Not needed to be safe: a torn file is recognised."""
 

@@ -31,7 +31,7 @@ class TierSource:
 
     def __init__(self, stack: TierStack, transport: TierTransport, worth: Worth) -> None:
         self.names: Sequence[bytes] = ()
-        """Of the blocks that are to be brought in, once something was offered."""
+        """Names of the blocks that are to be brought in, once something was offered."""
         self.stretches: tuple[Stretch, ...] = ()
         """Where those are."""
         self._stack = stack
@@ -40,7 +40,7 @@ class TierSource:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """That the blocks come from, the slowest last."""
+        """Names of the tiers that the blocks come from, the slowest last."""
         held = {stretch.tier for stretch in self.stretches}
         return tuple(name for name in self._stack.tier_names if name in held)
 
@@ -88,7 +88,7 @@ class TierSource:
 
 
 def _first(stretches: Sequence[Stretch], num_blocks: int) -> tuple[Stretch, ...]:
-    """Those that the first `num_blocks` blocks are in; a choice ends where a stretch does."""
+    """The stretches that hold the first `num_blocks` blocks; a choice ends where a stretch does."""
     taken: list[Stretch] = []
     for stretch in stretches:
         if sum(stretch.num_blocks for stretch in taken) >= num_blocks:

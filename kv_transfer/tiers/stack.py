@@ -23,7 +23,7 @@ from baton.kv_transfer.tiers.media.record import BlockRecord, RecordFormat
 BLOCKS_PER_READ = 16
 FLUSH_TIMEOUT_S = 3.0
 CLOSE_TIMEOUT_S = 3.0
-"""Of one tier."""
+"""The time limit of closing one tier."""
 
 
 @dataclass(frozen=True, slots=True)

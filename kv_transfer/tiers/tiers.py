@@ -114,7 +114,7 @@ class Tiers:
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:
-        """Those of blocks that are being copied, for the auditor."""
+        """The leases of blocks that are being copied, for the auditor."""
         return self._write_back.lease_ids
 
     def ran(self, num_tokens: int, seconds: float) -> None:

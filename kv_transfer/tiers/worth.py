@@ -16,7 +16,7 @@ from baton.kv_transfer.tiers.stack import Stretch
 FORGET_AFTER_S = 60.0
 """A rate this old says nothing: a disk that was busy need not be so for ever."""
 WEIGHT = 0.3
-"""Of the latest observation."""
+"""The share of the latest observation in the smoothed rate."""
 
 
 class Rate:

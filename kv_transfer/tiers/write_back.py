@@ -58,7 +58,7 @@ class WriteBack:
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:
-        """Those that hold blocks, for the auditor."""
+        """The leases that hold blocks, for the auditor."""
         return frozenset(TransferId(lease_id) for lease_id in self._copying)
 
     @property

@@ -25,7 +25,7 @@ class _Line:
 
 
 class Switchboard:
-    """Who can be reached at which address. Reused addresses lead to the newest side."""
+    """The sending sides, by address. Reused addresses lead to the newest side."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}

@@ -61,7 +61,7 @@ class RecordFormat:
 
     @property
     def record_bytes(self) -> int:
-        """Of one block in memory."""
+        """The bytes of one block in memory, its checksums included."""
         return self.layout.block_bytes + _CHECKSUM.size * self.num_checksums
 
     @property

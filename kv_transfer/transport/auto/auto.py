@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True):
     """What a peer must be known by to tell which ways could lead to it."""
 
     names: tuple[str, ...]
-    """Of the transports it sends by."""
+    """Names of the transports it sends by."""
     host: str
     device: str
 
@@ -81,7 +81,7 @@ class _Peer:
     address: str
     epoch: Epoch
     record_by_way: dict[str, _Record] = field(default_factory=dict)
-    """Of the ways that could work; best by name first. Empty before the peer was met."""
+    """Records of the ways that could work; best by name first. Empty before the peer was met."""
     is_met: bool = False
     why_not: str = ""
     """Why none is left, once it is met."""

@@ -285,5 +285,5 @@ def _read(payload: bytes, kind: type[_Answer]) -> _Answer:
 
 
 def _host_of(address: str) -> str:
-    """Of host:port or [host]:port."""
+    """The host of host:port or [host]:port."""
     return address.rpartition(":")[0].strip("[]")

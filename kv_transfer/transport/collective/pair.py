@@ -60,7 +60,7 @@ class Pair(ABC):
     def __init__(self, name: str, join: Callable[[], Group], staging: Staging) -> None:
         self.name = name
         self.num_users = 0
-        """Who opened, or packs, something: it must not go, nor what they may still claim."""
+        """Streams open and pieces being packed: it must not go, nor what they may still claim."""
         self._staging = staging
         self._loop = asyncio.get_running_loop()
         self._group: Group | None = None
@@ -189,7 +189,7 @@ class ReceivingPair(Pair):
         self._inquire = inquire
         self._asking: asyncio.Task[None] | None = None
         self._size_by_number: dict[int, int] = {}
-        """Of pieces that are known, but not yet posted."""
+        """Bytes of pieces that are known, but not yet posted."""
         self._is_behind = False
         self._claims: dict[int, asyncio.Future[Tensor]] = {}
         self._unclaimed: dict[int, Tensor] = {}

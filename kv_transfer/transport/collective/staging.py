@@ -116,7 +116,7 @@ class HostStaging:
 
 
 class DeviceStaging:
-    """Of a CUDA device. Pieces are gathered on it, straight from the arena."""
+    """Staging on a CUDA device: pieces are gathered on it, straight from the arena."""
 
     def __init__(self, arena: KvArena | None) -> None:
         self._arena = arena

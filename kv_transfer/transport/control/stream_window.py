@@ -33,7 +33,7 @@ MIN_BYTES_PER_S = 4 << 20
 MAX_READY = 16
 """Pieces waiting to be announced."""
 MAX_BATCH_BYTES = 1 << 20
-"""Of pieces that are announced together; one alone may be larger."""
+"""Bytes of pieces that are announced together; one alone may be larger."""
 MAX_TOGETHER = 8
 """Pieces."""
 

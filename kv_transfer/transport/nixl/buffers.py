@@ -21,7 +21,7 @@ MIN_BUFFER_BYTES = 1 << 16
 MAX_BUFFER_BYTES = 1 << 30
 """Registered, of one replica, in use or not."""
 MAX_SPARE_BYTES = 256 << 20
-"""Of them, kept for later: to register memory takes as long as to fill it."""
+"""Bytes of these, kept for later: to register memory takes as long as to fill it."""
 
 
 class BuffersInUse(TransferCut):

@@ -98,7 +98,7 @@ class _Meeting:
 
     meeting: asyncio.Task[_Peer]
     num_streams: int = 0
-    """That read from it, or wait to."""
+    """Streams that read from it, or wait to."""
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)
     was_cut: bool = False
     """To be met anew, if it is still there: but not under the streams that go on."""
