@@ -44,11 +44,11 @@ class ClientOptions(TypedDict, total=False):
     tls: bool
     """False, unless one of those below is given."""
     ca_cert: Pem | None
-    """Who must have signed the server's certificate: the public authorities."""
+    """Authorities, one of which must have signed the server's certificate: the public ones."""
     client_cert: Pem | None
     """For servers that ask who their clients are."""
     client_key: Pem | None
-    """Of `client_cert`."""
+    """The private key of `client_cert`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ def _ends(deltas: Sequence[Delta] | Sequence[ChatDelta]) -> dict[str, Any]:
 
 
 def _joined(deltas: Sequence[Delta] | Sequence[ChatDelta]) -> dict[str, Any]:
-    """Of one choice: what both kinds have."""
+    """The fields of one choice that both kinds have."""
     end = next((delta for delta in deltas if delta.finish_reason and delta.receipt), None)
     if end is None:
         raise _has_no_end()

@@ -37,12 +37,12 @@ class TokenLogprob:
 class Usage:
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, found in a prefix cache."""
+    """Tokens of the prompt found in a prefix cache."""
     cache_write_tokens: int
-    """Of the prompt, before a cache point and not cached until now."""
+    """Tokens of the prompt before a cache point and not cached until now."""
     output_tokens: int
     reasoning_tokens: int
-    """Of the output."""
+    """Tokens of the output that are reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Receipt:
     """Why it ran there."""
     attempts: int
     cached_tokens: int
-    """Of the prompt, found in a prefix cache."""
+    """Tokens of the prompt found in a prefix cache."""
     cache_write_tokens: int
-    """Of the prompt, before a cache point and not cached until now."""
+    """Tokens of the prompt before a cache point and not cached until now."""
     pulled_tokens: int
-    """Whose KV came from another replica's cache or a tier."""
+    """Tokens whose KV came from another replica's cache or a tier."""
     computed_tokens: int
     kv_bytes: int
     transport: str
@@ -78,7 +78,7 @@ class Delta:
     request_id: str
     model: str
     index: int
-    """Of the choice."""
+    """The choice's number, from 0."""
     text: str
     """Never part of a character."""
     token_ids: tuple[int, ...]
@@ -98,7 +98,7 @@ class Delta:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
     index: int
-    """Of the call within its choice."""
+    """The call's number within its choice, from 0."""
     id: str
     """In the first delta of a call."""
     name: str
@@ -114,9 +114,9 @@ class ChatDelta:
     request_id: str
     model: str
     index: int
-    """Of the choice."""
+    """The choice's number, from 0."""
     text: str
-    """Of the message's content; never part of a character."""
+    """A part of the message's content; never part of a character."""
     reasoning: str
     tool_calls: tuple[ToolCallDelta, ...]
     token_ids: tuple[int, ...]
@@ -141,7 +141,7 @@ class Choice:
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
     prompt_token_ids: tuple[int, ...]
-    """Of a prompt's first choice, if asked for."""
+    """Only a prompt's first choice has them, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...]
     """The same."""
     finish_reason: str
@@ -156,7 +156,7 @@ class GenerationResult:
     choices: tuple[Choice, ...]
     """In order: with several prompts, choice i belongs to prompt i // n."""
     usage: Usage
-    """Of all choices together."""
+    """The tokens of all choices together."""
 
     @property
     def text(self) -> str:
@@ -217,7 +217,7 @@ class ChatChoice:
     """Empty unless asked for with `return_token_ids`."""
     logprobs: tuple[TokenLogprob, ...]
     prompt_token_ids: tuple[int, ...]
-    """Of the first choice, if asked for."""
+    """Only the first choice has them, if asked for."""
     prompt_logprobs: tuple[TokenLogprob, ...]
     """The same."""
     finish_reason: str
@@ -231,7 +231,7 @@ class ChatResult:
     model: str
     choices: tuple[ChatChoice, ...]
     usage: Usage
-    """Of all choices together."""
+    """The tokens of all choices together."""
 
     @property
     def message(self) -> AssistantMessage:
@@ -277,7 +277,7 @@ class EmbeddingResult:
 
     @property
     def embedding(self) -> tuple[float, ...]:
-        """Of the first input."""
+        """The vector of the first input."""
         return self.embeddings[0]
 
 
