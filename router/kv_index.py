@@ -55,9 +55,9 @@ class KvIndex:
         self._live = 0
         """A bit for each slot in `_epoch_by_slot`."""
         self._dead = 0
-        """Of slots to be swept; some names may still have them."""
+        """Bits of slots to be swept; some names may still have them."""
         self._sweeping = 0
-        """Those of the dead that the sweep under way takes out."""
+        """Bits of the dead slots that the sweep under way takes out."""
         self._unswept: list[bytes] = []
         self._equal_slots: dict[int, int] = {}
         """Equal sets of slots are one object, of which a million entries take no memory."""

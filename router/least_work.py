@@ -87,7 +87,7 @@ class LeastWork:
 
 
 def _source(view: View, request: PlacementRequest, taker: ReplicaView) -> Holding | None:
-    """Who has enough more of the prompt than `taker` to be asked for it."""
+    """The replica that has enough more of the prompt than `taker` to be asked for it."""
     replicas = (
         replica
         for replica in (*view.decode, *view.prefill)

@@ -47,7 +47,7 @@ class Placement:
     num_prefill_tokens: int = 0
     """Tokens that the best of them has to compute."""
     source: ReplicaAddress | None = None
-    """Whose cache spares whoever computes the prompt a part of it."""
+    """The replica whose cache spares whoever computes the prompt a part of it."""
     reason: str
 
 

@@ -13,7 +13,7 @@ from baton.core.kv_layout import KvLayout
 from baton.core.messages import GenerateRequest, Pooling
 
 Names = tuple[bytes, ...]
-"""Of all full blocks, first to last."""
+"""Names of all full blocks, first to last."""
 
 
 class PromptNames:
@@ -34,7 +34,7 @@ class PromptNames:
         return names
 
     def under_each(self, layouts: Iterable[KvLayout]) -> Collection[Names]:
-        """Of layouts that name blocks alike, once."""
+        """The names under each layout; those of layouts that name blocks alike, once."""
         return {_way(layout): self.under(layout) for layout in layouts}.values()
 
 

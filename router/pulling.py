@@ -33,10 +33,10 @@ class PullRates:
     min_tokens: int = 64
     """Shorter stretches are computed."""
     latency_s: float = 0.01
-    """Of one transfer, however short."""
+    """The time that one transfer takes, however short."""
     bytes_per_s: float = 200e6
     tokens_per_s: float = 2000.0
-    """That a replica prefills."""
+    """Tokens that a replica prefills."""
 
     def is_worth_it(self, num_tokens: int, layout: KvLayout) -> bool:
         """Whether to fetch `num_tokens` tokens of this layout."""
@@ -86,7 +86,7 @@ class RateMeter:
         )
 
     def hear(self, receipt: Receipt) -> None:
-        """Of one attempt: D's own.
+        """Learn from the receipt of one attempt: D's own.
 
         A handoff's time contains the computing it waits for, so only what was pulled tells how
         fast KV travels.
