@@ -64,7 +64,7 @@ class ChaosRule:
     rate: float = 0.01
     """How often it strikes, of the times the point is passed."""
     delay_s: float = 0.05
-    """Of a delay, or of a partition."""
+    """The length of a delay, or of a partition."""
     max_times: int | None = None
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ class KvArena:
     device: str
     """As torch names it: "cpu", "cuda:0"."""
     fd: int | None
-    """Of the anonymous file that holds all planes, sealed against being written by others; None
+    """The anonymous file that holds all planes, sealed against being written by others; None
     where memory is not a file: on a GPU, or on a system without memfd."""
 
     @property

@@ -26,7 +26,7 @@ class KvChange(StrEnum):
 class KvEvent:
     change: KvChange
     names: bytes = b""
-    """Of the blocks (`baton.core.block_hash`), end to end; none when cleared."""
+    """Names of the blocks (`baton.core.block_hash`), end to end; none when cleared."""
 
     def __post_init__(self) -> None:
         if len(self.names) % DIGEST_BYTES:

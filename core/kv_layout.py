@@ -83,7 +83,7 @@ class KvLayout:
     first_kv_head: int = 0
     """The model's number of the first head held here: a tensor-parallel rank holds some of them."""
     num_vectors: int = 2
-    """Of a token and head: a key and a value, or 1, a latent that is both."""
+    """Vectors of a token and head: a key and a value, or 1, a latent that is both."""
     groups: tuple[KvGroup, ...] = ()
     """What layers keep beside that. The sizes above, and below up to a block, do not count it."""
 

@@ -59,7 +59,7 @@ class BlockTargets(Protocol):
 
     @property
     def is_in_memory(self) -> bool:
-        """Of this host: otherwise they have no `view`."""
+        """Whether the blocks lie in this host's memory: otherwise they have no `view`."""
 
     def view(self, index: int, plane: int) -> memoryview:
         """The memory of the holder's `index`-th block in `plane`."""

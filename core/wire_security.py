@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 PRIVATE_TRANSPORTS = frozenset({"memory", "shm", "grpc"})
-"""Those whose bytes stay on the machine, or in our channels, which alone are encrypted."""
+"""Transports whose bytes stay on the machine, or in our channels, which alone are encrypted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
