@@ -34,7 +34,7 @@ class Quality:
     same_token: float
     """Share of positions whose most probable token is that of the unquantized cache."""
     furthest: float
-    """Of any log-probability of a token that came, in nats."""
+    """The largest change of a log-probability of a token that came, in nats."""
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def read(loaded: LoadedModel, layout: KvLayout, windows: list[torch.Tensor]) -> 
 
 
 def _logits(runner: ModelRunner, chunk: Chunk) -> torch.Tensor:
-    """Of the tokens of one chunk, for as long as they are wanted."""
+    """The logits of the tokens of one chunk, for as long as they are wanted."""
     return runner.logits(runner.forward([chunk])).clone()
 
 

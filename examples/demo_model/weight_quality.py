@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Of all weights, as they are kept."""
+    """The bytes of all weights, as they are kept."""
     whole = sum(parameter.nbytes for parameter in model.parameters())
     kept = [
         module.weight
