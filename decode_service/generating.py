@@ -24,13 +24,13 @@ class Generating:
     session: GatewaySession
     arrived_at: float
     block_size: int
-    """Of this replica's cache."""
+    """Tokens per block of this replica's cache."""
     output: list[int] = field(default_factory=list)
     """Tokens of this attempt, in the order they were given to the session."""
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
     matcher: PendingMatcher | None = None
-    """Of its grammar, if it has one."""
+    """The matcher of its grammar, if it has one."""
     request: Request | None = None
     """Set once it is about to be, is, or was in this replica's engine."""
     prefilled_by: ReplicaAddress | None = None
