@@ -61,7 +61,7 @@ class Channels:
         await asyncio.gather(*self._closing)
 
     def _close_idle(self, wanted: KeptChannel) -> None:
-        """Those used longest ago; never `wanted`, nor one with a call under way."""
+        """Close those used longest ago; never `wanted`, nor one with a call under way."""
         idle = [
             address
             for address, kept in self._kept.items()
