@@ -39,7 +39,7 @@ class RoleHooks:
     before_commands: Callable[[], None] | None = None
     """See `EngineThread`."""
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
-    """Of KV that leaves: see `KvExchange`."""
+    """Hears of transfers of KV that leaves: see `KvExchange`."""
     is_full: Callable[[], bool] = lambda: False
     """See `PrefixFetcher`."""
 
