@@ -42,7 +42,7 @@ def assemble_engine(
     groups: MeshGroups = ONE_RANK,
     **options: Unpack[ModelOptions],
 ) -> Engine:
-    """Of an engine's ranks the lead has it; the others call `follow_lead` with the same.
+    """Assemble an engine, at its lead; the other ranks call `follow_lead` with the same.
 
     Raises CheckpointError for a folder that cannot be served, InvalidConfig for a tiny cache, or if
     the model cannot be split among so many ranks.

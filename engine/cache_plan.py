@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     layout: KvLayout
-    """Of the whole model, whoever keeps a share of it."""
+    """The layout of the whole model's KV, whoever keeps a share of it."""
     num_blocks: int
     device: str
     scheduler: SchedulerConfig
     max_model_len: int
-    """That the model serves."""
+    """Tokens of prompt and output together that the model serves."""
     graph_sizes: tuple[int, ...] | None = None
     """See `PassLimits`."""
 

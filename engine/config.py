@@ -26,10 +26,10 @@ class CacheConfig:
     memory_fraction: float = 0.85
     """Share of the GPU memory left by weights, the largest pass and graphs that becomes blocks."""
     kv_dtype: Literal["auto", "int8", "fp8", "int4"] = "auto"
-    """Of the KV kept. `auto`: as the model computes. Eight bits hold nearly twice the tokens of
-    sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and head. int4
-    (CPUs) holds three times as many, four with a block_size of 128: full blocks have 4 bits, what
-    follows them is as wide as the model computes."""
+    """The dtype of the KV kept. `auto`: as the model computes. Eight bits hold nearly twice the
+    tokens of sixteen, read a little less exactly; fp8 is e4m3, and both have a scale a token and
+    head. int4 (CPUs) holds three times as many, four with a block_size of 128: full blocks have 4
+    bits, what follows them is as wide as the model computes."""
     prefix_caching: bool = True
     """Let prompts that begin alike share the blocks they have in common."""
     pinned_fraction: float = 0.25

@@ -53,7 +53,7 @@ def _nothing_to_run() -> None:
 
 
 class Pace(Protocol):
-    """That of engines which compute their passes together."""
+    """The pace of engines which compute their passes together."""
 
     @property
     def tick_s(self) -> float:
@@ -151,7 +151,7 @@ class Engine:
 
     @property
     def request_ids(self) -> frozenset[str]:
-        """Of the unfinished requests, for the auditor."""
+        """The ids of the unfinished requests, for the auditor."""
         return frozenset(self._request_by_id)
 
     def request(self, request_id: str) -> Request | None:

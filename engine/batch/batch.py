@@ -17,7 +17,7 @@ OnLayer = Callable[[int], None]
 
 
 def ignore_layer(layer: int) -> None:
-    """Of a pass that nobody follows."""
+    """The hook of a pass that nobody follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Chunk:
     blocks: Sequence[int]
     """Its block table, covering at least `start + len(tokens)` tokens."""
     num_outputs: int
-    """Of the last so many of `tokens` the hidden states are wanted: 1 to sample, 0 for nothing."""
+    """The last of `tokens` whose hidden states are wanted: 1 to sample, 0 for nothing."""
     lane: int = 0
     """Its request's alone while it runs: where its open block is, if the cache has such."""
 

@@ -59,7 +59,7 @@ class Decoding(Sequence[Chunk]):
             self._tokens, self.drawn = tokens, None
 
     def position(self, row: int) -> int:
-        """Of its next token."""
+        """The position of the row's next token."""
         return self._first_positions[row] + self.turn
 
     def __len__(self) -> int:

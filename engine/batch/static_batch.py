@@ -34,7 +34,7 @@ class PassLimits:
     max_tokens: int = 2048
     max_requests: int = 64
     max_blocks: int = 2048
-    """Of one request."""
+    """Blocks of one request."""
     micro_batch_tokens: int = 64
     """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
     graph_sizes: tuple[int, ...] | None = None

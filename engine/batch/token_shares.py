@@ -18,8 +18,8 @@ from baton.engine.batch.batch import Chunk
 from baton.engine.batch.decoding import Decoding
 
 MIN_TOKENS = 32
-"""Of prompts, for each rank. With fewer a pass takes as long as the weights take to be read,
-however many tokens it has."""
+"""Tokens of prompts, for each rank. With fewer a pass takes as long as the weights take to be
+read, however many tokens it has."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,7 +45,7 @@ class Piece:
         return max(0, self.stop - max(self.first, len(whole.tokens) - whole.num_outputs))
 
     def blocks_of(self, chunks: Sequence[Chunk], block_size: int) -> Sequence[int]:
-        """Those that its tokens are written to."""
+        """The blocks that its tokens are written to."""
         whole = chunks[self.chunk]
         first = (whole.start + self.first) // block_size
         return whole.blocks[first : -(-(whole.start + self.stop) // block_size)]

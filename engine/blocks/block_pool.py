@@ -111,7 +111,7 @@ class BlockPool:
         self._follower = follower
 
     def names(self) -> Iterable[bytes]:
-        """Of the blocks that a prompt could find here now. Live: read it before the next change."""
+        """Names of blocks that a prompt could find here. Live: read it before the next change."""
         return self._prefixes.names()
 
     def table(self, holder: Holder) -> Sequence[int]:

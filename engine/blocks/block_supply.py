@@ -38,7 +38,7 @@ class Pinned:
     """What came of one cache point."""
 
     num_blocks: int
-    """Of the prefix, pinned now; fewer than asked for if pins may not have so many."""
+    """Blocks of the prefix, pinned now; fewer than asked for if pins may not have so many."""
     num_displaced: int
     """Older pins given up for it."""
 
@@ -105,7 +105,7 @@ class BlockSupply:
         self._free.append(block)
 
     def donors(self, tenant: str) -> list[str]:
-        """Whose blocks would get `tenant` on, were they not referenced or pinned; itself first."""
+        """Tenants whose blocks would help `tenant` if not referenced or pinned; itself first."""
         return [tenant] if self.is_at_limit(tenant) else self._owners_open_to(tenant)
 
     def pin(self, names: Sequence[bytes], tenant: str, ttl_s: float) -> Pinned:
@@ -149,7 +149,7 @@ class BlockSupply:
             self.give_back(block)
 
     def _owners_open_to(self, tenant: str) -> list[str]:
-        """Whose idle blocks may be evicted for it."""
+        """Tenants whose idle blocks may be evicted for `tenant`; itself first."""
         others = self._accounts.num_held_by_tenant.keys() - {tenant}
         return [tenant, *filter(self._accounts.num_beyond_kept, others)]
 

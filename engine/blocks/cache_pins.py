@@ -21,7 +21,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Pin:
     names: tuple[bytes, ...]
-    """Of the blocks, in token order."""
+    """The names of the blocks, in token order."""
     tenant: str
     ttl_s: float
     expires_at: float

@@ -37,7 +37,7 @@ class IdleBlocks:
 
     @property
     def tenants(self) -> Iterable[str]:
-        """Those who have anything to give up. Live."""
+        """Tenants that have anything to give up. Live."""
         return self._queue_by_tenant.keys()
 
     def num_evictable(self, tenant: str) -> int:

@@ -25,7 +25,7 @@ class KvAccounts:
 
     @property
     def num_held_by_tenant(self) -> dict[str, int]:
-        """Of those who hold anything. Live."""
+        """Blocks held, by tenant: of those that hold any. Live."""
         return self._num_held
 
     def max_held(self, tenant: str) -> int:

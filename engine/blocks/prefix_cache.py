@@ -43,7 +43,7 @@ class PrefixCache:
 
     @property
     def idle_tenants(self) -> Iterable[str]:
-        """Those who have idle blocks that may be evicted. Live."""
+        """Tenants that have idle blocks that may be evicted. Live."""
         return self._idle.tenants
 
     def num_evictable(self, tenant: str) -> int:
@@ -53,7 +53,7 @@ class PrefixCache:
         return block in self._idle
 
     def evictable_owners(self, blocks: Iterable[int]) -> Iterator[str]:
-        """Of those of the blocks that are idle and not pinned."""
+        """The tenant of each of the blocks that is idle and not pinned."""
         return (self._idle.tenant_of(block) for block in blocks if self._idle.is_evictable(block))
 
     def match(self, names: Iterable[bytes]) -> list[int]:

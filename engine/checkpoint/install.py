@@ -103,7 +103,7 @@ def _can_pack_experts(module: nn.Module, dtype: torch.dtype) -> bool:
 
 
 def dtype_of(model: nn.Module, target: str, wanted: str) -> torch.dtype:
-    """Of a weight, or a bias, in a model that computes in `wanted`."""
+    """The dtype of a weight, or a bias, in a model that computes in `wanted`."""
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     if name in getattr(module, "integer_names", ()):

@@ -65,13 +65,13 @@ class LoadedModel:
     model: Decoder
     """What this rank has of it."""
     info: ModelInfo
-    """Of the whole."""
+    """The facts of the whole model."""
     groups: MeshGroups = ONE_RANK
-    """Of the ranks that have a part each."""
+    """The groups of the ranks that have a part each."""
     stages: Stages = ()
     """The layers of each, if they are several."""
     held: HeldExperts | None = None
-    """Of this rank, where others have other experts."""
+    """The experts of this rank, where others have other experts."""
 
     def own(self, layout: KvLayout) -> KvLayout:
         """What this rank keeps of the whole model's KV."""
@@ -83,7 +83,7 @@ class LoadedModel:
         return kv_of_layers(own, self._layers(rank)) if self.stages else own
 
     def first_plane(self, layout: KvLayout, rank: int) -> int:
-        """That a rank of its engine keeps."""
+        """The first plane that a rank of its engine keeps, as the whole model numbers them."""
         return layout.planes_of(self._layers(rank).start).start if self.stages else 0
 
     def _layers(self, rank: int) -> range:
@@ -179,7 +179,7 @@ def _is_anywhere(is_here: bool, groups: MeshGroups) -> bool:
 
 
 def _of_parameters(model: Decoder, placements: Sequence[WeightPlacement]) -> list[WeightPlacement]:
-    """Those that are of a parameter it has."""
+    """The placements whose target is a parameter of the model."""
     targets = {name for name, _ in model.named_parameters()}
     return [placement for placement in placements if placement.target in targets]
 

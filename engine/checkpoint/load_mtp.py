@@ -18,7 +18,7 @@ from baton.engine.sharding.placement import place
 
 
 def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
-    """Of a model that was read from the same folder, whole. Its weights are kept wide.
+    """Load the head of a model read from the same folder, whole. Its weights are kept wide.
 
     Raises CheckpointError if the checkpoint has none, or not all of it.
     """

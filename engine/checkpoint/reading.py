@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class CheckpointReader:
-    """Of the entries of a checkpoint that are placed, with a word after each."""
+    """Reads the entries of a checkpoint that are placed; `progress` is told after each."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class CheckpointReader:
             self._progress(self._num_bytes, self._total_bytes)
 
     def _bytes_of(self, source: WeightPlacement) -> int:
-        """Of a stack, each of its matrices is counted as it is read."""
+        """The bytes of an entry; each matrix of a stack is counted as it is read."""
         num_bytes = self._entries[source.source].num_bytes
         if source.is_of_stack and source.expert is not None:
             num_experts, expert = source.shape[0], source.expert

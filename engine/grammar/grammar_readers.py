@@ -18,8 +18,8 @@ from baton.core.errors import InvalidRequest, Overloaded
 T = TypeVar("T")
 
 STACK_BYTES = 512 << 20
-"""Of address space; memory is taken as it is used. A level of a grammar takes up to 10 kB of stack
-and at least 6 bytes of source."""
+"""Bytes of address space; memory is taken as it is used. A level of a grammar takes up to 10 kB of
+stack and at least 6 bytes of source."""
 MAX_READ_S = 10.0
 MAX_READERS = 4
 

@@ -43,7 +43,7 @@ def check_size(grammar: Grammar) -> None:
 
 
 def expression_size(source: str, size_by_name: dict[str, int] | None = None) -> int:
-    """Of one expression; with names, of a definition in Lark's notation, quotes and all."""
+    """The size of an expression; with names, of a definition in Lark's notation, quotes and all."""
     totals, lasts = [0], [0]  # of the open groups: their size so far, and that of the last part
     at = 0
     while at < len(source):
@@ -139,7 +139,7 @@ def _definition_sizes(source: str) -> dict[str, int]:
 
 
 def _definition_size(name: str, body: str, sizes: dict[str, int]) -> int:
-    """Of a terminal, or what embeds JSON, all of it; of a rule the largest expression in it."""
+    """The size of a terminal, or what embeds JSON; of a rule that of its largest expression."""
     if name.isupper() or "%" in body:
         return expression_size(body, sizes)
     expressions = [match[1] for match in _LITERAL.finditer(body) if match[1]]

@@ -86,7 +86,7 @@ class CompressedConfig:
     query_rank: int
     out_groups: int
     out_rank: int
-    """Of one group."""
+    """The rank of one group's output projection."""
     norm_eps: float
 
 

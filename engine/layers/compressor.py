@@ -20,7 +20,7 @@ from baton.kernels.paging.sequences import Sequences
 
 class Compressor(nn.Module):
     float32_names: ClassVar[tuple[str, ...]] = ("bias",)
-    """Of gates, which are compared in float32."""
+    """The bias of gates, which are compared in float32."""
 
     def __init__(self, width: int, windows: Windows, angles: RotaryAngles, norm_eps: float) -> None:
         super().__init__()

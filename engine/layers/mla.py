@@ -28,7 +28,7 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 
 NORM_EPS = 1e-6
-"""Of the norms in here, whatever the model's other norms have."""
+"""The epsilon of the norms in here, whatever the model's other norms have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class LatentHeads(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """That a pass reads."""
+        """Bytes that a pass reads."""
         return self.weight.nbytes
 
     @property

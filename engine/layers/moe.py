@@ -100,7 +100,7 @@ class Experts(nn.Module):
     def _exchanged(
         self, exchange: ExpertExchange, x: Tensor, routed: Routed, shared: Shared | None
     ) -> Tensor:
-        """Of the tokens that this rank sends; of others what all tokens go through alone."""
+        """Outputs of the tokens that this rank sends; of others only what all tokens go through."""
         assert self.slots is not None, "experts are sent tokens where each rank has some of them"
         self.slots.add_loads(routed)
         own = exchange.share.run(len(x))

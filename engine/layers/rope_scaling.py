@@ -98,7 +98,7 @@ class YarnScaling:
 
 
 TINY_SPAN = 1e-9
-"""Of turns."""
+"""The least span of turns between slow and fast pairs: it is divided by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 F_SEAL_FUTURE_WRITE = 0x10
-"""Of linux/fcntl.h: whoever is given the file may map it, but only to read."""
+"""A seal of linux/fcntl.h: whoever is given the file may map it, but only to read."""
 
 
 def num_blocks_in(memory_bytes: int, layout: KvLayout) -> int:
@@ -54,7 +54,7 @@ class KvCache:
         self._memory: list[memoryview] = []
         self._fd: int | None = None
         self.spare_block: int | None = None
-        """Of the arenas, for rows of a pass that stand for nobody; no pool counts it. On a GPU."""
+        """The arenas' block for rows of a pass that are nobody's; no pool counts it. On a GPU."""
         if self.device.type == "cpu":
             self.planes = whole = self._on_cpu(memory)
         else:
@@ -211,7 +211,7 @@ def _block_shape(plane: KvLayout) -> tuple[int, ...]:
 
 
 def _dtype_of(plane: KvLayout) -> torch.dtype:
-    """Of the memory: bytes where items and scales lie side by side."""
+    """The dtype of the memory: bytes where items and scales lie side by side."""
     if plane.has_scales or plane.is_sealed:
         return torch.uint8
     dtype: torch.dtype = getattr(torch, plane.dtype)

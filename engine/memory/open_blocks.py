@@ -19,7 +19,7 @@ from baton.kernels.paging.sealed_arena import SealedArena
 def sealed_arenas(
     units: Sequence[Tensor], layout: KvLayout, dtype: str, limits: PassLimits
 ) -> list[SealedArena]:
-    """Of all layers, around what is sealed of them."""
+    """The arenas of all layers, around what is sealed of them."""
     items: torch.dtype = getattr(torch, dtype)
     device = units[0].device
     open_shape, pass_shape = _shapes(layout, limits)

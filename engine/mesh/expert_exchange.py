@@ -32,8 +32,8 @@ from baton.engine.mesh.ranks import RankGroup
 from baton.engine.mesh.split import Share
 
 MAX_FIXED_TOKENS = {"cpu": 8, "cuda": 64}
-"""Of an engine. Beyond, room that stays empty costs more than a message of counts, for which a GPU
-has to be waited for as well."""
+"""Tokens of an engine in a pass. Beyond, room that stays empty costs more than a message of counts,
+for which a GPU has to be waited for as well."""
 SLOT_BYTES = 4
 """Told with a row."""
 Compute = Callable[[Tensor, Tensor], Tensor]

@@ -76,7 +76,7 @@ def spread(num_experts: int, num_ranks: int, num_redundant: int = 0) -> ExpertMa
 
 
 def num_slots(num_experts: int, num_ranks: int, num_redundant: int) -> int:
-    """Of one rank: for its part of the experts, and some more."""
+    """The slots of one rank: for its part of the experts, and some more."""
     count = -(-num_experts // num_ranks) + num_redundant
     if count > num_experts:
         most = num_experts - count + num_redundant

@@ -33,7 +33,7 @@ class Axis(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Of one rank."""
+    """The coordinates of one rank."""
 
     tensor: int = 0
     context: int = 0
@@ -115,7 +115,7 @@ class Mesh:
 
     @property
     def engine(self) -> Mesh:
-        """Of the ranks of one data place, where experts are not looked at."""
+        """The mesh of the ranks of one data place, where experts are not looked at."""
         return replace(self, data=1, expert=1, redundant_experts=0)
 
     def check_data(self) -> None:

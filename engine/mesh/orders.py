@@ -50,7 +50,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class MoveExperts:
-    """Of one layer, to other slots: see `expert_moves.py`."""
+    """Move the experts of one layer to other slots: see `expert_moves.py`."""
 
     layer: int
     experts: tuple[int, ...]

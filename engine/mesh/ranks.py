@@ -38,7 +38,7 @@ TELL_WITHIN = timedelta(seconds=30)
 does not `hear` for so long, because it is busy or has just ended, makes the lead raise. For one
 that has just ended Gloo would sometimes wait for ever."""
 UNLIMITED = timedelta(days=365)
-"""Who waits for the next pass may wait long; a rank that died is noticed by its connection."""
+"""The wait for the next pass may be long; a rank that died is noticed by its connection."""
 FOR_EVER = timedelta(0)
 """c10d's word for a wait without an end of its own; on a device it is the stream that waits."""
 

@@ -35,12 +35,12 @@ class Share:
     size: int
 
     def span(self, whole: int, own: int) -> slice:
-        """Of `whole` rows, the `own` ones; where they are too few, neighbours have the same."""
+        """The `own` rows of `whole`; where they are too few, neighbours have the same."""
         start = self.rank * whole // self.size // own * own
         return slice(start, start + own)
 
     def rows(self, stacked: Tensor, whole: Sequence[int], own: Sequence[int]) -> Tensor:
-        """Those of each of the matrices that are stacked, `whole` rows of each; a view of one."""
+        """The share's rows of each of the stacked matrices, of `whole` rows each; a view of one."""
         starts = accumulate(whole, initial=0)
         parts = [
             stacked[start : start + count][self.span(count, part)]
@@ -49,7 +49,7 @@ class Share:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def run(self, count: int) -> slice:
-        """Of so many things that all ranks have, those that this one sees to."""
+        """The things that this rank sees to, of `count` that all ranks have."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def columns(self, matrix: Tensor) -> Tensor:

@@ -32,11 +32,11 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.decoder import Decoder
 
 MAX_GRAPH_BYTES = 2 << 30
-"""Of the device, for all graphs."""
+"""Bytes of the device, for all graphs."""
 TOLERANCE = 2e-2
 """Relative, between a graph and the model: products may be split otherwise for other sizes."""
 CHECKED_TOKENS = 640
-"""Of the longest context that graphs are checked with: of several splits, and so many blocks."""
+"""Tokens of the longest context that graphs are checked with: several splits, and many blocks."""
 Outputs = tuple[Tensor, Tensor]
 """Hidden states [S, D], logits [S, V]."""
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class DecodeGraphs:
     def __init__(
         self, model: Decoder, cache: KvCache, batch: StaticBatch, spare_block: int, capture: Capture
     ) -> None:
-        """Of the sizes that the batch's limits name."""
+        """Capture graphs of the sizes that the batch's limits name."""
         self.limits = batch.limits
         self._batch = batch
         self._padding = Chunk((0,), 0, (spare_block,), 1)
@@ -116,7 +116,7 @@ class DecodeGraphs:
         self._graphs: dict[int, tuple[Graph, Outputs]] = {}
         self._last: Outputs | None = None
         self._decoding: Sequence[Chunk] | None = None
-        """Whose rows, and rows for nobody behind them, lie in the batch."""
+        """The decoding whose rows, and rows for nobody behind them, lie in the batch."""
         sizes = batch.limits.graph_sizes
         self.sizes = graph_sizes(batch.limits.max_decodes) if sizes is None else sizes
         """Requests that there are graphs for, rising."""
@@ -124,7 +124,7 @@ class DecodeGraphs:
             self._graphs[size] = capture(_run_of(model, cache, batch, [self._padding] * size))
 
     def size_for(self, chunks: Sequence[Chunk]) -> int | None:
-        """Of the graph for this pass, if there is one."""
+        """The size of the graph for this pass, if there is one."""
         size = next((size for size in self.sizes if size >= len(chunks)), None)
         if size is None or not self._batch.fits(chunks):
             return None
@@ -239,7 +239,7 @@ class CudaCapture:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of a GPU, with nothing kept for later use."""
+    """The free bytes of a GPU, with nothing kept for later use."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)

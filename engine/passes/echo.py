@@ -110,7 +110,7 @@ class EchoRunner:
         return logits.scatter_(1, torch.tensor(next_tokens).view(-1, 1), _PEAK)
 
     def _digests_before(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Of the token before each chunk, read from the cache; 0 before the first token."""
+        """The digest of the token before each chunk, from the cache; 0 before the first token."""
         last = [max(chunk.start - 1, 0) for chunk in chunks]
         block_size = self.cache.layout.block_size
         blocks = [chunk.blocks[at // block_size] for chunk, at in zip(chunks, last, strict=True)]

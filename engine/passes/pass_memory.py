@@ -45,7 +45,7 @@ from baton.engine.sampling.sampling_row import SamplingRow
 DRAWN = SamplingParams(temperature=1.0, top_p=0.9)
 """Needs as much as any: its scores are filtered."""
 COPIES_OF_LOGITS = 4
-"""That a draw has at once, in float32, where it is estimated."""
+"""Copies of the logits that a draw has at once, in float32, where it is estimated."""
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +63,7 @@ class PassMemory:
 
 class Device(Protocol):
     def free_bytes(self) -> int:
-        """Of the device, with nothing kept for later use."""
+        """The free bytes of the device, with nothing kept for later use."""
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """How much more than before is taken while it runs."""
@@ -100,7 +100,7 @@ class CudaDevice:
 def measure(
     loaded: LoadedModel, layout: KvLayout, limits: PassLimits, device: Device
 ) -> PassMemory:
-    """Of this rank, whose KV has this layout. Raises InvalidConfig if no pass fits."""
+    """Memory of this rank's passes; its KV has this layout. Raises InvalidConfig if none fits."""
     if not loaded.groups.mesh.has_whole_models:
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
     passes = largest_passes(limits, layout.block_size, loaded.info.max_model_len)
@@ -163,7 +163,7 @@ def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> l
 
 
 def _last_tokens(num_tokens: int, context_len: int, block_size: int, first_own: int) -> Chunk:
-    """Those of a request, in blocks of its own from `first_own` on."""
+    """The last tokens of a request, in blocks of its own from `first_own` on."""
     start = context_len - num_tokens
     num_shared, num_blocks = start // block_size, -(-context_len // block_size)
     own = range(first_own, first_own + num_blocks - num_shared)

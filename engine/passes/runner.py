@@ -59,10 +59,10 @@ class ModelRunner:
             raise ValueError(f"the cache is laid out for another model: {layout}")
         self.info = loaded.info
         self.groups = loaded.groups
-        """Of the ranks that compute with it."""
+        """The groups of the ranks that compute with it."""
         self.held = loaded.held
         self.balancer: ExpertBalancer | None = None
-        """Of a lead that has nobody to lead."""
+        """The balancer of a lead that has nobody to lead."""
         self.cache = cache
         cache.open_blocks(self.info.dtype, limits)
         batch = StaticBatch(limits, layout.block_size, cache.device)

@@ -42,7 +42,7 @@ class TapedModel:
     max_logits: int
     """Rows of hidden states that the second tape takes."""
     latent: LatentShape | None = None
-    """Of a model whose long chunks are computed in another form, which no tape has."""
+    """The shape of latents, if long chunks are computed in another form, which no tape has."""
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
         return self.batch.fits(chunks) and not self._is_expanded(chunks)

@@ -86,7 +86,7 @@ def _make_memory(
 
 
 def _map_memory(loaded: LoadedModel, layout: KvLayout, rank: int, ranks: RankGroup) -> Share:
-    """Of another rank's device. What it left is trusted: it is of our own replica."""
+    """The KV of another rank's device. What it left is trusted: it is of our own replica."""
     handles: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = pickle.loads(
         ranks.word_of(KV, rank)
     )
@@ -115,5 +115,5 @@ def _ranks_of_engine(loaded: LoadedModel) -> RankGroup:
 
 
 def _least(number: int, ranks: RankGroup) -> int:
-    """Of all ranks; none goes on before all have come here."""
+    """The least of all ranks' numbers; none goes on before all have come here."""
     return min(found for (found,) in ranks.gather(array("q", (number,))))

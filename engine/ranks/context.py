@@ -25,7 +25,7 @@ from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 
 class KvExchange:
-    """Of one pass: gives what a rank has written in a layer to the others."""
+    """The exchange of one pass: gives what a rank has written in a layer to the others."""
 
     def __init__(
         self, ranks: Ranks, blocks_by_rank: Sequence[Sequence[int]], device: torch.device
@@ -49,7 +49,7 @@ class KvExchange:
 
 
 class ContextRunner(ModelRunner):
-    """That of a rank with others along the context axis."""
+    """The runner of a rank with others along the context axis."""
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         ranks = self.groups.context

@@ -55,7 +55,7 @@ class LockstepRunner:
 
     @property
     def num_ranks(self) -> int:
-        """Of this engine."""
+        """The ranks of this engine."""
         return self._own.num_ranks if isinstance(self._own, LeadRunner) else 1
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
@@ -77,7 +77,7 @@ class LockstepRunner:
             self._own.close()
 
     def _meet(self, intent: Intent, num_tokens: int = 0) -> set[Intent]:
-        """Of all engines, once it is told how many tokens their passes have."""
+        """The intents of all engines, once the runner is told how many tokens their passes have."""
         found = self._leads.gather(array("q", (intent, num_tokens)))
         intents = {Intent(of_engine) for of_engine, _ in found}
         if Intent.PASS in intents:

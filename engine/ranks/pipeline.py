@@ -39,7 +39,7 @@ LEAD = 0
 
 
 class StageRunner(ModelRunner):
-    """That of a rank that has some of the layers."""
+    """The runner of a rank that has some of the layers."""
 
     def __init__(self, loaded: LoadedModel, cache: KvCache, limits: PassLimits) -> None:
         super().__init__(loaded, cache, limits)
@@ -86,7 +86,7 @@ class StageRunner(ModelRunner):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of hidden states that the lead sent, at the lead and on the last stage."""
+        """The logits of hidden states that the lead sent, at the lead and on the last stage."""
         if self._is_last:
             logits = self._model.logits(hidden)
             if self._has_lead:
@@ -114,7 +114,7 @@ class StageRunner(ModelRunner):
         return x[:0]
 
     def _tell_lead(self, hidden: Tensor) -> None:
-        """That all is written, once it is."""
+        """Tell the lead that all is written, once it is."""
         self._settle()
         self._post(hidden if self._is_last and len(hidden) else _word(), LEAD)
 

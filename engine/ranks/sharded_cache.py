@@ -115,7 +115,7 @@ class ShardedCache:
 
     @property
     def arena(self) -> KvArena:
-        """Of KV in pieces: nobody but the lead can read it by itself."""
+        """The arena; without planes if KV is in pieces, which only the lead can read by itself."""
         if self._is_replicated:
             return self.own.arena
         return KvArena(

@@ -20,7 +20,7 @@ from baton.engine.passes.runner import Runner
 from baton.engine.sampling.sampler import prompt_logprobs
 
 MAX_LOGITS = 1 << 23
-"""Of one slice: 32 MiB in float32."""
+"""Logits of one slice: 32 MiB in float32."""
 
 
 class PromptLogprobs:

@@ -70,7 +70,7 @@ class Request:
         self.tenant = tenant
         """On whose account its blocks are."""
         self.cache_points = sorted(cache_points, key=lambda point: point.num_tokens)
-        """Those still to be pinned, nearest first."""
+        """The cache points still to be pinned, nearest first."""
         self.num_pinned = 0
         """Tokens that its cache points keep in the prefix cache."""
         self.cache_notes: list[str] = []
@@ -78,7 +78,7 @@ class Request:
         self.priority = priority
         """Smaller comes first."""
         self.matcher = matcher
-        """Of the grammar in `sampling`, behind all of `output`."""
+        """The matcher of the grammar in `sampling`, behind all of `output`."""
         self.embedding = None if pooling is None else Embedding(pooling)
         """Set: nothing is sampled, the embedding is the answer."""
         self.prompt_logprobs: PromptLogprobs | None = None
@@ -91,7 +91,7 @@ class Request:
 
         self.phase = Phase.WAITING
         self.lane = 0
-        """Of those of the engine's scheduler, while it runs its alone."""
+        """One of the lanes of the engine's scheduler, its alone while it runs."""
         self.num_computed = 0
         self.num_cached = 0
         """Tokens found in the prefix cache when the request was first admitted."""

@@ -31,20 +31,20 @@ from baton.kernels.sampling.typical import keep_typical
 
 
 class Drawn(NamedTuple):
-    """Of each row, in order, where the logits are."""
+    """The draw of each row, in order, where the logits are."""
 
     tokens: Tensor  # [S] int64
     are_finite: Tensor  # [S] bool; where it is not, the token means nothing, but is one
 
 
 class Sampled(NamedTuple):
-    """Of each row, in order."""
+    """The tokens of each row, in order, on the host."""
 
     tokens: list[int]
     are_finite: list[bool]
     """Whether the row's raw logits are all finite; if not, its token means nothing."""
     logprob_by_row: dict[int, TokenLogprob]
-    """Of the raw logits; of those rows that ask."""
+    """Logprobs of the raw logits, for those rows that ask."""
 
 
 @torch.inference_mode()

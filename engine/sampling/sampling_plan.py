@@ -45,7 +45,7 @@ class SamplingPlan:
         self.ruled: list[int] = []
         self.drawn: list[int] = []
         self.typical: list[int] = []
-        """Of those drawn."""
+        """Rows of `drawn` that keep typical tokens only."""
         self.asked: list[int] = []
         """Their logprobs are wanted."""
         for number, row in enumerate(rows):
@@ -125,7 +125,7 @@ class SamplingPlan:
         return seen_tokens(self.penalised, counts, self.device)
 
     def _penalties(self) -> Penalties:
-        """Of all rows, so that they can be found by the row."""
+        """The penalties of all rows, so that they can be found by the row."""
         return Penalties(
             repetition=self._column(self.rows, lambda p: float(p.repetition_penalty)),
             presence=self._column(self.rows, lambda p: float(p.presence_penalty)),

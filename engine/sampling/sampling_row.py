@@ -21,7 +21,7 @@ class SamplingRow:
     prompt: Sequence[int]
     output: Sequence[int]
     matcher: TokenMatcher | None = None
-    """Of the grammar in `params`, behind `output`."""
+    """The matcher of the grammar in `params`, behind `output`."""
     is_plain: bool = field(init=False)
     """Its best token is what it draws, and nobody asks for more."""
     _counts: TokenCounts | None = field(default=None, init=False)
@@ -58,7 +58,7 @@ class SamplingRow:
         )
 
     def counts(self) -> TokenCounts:
-        """Of the tokens it has now."""
+        """The counts of the tokens it has now."""
         if self._counts is None:
             self._counts = TokenCounts(self.prompt)
         self._counts.follow(self.output)

@@ -25,7 +25,7 @@ ROOM = 64
 
 @dataclass(slots=True, eq=False)
 class SeenTokens:
-    """Of n rows. Everything is [room], the first `num_entries` of which mean something."""
+    """Entries of n rows. All but `rows` are [room]; their first `num_entries` mean something."""
 
     rows: Tensor  # [n] int64, of the batch
     places: Tensor  # int64, which of `rows`

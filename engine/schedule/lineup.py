@@ -59,7 +59,7 @@ class Lineup:
         )
 
     def plan(self, device: torch.device) -> SamplingPlan:
-        """Of all rows; it moves on with every draw."""
+        """The sampling plan of all rows; it moves on with every draw."""
         if self._plan is None:
             self._plan = SamplingPlan([request.row for request in self.requests], device)
         return self._plan

@@ -1,4 +1,4 @@
-"""Whose blocks another may have: by waiting for the end of who runs, or at once."""
+"""The requests whose blocks another may have: by waiting for their end, or at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def will_free_blocks_for(tenant: str, running: Sequence[Request], supply: BlockS
 def victim_for(
     tenant: str, running: Sequence[Request], adopted: WaitingLine, supply: BlockSupply
 ) -> Request:
-    """Who has to make room for `tenant`: others, while it stays within what is kept for it."""
+    """The request to make room for `tenant`: others', while it stays within what is kept for it."""
     donors = supply.donors(tenant)
     victim: Request | None = None
     if supply.is_kept_for(tenant, 1):
@@ -31,7 +31,7 @@ def victim_for(
 def _least_of(
     tenants: Sequence[str], running: Sequence[Request], adopted: WaitingLine
 ) -> Request | None:
-    """Of the least priority; of those, one adopted before one that runs; then the youngest."""
+    """The least urgent request; of those, one adopted before one that runs; then the youngest."""
     runs = next((request for request in reversed(running) if request.tenant in tenants), None)
     waits = adopted.last_of(tenants)
     if runs is None or waits is None:

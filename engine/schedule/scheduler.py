@@ -73,7 +73,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
-        """Those that nobody runs in."""
+        """Lanes that nobody runs in."""
         self._adopted = WaitingLine()
         self._waiting = WaitingLine()
         self._over_share: set[Request] = set()
@@ -107,7 +107,7 @@ class Scheduler:
 
     @property
     def lineup_chunks(self) -> list[ScheduledChunk]:
-        """Of each turn of the lineup."""
+        """The chunks of each turn of the lineup."""
         return self._lineup_chunks
 
     @property
@@ -276,7 +276,7 @@ class Scheduler:
         return None
 
     def _in_turn(self, queue: WaitingLine, *, is_pool_full: bool = False) -> Iterator[Request]:
-        """Those to try, one after the other as long as they do not fit.
+        """The requests to try, one after the other as long as they do not fit.
 
         Of each tenant the first; once the pool is full, whoever stays within what is kept for it.
         """

@@ -89,7 +89,7 @@ class StepAhead:
 
     @property
     def lineup(self) -> Lineup | None:
-        """Whose turn the next step is, if it was launched already."""
+        """The lineup whose turn the next step is, if it was launched already."""
         return self._flights[0].lineup if self._flights else None
 
     def takes(self, lineup: Lineup, runner: Runner) -> bool:

@@ -166,7 +166,7 @@ class Cutter:
     """The parts of one rank."""
 
     def __init__(self, whole: nn.Module, own: nn.Module, groups: MeshGroups) -> None:
-        """Of both models only the shapes are looked at."""
+        """Only the shapes of both models are looked at."""
         self._whole = whole
         self._own = own
         self._share = Share(groups.place.tensor, groups.mesh.tensor)
@@ -205,7 +205,7 @@ class Cutter:
         return tensor[self._share.span(whole[part], own[part])]
 
     def _cut_expert(self, name: str, tensor: Tensor, whole: int, own: int) -> Tensor:
-        """Of one expert: its gate, its up, both; its down; or their biases."""
+        """The rank's part of one expert: of its gate, its up, both; its down; or their biases."""
         if name == DOWN:
             return self._share.columns(tensor)
         if name == DOWN_BIAS:  # of the sum: one rank adds it

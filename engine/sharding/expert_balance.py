@@ -28,7 +28,7 @@ MAX_SWAPS = 1000
 MAX_PARTNERS = 3
 """The least busy ones, with whom the busiest may change an expert."""
 MIN_GAIN = 0.05
-"""Of the mean load: for less no expert is moved; so much changes by chance."""
+"""Share of the mean load: for less no expert is moved; so much changes by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ def _nearest(now: ExpertMap, ranks: Ranks, run: range) -> Ranks:
 
 
 def _in_place(now: Sequence[int], own: Sequence[int]) -> list[int]:
-    """Who is there already keeps the slot."""
+    """The experts by slot; those that are there already keep theirs."""
     left = Counter(own)
     kept: list[int | None] = []
     for expert in now:

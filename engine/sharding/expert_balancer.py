@@ -26,7 +26,7 @@ LOOK_PASSES = 1000
 
 
 class ExpertBalancer:
-    """Of an engine's lead, whose ranks do what it tells them.
+    """The balancer of an engine's lead, whose ranks do what it tells them.
 
     Engines that share experts count the same passes, and from the same loads they plan the same.
     """
@@ -87,7 +87,7 @@ class ExpertBalancer:
 
 
 def added_up(words: array[int], ranks: Ranks) -> array[int]:
-    """Those of all ranks, which do this at once."""
+    """The sums of the words of all ranks, which do this at once."""
     if not isinstance(ranks, RankGroup):
         return words
     return array("q", [sum(each) for each in zip(*ranks.gather(words), strict=True)])

@@ -23,19 +23,19 @@ from baton.engine.mesh.ranks import RankGroup
 from baton.kernels.experts.moe import stacks_of
 
 PART_BYTES = 64 << 20
-"""That a rank sends, or receives, at once: memory for them must be found beside all else."""
+"""Bytes that a rank sends, or receives, at once: memory for them must be found beside all else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Of one expert's weights, by slots of all ranks."""
+    """A move of one expert's weights, by slots of all ranks."""
 
     source: int
     target: int
 
 
 def moves(old: ExpertMap, new: ExpertMap) -> list[Move]:
-    """Those of which a rank has a copy already it copies; of others each copy sends as many."""
+    """Moves within a rank where it has a copy already; of other experts each copy sends as many."""
     count = old.slots_per_rank
     num_sent = [0] * old.num_ranks
     found = []
@@ -87,14 +87,14 @@ def experts_stacks(experts: Experts) -> Sequence[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Of one rank, by its own slots; both are in the order of the other rank, then of moves."""
+    """One rank's moves, by its own slots; both in the order of the other rank, then of moves."""
 
     sources: list[int]
     sent: list[int]
-    """To each rank."""
+    """Slots sent to each rank."""
     targets: list[int]
     received: list[int]
-    """Of each rank."""
+    """Slots received from each rank."""
 
     @property
     def by_slot(self) -> tuple[list[int], list[int]]:

@@ -52,7 +52,7 @@ def check_experts(config: ModelConfig, mesh: Mesh) -> None:
 
 
 class HeldExperts:
-    """Of one rank's model, by the names of its modules of experts."""
+    """The experts of one rank's model, by the names of its modules of experts."""
 
     def __init__(self, model: nn.Module, config: ModelConfig, groups: MeshGroups) -> None:
         """All ranks that experts are spread over do this at once."""
@@ -153,7 +153,7 @@ def tables(found: ExpertMap) -> tuple[Tensor, Tensor]:
 
 
 def num_machines(ranks: Ranks) -> int:
-    """That have as many of the ranks each, neighbours; 1 if they have not."""
+    """Machines that have as many of the ranks each, neighbours; 1 if they have not."""
     if not isinstance(ranks, RankGroup):
         return 1
     own = int.from_bytes(blake2b(_machine().encode(), digest_size=7).digest())

@@ -27,7 +27,7 @@ class WeightPlacement:
     """As it is stored."""
     arrangement: Arrangement
     expert: int | None = None
-    """That it is a part of, if the target is of all experts."""
+    """The expert that it is a part of, if the target is of all experts."""
     is_of_stack: bool = False
     """Whether the source holds all experts, of which this is one."""
     slot: int | None = None
@@ -70,7 +70,7 @@ def place(
 def _patterns_of(
     family: Family, pattern: str, layer: int, names: Collection[str]
 ) -> tuple[str, ...]:
-    """Those of the first table whose names are there, else of the first."""
+    """The patterns of the first table whose names are there, else of the first."""
     tables = (family.checkpoint, *family.other_names)
     known = [table[pattern] for table in tables if pattern in table]
     for patterns in known:
@@ -107,7 +107,7 @@ def _place_experts(
 
 
 def _rows(module: nn.Module, shape: Sequence[int], num_sources: int) -> Iterator[slice]:
-    """Those of each source: all of one, or one of the matrices that are stacked."""
+    """The rows of each source: all if there is one, or those of one of the stacked matrices."""
     counts: tuple[int, ...] = (shape[0],)
     if isinstance(module, Linear) and num_sources > 1:
         counts = module.rows

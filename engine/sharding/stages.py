@@ -43,8 +43,8 @@ def check_stages(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def first_layers(config: ModelConfig) -> Collection[int]:
-    """Those that a stage may begin with: the first, and all that are given nothing but x, and the
-    residual stream beside it. Others read what an earlier one has chosen to attend to."""
+    """The layers that a stage may begin with: the first, and all that are given nothing but x, and
+    the residual stream beside it. Others read what an earlier one has chosen to attend to."""
     return [
         number
         for number, layer in enumerate(config.layers)
@@ -53,7 +53,7 @@ def first_layers(config: ModelConfig) -> Collection[int]:
 
 
 def spread_layers(model: Decoder, config: ModelConfig, num_stages: int) -> Stages:
-    """Of a whole model, or of what a tensor rank has of it, by its sizes alone."""
+    """The stages of a whole model, or of what a tensor rank has of it, by its sizes alone."""
     sizes = [_size(block) for block in model.blocks]
     sizes[0] += _size(model.embed) + _size(model.positions)
     sizes[-1] += _size(model.norm) + _size(model.embed if model.head is None else model.head)

@@ -20,7 +20,7 @@ from baton.engine.checkpoint.files.tensor_files import StoredEntry
 from baton.kernels.products.narrow_weight import NarrowWeight
 
 ITEMS_AT_ONCE = 1 << 18
-"""That are float32 at a time while a weight is widened: they stay in the caches."""
+"""Items that are float32 at a time while a weight is widened: they stay in the caches."""
 ROWS_ALIGNED = 128
 """Pieces begin at multiples of it: no word, and no block that shares a scale, is cut."""
 
@@ -41,7 +41,7 @@ class FewBits(Protocol):
         """[N, K], or [E, N, K] of a stack."""
 
     def rows(self, matrix: int, rows: slice) -> Tensor:
-        """Of one matrix of the stack: what the bits stand for, float32 [rows, K]."""
+        """The values that bits of one matrix of the stack stand for, float32 [rows, K]."""
 
     def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
         """The bits of one as kernels multiply them, on the CPU; None if no kernel does."""
@@ -61,7 +61,7 @@ class QuantizedEntry:
 
     @property
     def dtype(self) -> str:
-        """Of its scales, if they are as wide as weights may be."""
+        """The dtype of its scales, if they are as wide as weights may be; else F32."""
         wide = (part.dtype for part in self.bits.parts if part.dtype in ("F16", "BF16"))
         return next(wide, "F32")
 

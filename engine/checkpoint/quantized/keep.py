@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class NarrowKeeper:
-    """Of the entries of one checkpoint, for one device."""
+    """Installs those entries of one checkpoint that stay in few bits on one device."""
 
     def __init__(
         self,

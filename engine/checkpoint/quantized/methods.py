@@ -61,7 +61,7 @@ FOR_ACTIVATIONS = (
 
 
 def parse_layout(raw: Mapping[str, object]) -> QuantizedLayout | None:
-    """Of a whole config.json; None if weights are stored as they are.
+    """The layout that a whole config.json tells of; None if weights are stored as they are.
 
     Raises CheckpointError, naming key and remedy, on what is not supported.
     """

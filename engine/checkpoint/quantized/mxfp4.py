@@ -88,14 +88,14 @@ class Mxfp4Layout:
 
 
 def packed_mxfp4(entries: Mapping[str, StoredEntry], name: str) -> Mxfp4Stack:
-    """Of one matrix. Raises CheckpointError without scales that fit."""
+    """The stack of one matrix. Raises CheckpointError without scales that fit."""
     return mxfp4_matrix(entries, f"{name}_packed", f"{name}_scale")
 
 
 def mxfp4_matrix(
     entries: Mapping[str, StoredEntry], blocks_name: str, scales_name: str
 ) -> Mxfp4Stack:
-    """Of one matrix, by both names. Raises CheckpointError without scales that fit."""
+    """The stack of one matrix, by both names. Raises CheckpointError without scales that fit."""
     blocks, scales = entries[blocks_name], entries.get(scales_name)
     if scales is None or len(blocks.shape) != 2:
         raise CheckpointError(f"{blocks_name} {list(blocks.shape)} is no matrix with {scales_name}")

@@ -46,7 +46,7 @@ class LayerConfig:
     compression: Compression | None = None
     """The compression of the tokens before the window, which is then seen as well."""
     has_index: bool = False
-    """Of a model whose attention is sparse; without one a layer takes what the last has chosen."""
+    """Whether a sparse layer has an indexer; without one it takes what the last has chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

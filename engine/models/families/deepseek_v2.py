@@ -121,7 +121,7 @@ CHECKPOINT = {
     **LATENT_ATTENTION,
     **EXPERTS,
 }
-"""Of these a model has those that its configuration gives it."""
+"""All weights; a model has those that its configuration gives it."""
 DEFAULTS = {
     "hidden_act": "silu",
     "kv_lora_rank": 512,

@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         )
         self.blocks = nn.ModuleList(new_block(layer) for layer in config.layers)
         self.layers = range(config.num_layers)
-        """That are computed here; others may be elsewhere: see `baton.engine.sharding.stages`."""
+        """Layers computed here; others may be elsewhere: see `baton.engine.sharding.stages`."""
         self.norm = norm
         self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
         self.logit_softcap = config.logit_softcap

@@ -24,7 +24,7 @@ class Family:
     other_names: tuple[Mapping[str, tuple[str, ...]], ...] = ()
     """What some of ours are called, and stacked from, in checkpoints of another making."""
     arrangements: Mapping[str, Arrangement] = field(default_factory=dict)
-    """Those of our names, or of single sources, whose tensors lie in another way."""
+    """Arrangements by our names, or single sources, of tensors that lie in another way."""
     base_prefix: str = ""
     """Checkpoints of the model without its head may leave it out of their names."""
     buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)

@@ -54,7 +54,7 @@ class MtpHead(nn.Module):
         self.layer.head = None
 
     def layout(self, of_model: KvLayout) -> KvLayout:
-        """Of its own KV."""
+        """The layout of its own KV."""
         groups = self.config.kv_groups(of_model.dtype)
         return replace(of_model, num_layers=1, groups=groups)
 
