@@ -82,6 +82,8 @@ def engine_on_ranks(
     listener = listen(HOST)
     meeting = Rendezvous(host=HOST, port=listener.getsockname()[1], mesh=mesh, backend="gloo")
     for rank, follower in enumerate(followers, start=1):
+        while follower.orders.poll():  # how leads ended that nobody has asked about
+            follower.orders.recv()
         follower.orders.send((meeting, rank, follower_folder or folder, config, options))
     groups = join(meeting, 0, listener)
     engine = assemble_engine(folder, config, groups=groups, device="cpu", **options)
@@ -91,6 +93,10 @@ def engine_on_ranks(
     finally:
         if all(follower.process.is_alive() for follower in followers):
             engine.runner.close()
+        for follower in followers:
+            if follower.process.is_alive() and not follower.orders.poll(END_S):
+                follower.process.kill()  # it still follows: no other lead would find it
+                follower.process.join()
 
 
 def _follow_leads(orders: Connection) -> None:
