@@ -93,9 +93,10 @@ def engine_on_ranks(
     finally:
         if all(follower.process.is_alive() for follower in followers):
             engine.runner.close()
-        for follower in followers:
-            if follower.process.is_alive() and not follower.orders.poll(END_S):
-                follower.process.kill()  # it still follows: no other lead would find it
+            assert all(follower.orders.poll(END_S) for follower in followers), "let go, not back"
+        else:  # ranks share the fate of one that died; this lead lives on, and is waited for
+            for follower in followers:
+                follower.process.kill()
                 follower.process.join()
 
 
