@@ -8,79 +8,14 @@ import time
 from collections.abc import Callable
 
 import pytest
+from tests.engine.thread_harness import Harness, fail_with, make_request, wait_for
 
 from baton.core.clock import ManualClock
 from baton.core.errors import EngineFailed
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
 from baton.core.owner_thread import OwnerThread
-from baton.engine.config import CacheConfig, EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.engine_thread import EngineThread
-from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
+from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Request
-from baton.engine.request.step_report import StepReport
-
-
-class Harness:
-    """An engine thread whose steps are handed to the test's own event loop."""
-
-    def __init__(
-        self, *, num_blocks: int = 64, num_layers: int = 1, clock: ManualClock | None = None
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        self.failures: list[BaseException] = []
-        self.failed = asyncio.Event()
-        config = EngineConfig(cache=CacheConfig(block_size=4))
-        info = echo_info(num_layers=num_layers)
-        runner = EchoRunner(info, num_blocks=num_blocks, block_size=4)
-        self.engine = Engine(runner, config, clock=clock or ManualClock())
-
-        def fail(error: BaseException) -> None:
-            self.failures.append(error)
-            loop.call_soon_threadsafe(self.failed.set)
-
-        def report(step: StepReport) -> None:
-            loop.call_soon_threadsafe(self.reports.put_nowait, step)
-
-        self.before_commands: Callable[[], None] = lambda: None
-        self.thread = EngineThread(
-            self.engine, report, on_failure=fail, before_commands=lambda: self.before_commands()
-        )
-
-    async def __aenter__(self) -> Harness:
-        self.thread.start()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self.thread.stop, 30)
-
-    async def finished(self, request: Request) -> None:
-        while True:
-            report = await self.reports.get()
-            if any(o.request is request and o.is_finished for o in report.outputs):
-                return
-
-
-def make_request(name: str = "r", *, max_tokens: int = 8) -> Request:
-    return Request(name, range(11), sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens))
-
-
-def fail_with(error: BaseException) -> Callable[[], None]:
-    def function() -> None:
-        raise error
-
-    return function
-
-
-def wait_for(gate: threading.Event) -> Callable[[], None]:
-    """A command that keeps the engine's thread busy until the test says otherwise."""
-
-    def function() -> None:
-        gate.wait(30)
-
-    return function
 
 
 async def test_when_all_of_a_pass_are_refused_those_behind_them_run_without_being_asked() -> None:
