@@ -1,0 +1,1 @@
+"""Recorded loads: who asked how much, and when."""
