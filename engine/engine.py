@@ -34,6 +34,7 @@ from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
+from baton.engine.schedule.step_fit import work_of
 
 
 def _nothing_to_reclaim() -> bool:
@@ -204,6 +205,7 @@ class Engine:
         chunks, first_scheduled = self._schedule(started_at)
         scheduled_at = self.clock()
         lineup = self._ahead.lineup or self._scheduler.lineup
+        work = work_of(chunks, lineup)
         if lineup is not None and self._ahead.takes(lineup, self.runner):
             self._ahead.launch(lineup, self.runner)
             forwarded_at = self.clock()
@@ -219,6 +221,7 @@ class Engine:
             first_scheduled=first_scheduled,
             num_tokens=sum(chunk.num_tokens for chunk in chunks),
             num_requests=len(chunks),
+            work=work,
             num_preempted=self._scheduler.num_preempted - num_preempted,
             num_running=self.num_running,
             num_waiting=self.num_waiting,

@@ -30,6 +30,7 @@ from typing import TypeVar
 from baton.core.errors import EngineFailed
 from baton.engine.engine import Engine
 from baton.engine.request.step_report import StepReport
+from baton.engine.schedule.step_fit import StepFit
 
 T = TypeVar("T")
 
@@ -57,6 +58,10 @@ class EngineThread:
         self.failure: BaseException | None = None
         self.last_progress = engine.clock()
         """When, on the engine's clock, a step last ran anything, or idleness ended."""
+        self.step_fit = StepFit()
+        """How long steps take."""
+        self._stepped_at: float | None = None
+        """When the last step was over, if there has been work since."""
         self._on_step = on_step
         self._on_failure = on_failure
         self._before_commands = before_commands
@@ -190,7 +195,7 @@ class EngineThread:
 
     def _sleep(self) -> bool:
         """Whether a command has come; else it is time to keep pace."""
-        self._is_idle = not self.engine.has_work
+        self._is_idle, self._stepped_at = not self.engine.has_work, None
         pace = self.engine.pace
         has_come = self._changed.wait_for(
             lambda: bool(self._mailbox or self._express or self._is_stopping),
@@ -204,9 +209,12 @@ class EngineThread:
     def _step(self) -> bool:
         """Run a step if there is work. Whether only a command can bring more of it."""
         if self.engine.has_work:
+            began_at = self.engine.clock() if self._stepped_at is None else self._stepped_at
             report = self.engine.step()
             if not report.is_stalled:
-                self.last_progress = self._pace_at = self.engine.clock()
+                now = self.last_progress = self._pace_at = self._stepped_at = self.engine.clock()
+                if report.num_tokens:
+                    self.step_fit.add(report.work, now - began_at, now)
             self._on_step(report)
             if not report.is_stalled:
                 return False
@@ -220,7 +228,7 @@ class EngineThread:
         has_joined = pace.keep_pace()
         self._pace_at = self.engine.clock() + (0.0 if has_joined else pace.tick_s)
         if not self.engine.has_work:
-            self.last_progress = self.engine.clock()
+            self.last_progress, self._stepped_at = self.engine.clock(), None
         return has_joined
 
     def _end(self) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from baton.core.errors import BatonError
 from baton.core.messages import FinishReason, TokenLogprob
+from baton.core.step_times import StepWork
 from baton.engine.mesh.expert_load import ExpertLoad
 from baton.engine.request.request import Request
 
@@ -41,6 +42,8 @@ class StepReport(NamedTuple):
     num_tokens: int = 0
     """Tokens run through the model: one for each token sampled, all others were prefilled."""
     num_requests: int = 0
+    work: StepWork = StepWork()
+    """What the pass computed, as far as its time depends on that."""
     num_preempted: int = 0
     num_running: int = 0
     """This and the next are counted when the step is over."""

@@ -40,6 +40,7 @@ class Lineup:
         """Turns that are over."""
         left = [request.ending.num_tokens - len(request.tokens) for request in self.requests]
         self._num_sure = min(left, default=0)
+        self._first_context = sum(request.num_computed for request in self.requests)
         """Turns after which one of them has all the tokens it may have."""
         self._pool = pool
         self._block_size = pool.layout.block_size
@@ -63,6 +64,11 @@ class Lineup:
         if self._plan is None:
             self._plan = SamplingPlan([request.row for request in self.requests], device)
         return self._plan
+
+    @property
+    def num_context(self) -> int:
+        """Tokens that the next pass finds computed, of all requests together."""
+        return self._first_context + self.num_computed * len(self.requests)
 
     @property
     def has_computed(self) -> bool:

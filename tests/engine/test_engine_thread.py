@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from tests.engine.thread_harness import Harness, fail_with, make_request, wait_for
@@ -47,6 +48,23 @@ async def test_requests_handed_in_from_outside_are_answered() -> None:
         await harness.finished(request)
 
         assert request.output == echo_output(range(11), 8, 256)
+
+
+async def test_a_step_takes_from_the_end_of_the_one_before_but_idleness_is_no_step() -> None:
+    clock = ManualClock()
+    async with Harness(clock=clock) as harness:
+        harness.engine.on_layer = lambda layer, chunks: clock.advance(0.03)
+        for name in ("first", "second"):
+            request = make_request(name, max_tokens=9)
+            await harness.thread.call(partial(harness.engine.add, request))
+            await harness.finished(request)
+            clock.advance(100.0)
+
+        times = harness.thread.step_fit.times(clock())
+
+    assert (times.num_prompt_steps, times.num_decode_steps) == (2, 16)
+    assert times.decode_s(1, 15) == pytest.approx(0.03, rel=0.02)
+    assert times.age_s == pytest.approx(100.0)
 
 
 async def test_commands_run_in_order_on_the_engines_thread() -> None:
