@@ -12,10 +12,9 @@ from torch import Tensor
 from baton.core.kv_layout import KvLayout
 from baton.kernels.attention import mla_attention
 from baton.kernels.attention import paged_attention as public
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.mla_attention_gpu import mla_attention as mla_on_gpu
-from baton.kernels.attention.paged_attention_gpu import paged_attention
 from baton.kernels.cache_write.rope_kv_write import reference as write_by_torch
-from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
 
@@ -146,11 +145,12 @@ def _real() -> dict[str, tuple[tuple[int, int], ...]]:
 
 def _case(name: str, of: Pass, dtype: torch.dtype, *, is_small: bool) -> Case:
     arena, sequences = of.arena(), of.sequences()
+    kv = LayerKv.of(arena, dtype)
     num_tokens = sum(new for new, _ in of.requests)
     q = torch.randn(num_tokens, of.heads.query, of.heads.width, device=of.device).to(dtype)
     return Case(
         name=name,
-        run=lambda: paged_attention(q, arena, sequences),
+        run=lambda: kv.attend(q, sequences),
         expected=(lambda: _by_definition(q, arena, of, sequences)) if is_small else None,
         tolerance=3e-2,
         num_bytes=of.kv_bytes + 2 * q.nbytes,
@@ -211,8 +211,12 @@ def _write_case(device: str, dtype: torch.dtype) -> Case:
     arenas = [torch.zeros_like(of.arena()) for _ in range(2)]  # type: ignore[arg-type]
 
     def written(by: str) -> Tensor:
-        write, arena = (rope_kv_write, arenas[0]) if by == "gpu" else (write_by_torch, arenas[1])
-        q = write(qkv, arena, sequences, rotation=rotation)
+        if by == "gpu":
+            arena = arenas[0]
+            q = LayerKv.of(arena, dtype).write(qkv, sequences, rotation=rotation)
+        else:
+            arena = arenas[1]
+            q = write_by_torch(qkv, arena, sequences, rotation=rotation)
         return torch.cat((q.flatten(), arena.flatten()))
 
     return Case(

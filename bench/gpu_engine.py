@@ -127,10 +127,10 @@ class EngineBench:
         layout = loaded.info.layout(BLOCK_SIZE)
         max_blocks = layout.num_blocks_for(MAX_MODEL_LEN)
         num_blocks = max(max_requests * layout.num_blocks_for(2304), max_blocks)
-        cache = KvCache(layout, num_blocks, device)
         limits = PassLimits(max_requests=max_requests, max_blocks=max_blocks)
+        cache = KvCache(layout, num_blocks, device, limits=limits)
         self._layout, self._num_blocks = layout, num_blocks
-        self.runner = ModelRunner(loaded, cache, limits)
+        self.runner = ModelRunner(loaded, cache)
 
     @property
     def weight_bytes(self) -> float:

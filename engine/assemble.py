@@ -100,8 +100,10 @@ def engine_around(
     if groups.engine.size > 1:
         own = lead_runner(loaded, plan)
     else:
-        cache = KvCache(plan.layout, plan.num_blocks, device)
-        own = ModelRunner(loaded, cache, plan.limits)
+        cache = KvCache(
+            plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits
+        )
+        own = ModelRunner(loaded, cache)
     if loaded.held is not None:
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
     if isinstance(groups.data, RankGroup):

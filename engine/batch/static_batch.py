@@ -46,6 +46,9 @@ class PassLimits:
         return min(self.max_requests, self.max_tokens)
 
 
+DEFAULT_LIMITS = PassLimits()
+
+
 class _Words:
     """int64 values on a device, written through memory of the host."""
 

@@ -12,11 +12,9 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.mesh.split import Split
 from baton.kernels.attention.explicit_attention import attention_weights
-from baton.kernels.attention.paged_attention import paged_attention
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.cache_write.rope_kv_write import rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
-from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, first_seen, num_first_of
 from baton.kernels.positions.query_temperature import Temperature, query_temperature
@@ -71,37 +69,36 @@ class Attention(nn.Module):
             self.k_norm = head_norm()
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, arena: AnyArena, sequences: Sequences
+        self, x: Tensor, rotation: Rotation | None, kv: LayerKv, sequences: Sequences
     ) -> Tensor:
         """x is [T, D]. Heads of a model without rotary positions have no rotation."""
         kind = self.kind
         qkv = self.qkv(x).view(len(x), -1, self.heads.head_dim)  # [T, N + 2K, H]
-        q = rope_kv_write(qkv, arena, sequences, head_norm=self._head_norm(), rotation=rotation)
-        if not isinstance(arena, SealedArena):  # of which others have no part
-            sequences.wait_for_others(arena)
+        q = kv.write(qkv, sequences, head_norm=self._head_norm(), rotation=rotation)
+        sequences.wait_for_others(kv.blocks)
         if kind.temperature is not None:
             q = query_temperature(q, sequences.positions, kind.temperature)
-        attended = paged_attention(q, arena, sequences, kind.window, kind.scoring, self.sinks)
+        attended = kv.attend(q, sequences, kind.window, kind.scoring, self.sinks)
         out: Tensor = self.out(attended.flatten(1))  # [T, N, H] -> [T, D]
         return out
 
     def last_weights(
-        self, x: Tensor, rotation: Rotation | None, arena: AnyArena, sequences: Sequences
+        self, x: Tensor, rotation: Rotation | None, kv: LayerKv, sequences: Sequences
     ) -> Tensor:
         """What the last token of a pass of one request gives to each of its tokens, [N, context].
 
         After `forward` with the same arguments; float32. Only of KV that is not quantised.
         """
-        assert isinstance(arena, Tensor), "scores of quantised KV are not shown"
+        assert isinstance(kv.arena, Tensor), "scores of quantised KV are not shown"
         kv_heads, context = self.heads.num_kv_heads, sequences.max_context_len
         qkv = self.qkv(x[-1:]).view(1, -1, self.heads.head_dim)
         angles = None if rotation is None else (rotation[0][-1:], rotation[1][-1:])
-        q = rope_kv_write(  # writes what is there already
-            qkv, arena, sequences.last_token(), head_norm=self._head_norm(), rotation=angles
+        q = kv.write(  # what is there already
+            qkv, sequences.last_token(), head_norm=self._head_norm(), rotation=angles
         )
         if self.kind.temperature is not None:
             q = query_temperature(q, sequences.positions[-1:], self.kind.temperature)
-        blocks = arena[sequences.block_tables[0]]  # [M, K, 2, S, H]
+        blocks = kv.arena[sequences.block_tables[0]]  # [M, K, 2, S, H]
         k = blocks[:, :, 0].transpose(0, 1).flatten(1, 2)[:, :context]  # [K, context, H]
         bias = torch.zeros(1, context, device=x.device)
         window = self.kind.window

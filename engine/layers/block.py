@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from baton.engine.layers.attention import Attention
 from baton.kernels.attention.choose_tokens import Chosen
+from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.add import add
-from baton.kernels.paging.grouped_arena import LayerArena
-from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -41,11 +40,11 @@ class Block(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Arena,
+        cache: LayerCache,
         sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        x = self.attn(x, rotation, arena, sequences)
+        x = self.attn(x, rotation, cache, sequences)
         x, residual = self.ffn_norm(x, residual)
         return self.ffn(x), residual
 
@@ -58,12 +57,12 @@ class SparseBlock(Block):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: LayerArena,
+        cache: LayerCache,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> tuple[Tensor, Tensor, Chosen]:
         x, residual = self.attn_norm(x, residual)
-        x, chosen = self.attn(x, rotation, arena, sequences, chosen)
+        x, chosen = self.attn(x, rotation, cache, sequences, chosen)
         x, residual = self.ffn_norm(x, residual)
         return self.ffn(x), residual, chosen
 
@@ -90,11 +89,11 @@ class SandwichBlock(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Arena,
+        cache: LayerCache,
         sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        x = self.attn_post_norm(self.attn(x, rotation, arena, sequences))
+        x = self.attn_post_norm(self.attn(x, rotation, cache, sequences))
         x, residual = self.ffn_norm(x, residual)
         return self.ffn_post_norm(self.ffn(x)), residual
 
@@ -113,11 +112,11 @@ class ParallelBlock(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Arena,
+        cache: LayerCache,
         sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
-        return add(self.attn(x, rotation, arena, sequences), self.ffn(x)), residual
+        return add(self.attn(x, rotation, cache, sequences), self.ffn(x)), residual
 
 
 class SplitParallelBlock(nn.Module):
@@ -137,9 +136,9 @@ class SplitParallelBlock(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         rotation: Rotation | None,
-        arena: Arena,
+        cache: LayerCache,
         sequences: Sequences,
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
-        attended = self.attn(x, rotation, arena, sequences)
+        attended = self.attn(x, rotation, cache, sequences)
         return add(attended, self.ffn(self.ffn_norm(residual))), residual

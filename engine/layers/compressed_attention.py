@@ -30,7 +30,7 @@ from baton.kernels.attention.compressed_attention import compressed_attention
 from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cache_write.windows import Windows
-from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
+from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.positions.rope_tail import rope_tail
@@ -166,12 +166,15 @@ class CompressedAttention(nn.Module):
                 self.chooser = EntryChooser(width, config, compression, angles)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, arena: LayerArena, sequences: Sequences
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        arena: Tensor | GroupedArena,
+        sequences: Sequences,
     ) -> Tensor:
         """x is [T, D]."""
         assert rotation is not None and isinstance(self.kind.window, int)
         own = arena.kv if isinstance(arena, GroupedArena) else arena
-        assert isinstance(own, Tensor), "keys that are values are kept as wide as they are"
         latent = self.q_a_norm(self.q_a(x))
         q = self.q_b(latent).view(len(x), self.heads.num_heads, self.heads.head_dim)
         q = rope_tail(q, *rotation, unit_eps=self.config.norm_eps)  # [T, N, H]
@@ -192,7 +195,7 @@ class CompressedAttention(nn.Module):
         x: Tensor,
         latent: Tensor,
         rotation: Rotation,
-        arena: LayerArena,
+        arena: Tensor | GroupedArena,
         sequences: Sequences,
     ) -> Entries | None:
         """What x gives is written to."""

@@ -23,7 +23,6 @@ from baton.kernels.attention.latent_attention import latent_attention
 from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
 from baton.kernels.cache_write.latent_write import latent_write
 from baton.kernels.cache_write.rotation import LatentNorm, Rotation
-from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 
@@ -117,10 +116,10 @@ class LatentAttention(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+        self, x: Tensor, rotation: Rotation | None, arena: Tensor, sequences: Sequences
     ) -> Tensor:
         """x is [T, D]."""
-        assert rotation is not None and isinstance(arena, Tensor), "latents rotate, and are wide"
+        assert rotation is not None, "latents rotate"
         q = self._queries(x).view(len(x), -1, self.shape.query_dim)  # [T, N, P + R]
         q_rope = self._write(q, x, arena, sequences, rotation)
         sequences.wait_for_others(arena)
@@ -149,13 +148,13 @@ class LatentAttention(nn.Module):
         return weights
 
     def last_weights(
-        self, x: Tensor, rotation: Rotation | None, arena: Arena, sequences: Sequences
+        self, x: Tensor, rotation: Rotation | None, arena: Tensor, sequences: Sequences
     ) -> Tensor:
         """What the last token of a pass of one request gives to each of its tokens, [N, context].
 
         After `forward` with the same arguments; float32.
         """
-        assert rotation is not None and isinstance(arena, Tensor)
+        assert rotation is not None
         cos, sin = rotation
         q = self._queries(x[-1:]).view(1, -1, self.shape.query_dim)
         q_rope = self._write(q, x[-1:], arena, sequences.last_token(), (cos[-1:], sin[-1:]))

@@ -18,7 +18,7 @@ from baton.engine.layers.mla import LatentAttention, LatentConfig
 from baton.kernels.attention.choose_tokens import Chosen
 from baton.kernels.attention.chosen_attention import chosen_attention
 from baton.kernels.cache_write.rotation import Rotation
-from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
+from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 
@@ -43,7 +43,7 @@ class SparseLatentAttention(LatentAttention):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        arena: LayerArena,
+        arena: Tensor | GroupedArena,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> tuple[Tensor, Chosen]:
@@ -66,7 +66,7 @@ class SparseLatentAttention(LatentAttention):
         x: Tensor,
         query: Tensor,
         rotation: Rotation,
-        arena: LayerArena,
+        arena: Tensor | GroupedArena,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> Chosen:
@@ -80,7 +80,7 @@ class SparseLatentAttention(LatentAttention):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        arena: LayerArena,
+        arena: Tensor | GroupedArena,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> Tensor:
@@ -101,7 +101,5 @@ class SparseLatentAttention(LatentAttention):
         return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def _latents(arena: LayerArena) -> Tensor:
-    latents = arena.kv if isinstance(arena, GroupedArena) else arena
-    assert isinstance(latents, Tensor), "latents are wide"
-    return latents
+def _latents(arena: Tensor | GroupedArena) -> Tensor:
+    return arena.kv if isinstance(arena, GroupedArena) else arena

@@ -7,6 +7,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 
 from baton.core.kv_arena import KvArena
-from baton.core.kv_layout import KvLayout
-from baton.engine.batch.static_batch import PassLimits
+from baton.core.kv_layout import WIDE, KvLayout
+from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
 from baton.engine.memory.kv_staging import KvStaging
 from baton.engine.memory.open_blocks import sealed_arenas
-from baton.kernels.paging.grouped_arena import GroupedArena, LayerArena
+from baton.kernels.attention.layer_kv import LayerCache, LayerKv
+from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -44,13 +46,23 @@ class KvCache:
         num_blocks: int,
         device: torch.device | str = "cpu",
         memory: int | None = None,
+        *,
+        dtype: str | None = None,
+        limits: PassLimits = DEFAULT_LIMITS,
     ) -> None:
-        """On a CPU the `memory` may be that of another process: a descriptor of its file."""
+        """`dtype` is what the model computes in, `limits` those of its passes.
+
+        On a CPU the `memory` may be that of another process: a descriptor of its file.
+        """
         if num_blocks < 1:
             raise ValueError(f"a KV cache of {num_blocks} blocks; at least 1 is needed")
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = torch.device(device)
+        self.dtype = layout.dtype if dtype is None and layout.dtype in WIDE else dtype
+        """What the layers' queries are of; None where no model computes over few bits."""
+        self.limits = limits
+        """The largest pass over it that is prepared for."""
         self._memory: list[memoryview] = []
         self._fd: int | None = None
         self.spare_block: int | None = None
@@ -61,17 +73,20 @@ class KvCache:
             self.spare_block, whole = num_blocks, self._on_device()
             self.planes = [plane[:num_blocks] for plane in whole]
         self._by_plane = list(map(_arena_of, whole, layout.planes))
-        self.arenas = [self._layer(layer) for layer in range(layout.num_layers)]
-        """The layers, as attention writes and reads them."""
         self._whole = whole
         is_on_gpu = self.device.type == "cuda"
         self.staging = KvStaging(self.planes, layout) if is_on_gpu else None
         """The way of many blocks out of a GPU."""
 
-    def open_blocks(self, dtype: str, limits: PassLimits) -> None:
-        """Before the first pass: where blocks are sealed, they are of `dtype` until then."""
+    @cached_property
+    def layers(self) -> list[LayerCache]:
+        """The layers as a model writes and reads them; what does so is chosen here, once."""
+        if self.dtype is None:
+            raise ValueError(f"KV of {self.layout.dtype}: say which dtype the model computes in")
         if self.layout.is_sealed:
-            self.arenas = list(sealed_arenas(self._whole, self.layout, dtype, limits))
+            arenas = sealed_arenas(self._whole, self.layout, self.dtype, self.limits)
+            return [LayerKv.of(arena, _torch_dtype(self.dtype)) for arena in arenas]
+        return [self._layer(layer) for layer in range(self.layout.num_layers)]
 
     @property
     def arena(self) -> KvArena:
@@ -143,14 +158,17 @@ class KvCache:
             raise ValueError(f"{data.nbytes} bytes for a block of {num_bytes} bytes")
         self.write_part(block, plane, 0, data)
 
-    def _layer(self, layer: int) -> LayerArena:
+    def _layer(self, layer: int) -> LayerCache:
         """Its KV, and with it what groups keep of it."""
-        kv, *others = (self._by_plane[plane] for plane in self.layout.planes_of(layer))
-        by_name = {}
-        for group, arena in zip(self.layout.groups_of(layer), others, strict=True):
-            assert isinstance(arena, Tensor), "groups are kept as wide as they are"
-            by_name[group.name] = arena
-        return GroupedArena(kv, by_name) if by_name else kv
+        own, *others = self.layout.planes_of(layer)
+        if not self.layout.is_latent:
+            assert not others and self.dtype is not None, "groups are kept beside latents"
+            return LayerKv.of(self._by_plane[own], _torch_dtype(self.dtype))
+        if not others:
+            return self._whole[own]
+        names = [group.name for group in self.layout.groups_of(layer)]
+        groups = [self._whole[plane] for plane in others]
+        return GroupedArena(self._whole[own], dict(zip(names, groups, strict=True)))
 
     def _block_bytes(self, plane: int) -> int:
         return self.layout.planes[plane].layer_block_bytes
@@ -198,8 +216,7 @@ class KvCache:
 def _arena_of(memory: Tensor, plane: KvLayout) -> Arena:
     if not plane.has_scales:
         return memory
-    dtype: torch.dtype = getattr(torch, plane.dtype)
-    return QuantizedArena(memory, dtype, plane.block_size, plane.head_dim)
+    return QuantizedArena(memory, _torch_dtype(plane.dtype), plane.block_size, plane.head_dim)
 
 
 def _block_shape(plane: KvLayout) -> tuple[int, ...]:
@@ -214,5 +231,9 @@ def _dtype_of(plane: KvLayout) -> torch.dtype:
     """The dtype of the memory: bytes where items and scales lie side by side."""
     if plane.has_scales or plane.is_sealed:
         return torch.uint8
-    dtype: torch.dtype = getattr(torch, plane.dtype)
+    return _torch_dtype(plane.dtype)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
     return dtype

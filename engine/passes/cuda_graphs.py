@@ -194,7 +194,7 @@ def _run_of(
     batch = _as_long_as_may_be(static.fill(chunks), static)
 
     def run() -> Outputs:
-        hidden = model(batch, cache.arenas, ignore_layer)
+        hidden = model(batch, cache.layers, ignore_layer)
         return hidden, model.logits(hidden)
 
     return run
@@ -288,7 +288,7 @@ def disagreement(
             logits = graphs.logits_of(hidden)
             assert logits is not None
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
-            wanted: Tensor = model(batch, cache.arenas, ignore_layer)
+            wanted: Tensor = model(batch, cache.layers, ignore_layer)
             if not (_agree(hidden, wanted) and _agree(logits, model.logits(wanted))):
                 return f"the graph of {size} requests gave something else than the model"
     finally:
@@ -306,7 +306,7 @@ def _write_past(graphs: DecodeGraphs, model: Decoder, cache: KvCache) -> range:
     if blocks:
         tokens = [1 + place % 7 for place in range(len(blocks) * size)]
         batch = make_batch([Chunk(tokens, 0, blocks, 0)], size, cache.device)
-        model(batch, cache.arenas, ignore_layer)
+        model(batch, cache.layers, ignore_layer)
     return blocks
 
 

@@ -68,7 +68,7 @@ class Device(Protocol):
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """How much more than before is taken while it runs."""
 
-    def scratch(self, layout: KvLayout, num_blocks: int) -> KvCache:
+    def scratch(self, layout: KvLayout, num_blocks: int, dtype: str) -> KvCache:
         """A cache with a spare block."""
 
     def capture(self) -> Capture: ...
@@ -89,8 +89,8 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - before
 
-    def scratch(self, layout: KvLayout, num_blocks: int) -> KvCache:
-        return KvCache(layout, num_blocks, self._device)
+    def scratch(self, layout: KvLayout, num_blocks: int, dtype: str) -> KvCache:
+        return KvCache(layout, num_blocks, self._device, dtype=dtype)
 
     def capture(self) -> Capture:
         return CudaCapture(self._device)
@@ -105,11 +105,11 @@ def measure(
         return PassMemory(activation_bytes=estimated_bytes(loaded, limits))
     passes = largest_passes(limits, layout.block_size, loaded.info.max_model_len)
     blocks = {block for chunks in passes for chunk in chunks for block in chunk.blocks}
-    cache = device.scratch(layout, max(blocks) + 1)
+    cache = device.scratch(layout, max(blocks) + 1, loaded.info.dtype)
 
     def run(chunks: Sequence[Chunk]) -> None:
         batch = make_batch(chunks, layout.block_size, cache.device)
-        logits = loaded.model.logits(loaded.model(batch, cache.arenas, ignore_layer))
+        logits = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in chunks]
         draw(logits, SamplingPlan(rows, cache.device), loaded.info.eos_token_ids)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer, make_batch
-from baton.engine.batch.static_batch import PassLimits, StaticBatch
+from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.blocks.block_bytes import EngineCache
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.moe import MoeFeedForward
@@ -18,8 +18,6 @@ from baton.engine.models.config.info import ModelInfo
 from baton.engine.passes.cuda_graphs import DecodeGraphs, capture_decoding
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
-
-DEFAULT_LIMITS = PassLimits()
 
 
 class Runner(Protocol):
@@ -50,13 +48,13 @@ class ModelRunner:
     GPU those that decode are graphs.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, cache: KvCache, limits: PassLimits = DEFAULT_LIMITS
-    ) -> None:
-        """Nothing lies in the cache yet. Passes within the limits are prepared for."""
+    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+        """Nothing lies in the cache yet. Passes within its limits are prepared for."""
         layout = cache.layout
         if layout != loaded.own(loaded.info.layout(layout.block_size, layout.dtype)):
             raise ValueError(f"the cache is laid out for another model: {layout}")
+        if cache.dtype != loaded.info.dtype:
+            raise ValueError(f"a cache for {cache.dtype}, and a model of {loaded.info.dtype}")
         self.info = loaded.info
         self.groups = loaded.groups
         """The groups of the ranks that compute with it."""
@@ -64,8 +62,8 @@ class ModelRunner:
         self.balancer: ExpertBalancer | None = None
         """The balancer of a lead that has nobody to lead."""
         self.cache = cache
-        cache.open_blocks(self.info.dtype, limits)
-        batch = StaticBatch(limits, layout.block_size, cache.device)
+        self._layers = cache.layers
+        batch = StaticBatch(cache.limits, layout.block_size, cache.device)
         is_whole = self.groups.mesh.has_whole_models  # what ranks say to each other is on neither
         self.taped = record(loaded, cache, batch) if is_whole else None
         self.graphs = capture_decoding(loaded.model, cache, batch) if is_whole else None
@@ -85,7 +83,7 @@ class ModelRunner:
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
                 return self._replay(self.graphs, chunks, size, on_layer)
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
-            hidden: Tensor = self._model(batch, cache.arenas, on_layer)
+            hidden: Tensor = self._model(batch, self._layers, on_layer)
         return hidden
 
     def join(self) -> None:

@@ -121,7 +121,7 @@ def _record(
 ) -> TapedModel:
     limits = batch.limits
     with Recorder() as recorder:
-        hidden = model(batch.fill(chunks), cache.arenas, recorder.mark)
+        hidden = model(batch.fill(chunks), cache.layers, recorder.mark)
     forward = recorder.tape(hidden, max_tokens=limits.max_tokens, max_outputs=limits.max_tokens)
     given = hidden.clone()
     with Recorder() as recorder:
@@ -163,7 +163,7 @@ class _Trials:
         found = []
         for chunks in self.played:
             batch = make_batch(chunks, self.cache.layout.block_size, self.cache.device)
-            hidden = model(batch, self.cache.arenas, ignore_layer)
+            hidden = model(batch, self.cache.layers, ignore_layer)
             found += [_bits(hidden), _bits(model.logits(hidden))]
         return found + self._kv()
 

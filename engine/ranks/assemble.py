@@ -38,37 +38,47 @@ def lead_runner(loaded: LoadedModel, plan: CachePlan) -> LeadRunner:
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
     layout = plan.layout
-    own = KvCache(loaded.own(layout), plan.num_blocks, plan.device)
+    own = _own_cache(loaded, plan)
     if plan.device == "cpu":
         shares = _make_memory(loaded, layout, plan.num_blocks, ranks)
     else:
         shares = [_map_memory(loaded, layout, rank, ranks) for rank in range(1, ranks.size)]
-    return LeadRunner(_own_runner(loaded, own, plan), ShardedCache(layout, own, shares))
+    return LeadRunner(_own_runner(loaded, own), ShardedCache(layout, own, shares))
 
 
 def following_runner(loaded: LoadedModel, plan: CachePlan) -> ModelRunner:
     """What `follow` runs."""
     ranks = _ranks_of_engine(loaded)
     plan = plan.with_blocks(_least(plan.num_blocks, ranks))
-    own_layout = loaded.own(plan.layout)
     if plan.device == "cpu":
         places: Sequence[tuple[int, int]] = pickle.loads(ranks.word_of(KV, 0))
         fd = open_place(places[ranks.rank - 1])
-        cache = KvCache(own_layout, plan.num_blocks, memory=fd)
+        cache = _own_cache(loaded, plan, fd)
         os.close(fd)
     else:
-        cache = KvCache(own_layout, plan.num_blocks, plan.device)
+        cache = _own_cache(loaded, plan)
         handles = [reduce_tensor(plane) for plane in cache.planes]  # type: ignore[no-untyped-call]
         ranks.leave_word(KV, pickle.dumps(handles))
     _least(plan.num_blocks, ranks)  # the lead may let go of what it opened for us
-    return _own_runner(loaded, cache, plan)
+    return _own_runner(loaded, cache)
 
 
-def _own_runner(loaded: LoadedModel, cache: KvCache, plan: CachePlan) -> ModelRunner:
+def _own_cache(loaded: LoadedModel, plan: CachePlan, memory: int | None = None) -> KvCache:
+    return KvCache(
+        loaded.own(plan.layout),
+        plan.num_blocks,
+        plan.device,
+        memory,
+        dtype=loaded.info.dtype,
+        limits=plan.limits,
+    )
+
+
+def _own_runner(loaded: LoadedModel, cache: KvCache) -> ModelRunner:
     if loaded.stages:
-        return StageRunner(loaded, cache, plan.limits)
+        return StageRunner(loaded, cache)
     runs = ContextRunner if loaded.groups.context.size > 1 else ModelRunner
-    return runs(loaded, cache, plan.limits)
+    return runs(loaded, cache)
 
 
 def _make_memory(

@@ -21,7 +21,6 @@ from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer, make_batch
 from baton.engine.batch.token_shares import Shares, num_outputs, output_rows, share_tokens
 from baton.engine.mesh.ranks import Ranks
 from baton.engine.passes.runner import ModelRunner
-from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 
 class KvExchange:
@@ -41,8 +40,8 @@ class KvExchange:
             if rank != ranks.rank
         ]
 
-    def __call__(self, arena: Arena) -> None:
-        blocks = arena.units if isinstance(arena, QuantizedArena) else arena
+    def __call__(self, blocks: Tensor) -> None:
+        """`blocks` are those of a layer."""
         found = self._ranks.all_gather(blocks.index_select(0, self._own))
         for rank, theirs in self._others:
             blocks.index_copy_(0, theirs, found[rank][: len(theirs)])
@@ -75,7 +74,7 @@ class ContextRunner(ModelRunner):
         batch = replace(batch, sequences=replace(batch.sequences, on_written=exchange))
         if cache.staging is not None:
             on_layer = cache.staging.marking(on_layer)
-        hidden: Tensor = self._model(batch, cache.arenas, on_layer)
+        hidden: Tensor = self._model(batch, self._layers, on_layer)
         return hidden
 
     def _gathered(self, hidden: Tensor, chunks: Sequence[Chunk], shares: Shares) -> Tensor:

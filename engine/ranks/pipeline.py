@@ -23,7 +23,6 @@ from torch import Tensor
 
 from baton.engine.batch.batch import Batch, Chunk, OnLayer, ignore_layer, make_batch
 from baton.engine.batch.micro_batches import micro_batches
-from baton.engine.batch.static_batch import PassLimits
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import RankGroup, Sent
@@ -41,13 +40,13 @@ LEAD = 0
 class StageRunner(ModelRunner):
     """The runner of a rank that has some of the layers."""
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache, limits: PassLimits) -> None:
-        super().__init__(loaded, cache, limits)
+    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+        super().__init__(loaded, cache)
         ranks, place = loaded.groups.pipeline, loaded.groups.place
         assert isinstance(ranks, RankGroup), "one stage is no pipeline"
         self._ranks = ranks
         self._stages = loaded.stages
-        self._least_tokens = limits.micro_batch_tokens
+        self._least_tokens = cache.limits.micro_batch_tokens
         self._dtype: torch.dtype = getattr(torch, loaded.info.dtype)
         self._is_first = ranks.rank == LEAD
         self._is_last = ranks.rank == ranks.size - 1
@@ -107,7 +106,7 @@ class StageRunner(ModelRunner):
             x, residual = self._ranks.receive_(
                 self._room(2, num_tokens, model.width), self._ranks.rank - 1
             )
-        x, residual = model.through(x, residual, batch.sequences, self.cache.arenas, on_layer)
+        x, residual = model.through(x, residual, batch.sequences, self._layers, on_layer)
         if self._is_last:
             return model.outputs(x, residual, batch.output_rows)
         self._post(torch.stack((x, residual)), self._ranks.rank + 1)

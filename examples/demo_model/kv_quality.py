@@ -71,7 +71,7 @@ def held_out_windows() -> list[torch.Tensor]:
 def read(loaded: LoadedModel, layout: KvLayout, windows: list[torch.Tensor]) -> torch.Tensor:
     """Log-probabilities [windows, WINDOW, V]."""
     num_blocks = layout.num_blocks_for(WINDOW)
-    runner = ModelRunner(loaded, KvCache(layout, num_blocks))
+    runner = ModelRunner(loaded, KvCache(layout, num_blocks, dtype=loaded.info.dtype))
     table = list(range(num_blocks))
     found = [
         torch.cat(

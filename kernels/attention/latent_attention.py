@@ -27,8 +27,8 @@ from torch import Tensor
 
 from baton.kernels.attention.latent_expand import latent_expand
 from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.mla_attention import mla_attention
-from baton.kernels.attention.paged_attention import paged_attention
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
@@ -129,7 +129,9 @@ def expanded(
     for first in range(0, shape.num_heads, step):
         heads = slice(first, min(first + step, shape.num_heads))
         kv = latent_expand(arena, table, *weights.of_heads(heads.start, heads.stop), shape)
-        attended = paged_attention(queries[:, heads], kv, own, None, Scoring(scale=scale))
+        attended = LayerKv.of(kv, q.dtype).attend(
+            queries[:, heads], own, None, Scoring(scale=scale)
+        )
         out[:, heads] = attended[..., : shape.value_dim]
     return out
 

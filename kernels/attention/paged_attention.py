@@ -4,7 +4,8 @@
     request              its tokens 0 .. context - 1 lie in the blocks of its table, in order;
                          the last `query_len` of them are the new tokens of this pass
 
-The new K and V are in the arena already (kernels/cache_write/rope_kv_write.py); each new token
+Which operation does it for an arena is chosen in kernels/attention/layer_kv.py. The new K and V are
+in the arena already (kernels/cache_write/rope_kv_write.py); each new token
 attends to all tokens of its request up to and including itself, or to those in its window
 (kernels/paging/window.py).
 
@@ -30,63 +31,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.attention import paged_attention_cpu as compiled
-from baton.kernels.attention import sealed_attention_cpu as compiled_sealed
 from baton.kernels.attention.explicit_attention import explicit_attention
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.attention.sealed_attention import sealed_attention
-from baton.kernels.paging import sealed_arena_cpu
-from baton.kernels.paging.arena_cpu import runs
 from baton.kernels.paging.attention_plan import ArenaShape, AttentionGroup, AttentionPlan
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
-from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, first_seen, num_first_of
 
 
-def paged_attention(
+def by_torch(
     q: Tensor,
-    arena: AnyArena,
+    arena: Arena,
     sequences: Sequences,
-    window: Window = None,
-    scoring: Scoring = PLAIN,
-    sinks: Tensor | None = None,
+    window: Window,
+    scoring: Scoring,
+    sinks: Tensor | None,
 ) -> Tensor:
     """What q [T, N, H] attends to, [T, N, H]; `sinks` are [N], float32 or as q."""
-    _check(q, arena, sequences, sinks)
-    if isinstance(arena, SealedArena):
-        if sealed_arena_cpu.runs(q, arena):
-            return compiled_sealed.sealed_attention(q, arena, sequences, window, scoring, sinks)
-        return sealed_attention(q, arena, sequences, window, scoring, sinks)
-    if q.is_cuda:
-        from baton.kernels.attention import (
-            paged_attention_gpu as gpu,  # Triton, which CPUs do without
-        )
-
-        return gpu.paged_attention(q, arena, sequences, window, scoring, sinks)
-    if runs(q, arena):
-        return compiled.paged_attention(q, arena, sequences, window, scoring, sinks)
     plan = sequences.plan(window, _shape(arena, q.dtype))
     return _attend(q, arena, plan, _Rules(scoring, sinks))
-
-
-def _check(q: Tensor, arena: AnyArena, sequences: Sequences, sinks: Tensor | None) -> None:
-    if isinstance(arena, QuantizedArena | SealedArena):
-        kv_heads, block_size, width = arena.units.shape[1], arena.block_size, arena.width
-    else:
-        _, kv_heads, _, block_size, width = arena.shape
-    if (
-        q.shape[2] != width
-        or q.shape[1] % kv_heads
-        or block_size != sequences.block_size
-        or (sinks is not None and sinks.shape != q.shape[1:2])
-    ):
-        raise ValueError(
-            f"shapes do not fit: {q.shape=}, an arena of {kv_heads} heads of {width} in blocks of "
-            f"{block_size}, tables of blocks of {sequences.block_size}, sinks {sinks}"
-        )
-    if sinks is not None and sinks.dtype not in (torch.float32, q.dtype):
-        raise ValueError(f"sinks are float32 or as q, which is {q.dtype}, not {sinks.dtype}")
 
 
 @dataclass(frozen=True, slots=True)

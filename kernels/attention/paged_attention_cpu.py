@@ -8,41 +8,39 @@ from torch import Tensor
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 from baton.kernels.paging.arena_cpu import CpuArena
-from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, as_number, num_first_of
 
 
 def paged_attention(
     q: Tensor,
-    arena: Arena,
+    arena: CpuArena,
     sequences: Sequences,
     window: Window,
     scoring: Scoring,
     sinks: Tensor | None,
 ) -> Tensor:
     tokens, num_heads, width = q.shape
-    layout = CpuArena.of(arena)
     out = torch.empty_like(q)
     made = Call(
         of_dtype("paged_attention", q.dtype),
         rows=tokens,
         inputs={
             "q": q.contiguous(),
-            "arena": layout.memory,
+            "arena": arena.memory,
             "query_starts": sequences.query_starts,
             "context_lens": sequences.context_lens,
             "block_tables": sequences.block_tables,
             "sinks": sinks,
             "num_heads": num_heads,
-            "num_kv_heads": layout.num_heads,
+            "num_kv_heads": arena.num_heads,
             "width": width,
-            "block_size": layout.block_size,
+            "block_size": arena.block_size,
             "table_stride": sequences.block_tables.stride(0),
             "window": as_number(window),
             "num_first": num_first_of(window),
-            "items": layout.items,
-            "unit_bytes": layout.unit_bytes,
+            "items": arena.items,
+            "unit_bytes": arena.unit_bytes,
             "has_float_sinks": sinks is not None and sinks.dtype is torch.float32,
             "scale": scoring.scale_of(width),
             "softcap": scoring.softcap or 0.0,

@@ -16,14 +16,13 @@ from baton.kernels.attention.paged_prefill_gpu import paged_prefill
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.paging.arena_gpu import PagedCache
-from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window
 
 
 def paged_attention(
     q: Tensor,
-    arena: Arena,
+    cache: PagedCache,
     sequences: Sequences,
     window: Window = None,
     scoring: Scoring = PLAIN,
@@ -31,7 +30,6 @@ def paged_attention(
 ) -> Tensor:
     """What q [T, N, H] attends to, [T, N, H]."""
     rules = ScoringRules(scoring, window, sinks)
-    cache = PagedCache.of(arena)
     out = torch.empty_like(q)
     if sequences.max_query_len == 1:
         paged_decode(q, out, cache, sequences, rules)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.paging.arena_cpu import WIDE
 from baton.kernels.paging.sealed_arena import SealedArena
-from baton.kernels.paging.sealed_arena_cpu import WIDE
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, as_number, num_first_of
 

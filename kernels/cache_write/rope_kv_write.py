@@ -16,11 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.cache_write import rope_kv_write_cpu as compiled
-from baton.kernels.cache_write import sealed_kv_write_cpu as compiled_sealed
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
-from baton.kernels.paging import sealed_arena_cpu
-from baton.kernels.paging.arena_cpu import runs
 from baton.kernels.paging.paged_rows import nan_if_infinite
 from baton.kernels.paging.quantized_arena import QuantizedArena
 from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
@@ -29,40 +25,17 @@ from baton.kernels.positions.rope import rope
 from baton.kernels.residual.rms_norm import rms_norm
 
 
-def rope_kv_write(
-    qkv: Tensor,
-    arena: AnyArena,
-    sequences: Sequences,
-    *,
-    head_norm: HeadNorm | None = None,
-    rotation: Rotation | None = None,
-) -> Tensor:
-    """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention."""
-    if isinstance(arena, SealedArena):
-        arena.check(len(qkv), sequences)
-        if sealed_arena_cpu.runs(qkv, arena):
-            return compiled_sealed.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
-        return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
-    if qkv.is_cuda:
-        from baton.kernels.cache_write import (
-            rope_kv_write_gpu as gpu,  # Triton, which CPUs do without
-        )
-
-        return gpu.rope_kv_write(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
-    if runs(qkv, arena):
-        return compiled.rope_kv_write(qkv, arena, sequences, head_norm, rotation)
-    return reference(qkv, arena, sequences, head_norm=head_norm, rotation=rotation)
-
-
 def reference(
     qkv: Tensor,
     arena: AnyArena,
     sequences: Sequences,
-    *,
     head_norm: HeadNorm | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
-    """The definition, of the kernels that it is made of."""
+    """The definition, of the kernels that it is made of: qkv [T, N + 2K, H] -> queries [T, N, H].
+
+    Which operation does it for an arena is chosen in kernels/attention/layer_kv.py.
+    """
     kv_heads = (arena if isinstance(arena, Tensor) else arena.units).shape[1]
     q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if head_norm is not None:

@@ -26,7 +26,6 @@ from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.gpu.owner import owner_of
 from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.kv_quantize import LARGEST
-from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.sequences import Sequences
 
 FEW_TOKENS = 256
@@ -38,14 +37,12 @@ INTEGERS_ONLY = tl.constexpr(1.5 * 2.0**23)
 
 def rope_kv_write(
     qkv: Tensor,
-    arena: Arena,
+    cache: PagedCache,
     sequences: Sequences,
-    *,
     head_norm: HeadNorm | None = None,
     rotation: Rotation | None = None,
 ) -> Tensor:
     """qkv [T, N + 2K, H] -> the queries [T, N, H], ready for attention."""
-    cache = PagedCache.of(arena)
     num_tokens, num_heads, width = qkv.shape
     num_queries = num_heads - 2 * cache.num_kv_heads
     q = torch.empty(num_tokens, num_queries, width, dtype=qkv.dtype, device=qkv.device)

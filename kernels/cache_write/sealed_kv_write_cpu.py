@@ -7,8 +7,8 @@ from torch import Tensor
 
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.paging.arena_cpu import WIDE
 from baton.kernels.paging.sealed_arena import SealedArena
-from baton.kernels.paging.sealed_arena_cpu import WIDE
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -20,6 +20,7 @@ def rope_kv_write(
     rotation: Rotation | None,
 ) -> Tensor:
     tokens, _, width = qkv.shape
+    arena.check(tokens, sequences)
     kv_heads = arena.units.shape[1]
     num_heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty(tokens, num_heads, width)

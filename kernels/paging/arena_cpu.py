@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.cpu import operators
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
+WIDE = 0
+"""The kind of items of the model's dtype."""
 ITEMS = {torch.int8: 1, torch.float8_e4m3fn: 2}
-"""The kind of 8-bit items; 0 for items of the model's dtype."""
-
-
+"""The kind of 8-bit items."""
 MAX_WIDTH = 256
 """The widest head: a tile of wider queries would not stay in a core's cache."""
 
@@ -38,15 +37,8 @@ class CpuArena:
             memory = arena.units
         else:
             _, heads, _, size, width = arena.shape
-            unit_bytes, items = 2 * size * width * arena.element_size(), 0
+            unit_bytes, items = 2 * size * width * arena.element_size(), WIDE
             memory = arena
         if not memory.is_contiguous():
             raise ValueError("an arena on a CPU must be contiguous")
         return cls(memory, heads, size, width, items, unit_bytes)
-
-
-def runs(x: Tensor, arena: Arena) -> bool:
-    """Whether operators take heads x [..., H] to or from such an arena."""
-    if x.shape[-1] > MAX_WIDTH:
-        return False
-    return operators.runs(x) if isinstance(arena, QuantizedArena) else operators.runs(x, arena)

@@ -11,14 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from baton.kernels.paging.sealed_arena import AnyArena
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedArena:
-    kv: AnyArena
+    kv: Tensor
     groups: Mapping[str, Tensor]
-
-
-LayerArena = AnyArena | GroupedArena
-"""The part of the cache that a layer is given; grouped only if the layer is in a group."""

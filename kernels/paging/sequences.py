@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from baton.kernels.paging.attention_plan import ArenaShape, AttentionPlan, plan_attention
-from baton.kernels.paging.quantized_arena import Arena
 from baton.kernels.paging.window import Window, within
 
 
@@ -38,9 +37,9 @@ class Sequences:
     lanes: Tensor | None = None  # [R] int64
     """Where the open block of each is, in caches that have such
     (kernels/paging/sealed_arena.py)."""
-    on_written: Callable[[Arena], None] | None = None
-    """Called with an arena when the new tokens are in it, and before anybody attends to them:
-    others may have written some of the tokens that these see."""
+    on_written: Callable[[Tensor], None] | None = None
+    """Called with the blocks of a layer when the new tokens are in them, and before anybody
+    attends to them: others may have written some of the tokens that these see."""
     _plans: dict[tuple[Window, ArenaShape], AttentionPlan] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -60,10 +59,10 @@ class Sequences:
             self._lengths.extend(zip(query_lens, context_lens, strict=True))
         return self._lengths
 
-    def wait_for_others(self, arena: Arena) -> None:
-        """After writing to `arena`."""
+    def wait_for_others(self, blocks: Tensor) -> None:
+        """After writing to `blocks`, all of a layer."""
         if self.on_written is not None:
-            self.on_written(arena)
+            self.on_written(blocks)
 
     def last_token(self) -> Sequences:
         """The same request, of which only the last token is new; there must be no other."""

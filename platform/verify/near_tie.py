@@ -79,7 +79,7 @@ def spread_of(loaded: LoadedModel, device: str) -> float:
     layout = loaded.own(loaded.info.layout(SAMPLE_LEN))
     cache = KvCache(layout, 1, device)
     batch = make_batch([_sample(loaded.info.vocab_size)], SAMPLE_LEN, device)
-    hidden = loaded.model(batch, cache.arenas, ignore_layer)
+    hidden = loaded.model(batch, cache.layers, ignore_layer)
     return float(loaded.model.logits(hidden).std(-1).max())
 
 

@@ -33,6 +33,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.paging.sealed_arena import SealedArena
 from baton.kernels.paging.window import Streaming
 
@@ -136,12 +137,12 @@ class Served:
         engine = engine_around(self.loaded, EngineConfig(cache=cache, scheduler=scheduler), "cpu")
         engine.max_model_len = min(engine.max_model_len, MAX_LEN)
         assert isinstance(engine.runner.cache, KvCache)
-        for layer in engine.runner.cache.planes:
-            layer.view(torch.uint8).fill_(GARBAGE)
-        for arena in engine.runner.cache.arenas:
-            if isinstance(arena, SealedArena):
-                arena.open_rows.fill_(torch.nan)
-                arena.pass_rows.fill_(torch.nan)
+        for plane in engine.runner.cache.planes:
+            plane.view(torch.uint8).fill_(GARBAGE)
+        for layer in engine.runner.cache.layers:
+            if isinstance(layer, LayerKv) and isinstance(layer.arena, SealedArena):
+                layer.arena.open_rows.fill_(torch.nan)
+                layer.arena.pass_rows.fill_(torch.nan)
         return engine
 
     def alone(self, wish: Wish) -> list[int]:

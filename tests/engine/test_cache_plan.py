@@ -23,6 +23,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.open_blocks import open_bytes
 from baton.engine.passes.cuda_graphs import MAX_GRAPH_BYTES, Outputs
 from baton.engine.passes.pass_memory import estimated_bytes, largest_passes, measure
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.paging.sealed_arena import SealedArena
 
 GIB = 1 << 30
@@ -38,9 +39,9 @@ def test_open_blocks_are_of_the_same_memory_as_sealed_ones(tmp_path: Path) -> No
 
     plan = plan_cache(loaded, SEALED, "cpu")
 
-    cache = KvCache(plan.layout, plan.num_blocks)
-    cache.open_blocks(loaded.info.dtype, plan.limits)
-    arenas = [arena for arena in cache.arenas if isinstance(arena, SealedArena)]
+    cache = KvCache(plan.layout, plan.num_blocks, dtype=loaded.info.dtype, limits=plan.limits)
+    kept = [layer.arena for layer in cache.layers if isinstance(layer, LayerKv)]
+    arenas = [arena for arena in kept if isinstance(arena, SealedArena)]
     beside = sum(arena.open_rows.nbytes for arena in arenas) + arenas[0].pass_rows.nbytes
     assert len(arenas) == plan.layout.num_layers
     assert beside == open_bytes(plan.layout, loaded.info.dtype, plan.limits)
@@ -87,8 +88,8 @@ class PretendedGpu:
         self.kept_bytes = 200_000
         return 200_000
 
-    def scratch(self, layout: KvLayout, num_blocks: int) -> KvCache:
-        cache = KvCache(layout, num_blocks + 1)
+    def scratch(self, layout: KvLayout, num_blocks: int, dtype: str) -> KvCache:
+        cache = KvCache(layout, num_blocks + 1, dtype=dtype)
         cache.spare_block = num_blocks
         return cache
 

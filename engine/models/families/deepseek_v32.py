@@ -22,7 +22,7 @@ from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
 from baton.kernels.attention.choose_tokens import Chosen
-from baton.kernels.paging.grouped_arena import LayerArena
+from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.paging.sequences import Sequences
 
 DENSE, SPARSE = "dense", "sparse"
@@ -44,15 +44,15 @@ class SparseDecoder(Decoder):
         x: Tensor,
         residual: Tensor | None,
         sequences: Sequences,
-        arenas: Sequence[LayerArena],
+        caches: Sequence[LayerCache],
         on_layer: OnLayer,
     ) -> tuple[Tensor, Tensor]:
         rotations = [angles(sequences.positions) for angles in self.angles]
         chosen: Chosen | None = None
-        for layer, arena in zip(self.layers, arenas, strict=True):
+        for layer, cache in zip(self.layers, caches, strict=True):
             rotation = rotations[self.angles_of_block[layer] or 0]
             block = self.blocks[layer]
-            x, residual, chosen = block(x, residual, rotation, arena, sequences, chosen)
+            x, residual, chosen = block(x, residual, rotation, cache, sequences, chosen)
             on_layer(layer)
         assert residual is not None
         return x, residual

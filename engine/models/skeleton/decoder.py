@@ -18,10 +18,10 @@ from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
+from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.elementwise.add import add
 from baton.kernels.elementwise.soft_cap import soft_cap_
 from baton.kernels.elementwise.take_rows import take_rows
-from baton.kernels.paging.grouped_arena import LayerArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.linear import logits
 
@@ -64,10 +64,10 @@ class Decoder(nn.Module):
             for layer in config.layers
         ]
 
-    def forward(self, batch: Batch, arenas: Sequence[LayerArena], on_layer: OnLayer) -> Tensor:
-        """Write the tokens' KV into the arenas, one a layer; return the outputs [S, D]."""
+    def forward(self, batch: Batch, caches: Sequence[LayerCache], on_layer: OnLayer) -> Tensor:
+        """Write the tokens' KV into the caches, one a layer; return the outputs [S, D]."""
         x = self.embedded(batch)
-        x, residual = self.through(x, None, batch.sequences, arenas, on_layer)
+        x, residual = self.through(x, None, batch.sequences, caches, on_layer)
         return self.outputs(x, residual, batch.output_rows)
 
     def embedded(self, batch: Batch) -> Tensor:
@@ -82,15 +82,15 @@ class Decoder(nn.Module):
         x: Tensor,
         residual: Tensor | None,
         sequences: Sequences,
-        arenas: Sequence[LayerArena],
+        caches: Sequence[LayerCache],
         on_layer: OnLayer,
     ) -> tuple[Tensor, Tensor]:
-        """The layers that are here, of which each has an arena; both [T, D]."""
+        """The layers that are here, of which each has an cache; both [T, D]."""
         rotations = [angles(sequences.positions) for angles in self.angles]
-        for layer, arena in zip(self.layers, arenas, strict=True):
+        for layer, cache in zip(self.layers, caches, strict=True):
             index = self.angles_of_block[layer]
             rotation = None if index is None else rotations[index]
-            x, residual = self.blocks[layer](x, residual, rotation, arena, sequences)
+            x, residual = self.blocks[layer](x, residual, rotation, cache, sequences)
             on_layer(layer)
         assert residual is not None
         return x, residual

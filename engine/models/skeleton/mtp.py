@@ -25,7 +25,7 @@ from baton.engine.mesh.split import Split
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
-from baton.kernels.paging.grouped_arena import LayerArena
+from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.paging.sequences import Sequences
 
 LAYER = "blocks.{i}."
@@ -63,12 +63,12 @@ class MtpHead(nn.Module):
         self.layer.embed, self.layer.head = model.embed, model.head
 
     def forward(
-        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, arena: LayerArena
+        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
     ) -> Tensor:
         """What the model gave [T, D], and the tokens behind [T] -> logits [T, V] float32."""
         embedded = self.embed_norm(self.layer.embed(next_tokens))
         x = self.join(torch.cat((embedded, self.hidden_norm(hidden)), dim=-1))
-        x, residual = self.layer.through(x, None, sequences, (arena,), ignore_layer)
+        x, residual = self.layer.through(x, None, sequences, (cache,), ignore_layer)
         out, _ = self.layer.norm(x, residual)
         return self.layer.logits(out)
 

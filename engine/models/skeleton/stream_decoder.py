@@ -27,9 +27,9 @@ from baton.engine.layers.rope import RotaryAngles
 from baton.engine.layers.router import Router
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.take_rows import take_rows
-from baton.kernels.paging.grouped_arena import LayerArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.residual.hyper_connections import expand_streams, spread_streams
 
@@ -61,12 +61,12 @@ class StreamBlock(nn.Module):
         streams: Tensor,
         tokens: Tensor,
         rotation: Rotation,
-        arena: LayerArena,
+        cache: LayerCache,
         sequences: Sequences,
     ) -> Tensor:
         """streams [T, n, D], tokens [T]"""
         x, post, comb = self.attn_hyper(streams)
-        y = self.attn(self.attn_norm(x), rotation, arena, sequences)
+        y = self.attn(self.attn_norm(x), rotation, cache, sequences)
         streams = expand_streams(streams, y, post, comb)
         x, post, comb = self.ffn_hyper(streams)
         x = self.ffn_norm(x)
@@ -88,12 +88,12 @@ class StreamDecoder(Decoder):
         self.num_streams = config.hyper.num_streams
         self.collapse = HyperHead(width, config.hyper, eps)
 
-    def forward(self, batch: Batch, arenas: Sequence[LayerArena], on_layer: OnLayer) -> Tensor:
+    def forward(self, batch: Batch, caches: Sequence[LayerCache], on_layer: OnLayer) -> Tensor:
         streams = spread_streams(self.embedded(batch), self.num_streams)  # [T, n, D]
         rotations = [angles(batch.sequences.positions) for angles in self.angles]
-        for layer, arena in zip(self.layers, arenas, strict=True):
+        for layer, cache in zip(self.layers, caches, strict=True):
             rotation = rotations[self.angles_of_block[layer] or 0]
-            streams = self.blocks[layer](streams, batch.tokens, rotation, arena, batch.sequences)
+            streams = self.blocks[layer](streams, batch.tokens, rotation, cache, batch.sequences)
             on_layer(layer)
         wanted = take_rows(streams.flatten(1), batch.output_rows)
         out: Tensor = self.norm(self.collapse(wanted.view(-1, *streams.shape[1:])))

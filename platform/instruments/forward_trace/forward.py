@@ -65,7 +65,7 @@ def trace_forward(
     words, watch = _Words(tokenizer), StageWatch(model, shape, len(tokens))
     with torch.inference_mode():
         with watch:
-            hidden = model(batch, cache.arenas, ignore_layer)
+            hidden = model(batch, cache.layers, ignore_layer)
             logits = model.logits(hidden)
         watch.head(hidden, logits)
         after = None if mtp is None else _logits_after(mtp, loaded, cache, tokens, logits)
@@ -100,10 +100,10 @@ def _logits_after(
     layout = cache.layout
     chunk = Chunk(tokens, 0, range(cache.num_blocks), num_outputs=len(tokens))
     batch = make_batch([chunk], layout.block_size, cache.device)
-    hidden = loaded.model(batch, cache.arenas, ignore_layer)
+    hidden = loaded.model(batch, cache.layers, ignore_layer)
     own = KvCache(mtp.layout(layout), cache.num_blocks, cache.device)
     next_tokens = torch.cat((batch.tokens[1:], logits.argmax(dim=-1)))
-    found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.arenas[0])
+    found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.layers[0])
     return found[-1]
 
 

@@ -69,6 +69,13 @@ def test_a_view_follows_the_arena_and_cannot_change_it() -> None:
         view[0] = 1
 
 
+def test_layers_of_few_bits_want_to_know_what_the_model_computes_in() -> None:
+    cache = KvCache(replace(make_cache().layout, dtype="int8"), 3)
+
+    with pytest.raises(ValueError, match="say which dtype the model computes in"):
+        _ = cache.layers
+
+
 def test_a_view_outlives_the_cache() -> None:
     cache = make_cache()
     cache.write(1, 1, pattern(cache, 65))

@@ -89,8 +89,8 @@ def test_it_gives_the_logits_of_one_token_further(
     cache, own = KvCache(layout, 8), KvCache(head.layout(layout), 8)
     batch = make_batch([Chunk(tokens[:-1], 0, range(8), 30)], BLOCK_SIZE, "cpu")
     with torch.inference_mode():
-        hidden = loaded.model(batch, cache.arenas, lambda layer: None)
-        found = head(hidden, torch.tensor(tokens[1:]), batch.sequences, own.arenas[0])
+        hidden = loaded.model(batch, cache.layers, lambda layer: None)
+        found = head(hidden, torch.tensor(tokens[1:]), batch.sequences, own.layers[0])
     expected = reference(whole, load_file(folder / "model.safetensors"), tokens)
     assert_near(found, expected)
 

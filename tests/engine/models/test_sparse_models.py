@@ -51,7 +51,7 @@ def test_index_keys_are_a_cache_group_of_the_layers_that_have_an_index(glm: Path
 
     runner.forward([Chunk(make_prompt(20), 0, table, 1)])
 
-    arenas, layout = runner.cache.arenas, runner.cache.layout
+    arenas, layout = runner.cache.layers, runner.cache.layout
     assert [isinstance(arena, GroupedArena) for arena in arenas] == [True, False, False, True]
     assert (layout.num_layers, layout.num_planes) == (4, 6)
     assert layout.block_bytes == BLOCK_SIZE * 4 * (4 * (24 + 8) + 2 * 12)

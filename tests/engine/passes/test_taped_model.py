@@ -145,7 +145,8 @@ def test_a_model_that_computes_with_torch_in_between_is_run_as_it_is(
 def test_kv_of_few_bits_is_played_too(kv_dtype: str, tmp_path: Path) -> None:
     loaded = load_model(make_llama(tmp_path), dtype="bfloat16")
     layout = loaded.info.layout(BLOCK_SIZE, kv_dtype)
-    played, computed = (ModelRunner(loaded, KvCache(layout, NUM_BLOCKS)) for _ in range(2))
+    caches = [KvCache(layout, NUM_BLOCKS, dtype="bfloat16") for _ in range(2)]
+    played, computed = (ModelRunner(loaded, cache) for cache in caches)
     assert played.taped is not None
     computed.taped = None
 
@@ -198,8 +199,11 @@ def test_a_pass_larger_than_the_tape_is_computed_all_the_same(tmp_path: Path) ->
     loaded = load_model(folder)
     small = ModelRunner(
         loaded,
-        KvCache(loaded.info.layout(BLOCK_SIZE), NUM_BLOCKS),
-        PassLimits(max_tokens=8, max_requests=4),
+        KvCache(
+            loaded.info.layout(BLOCK_SIZE),
+            NUM_BLOCKS,
+            limits=PassLimits(max_tokens=8, max_requests=4),
+        ),
     )
 
     (table,) = scrambled_tables([40])

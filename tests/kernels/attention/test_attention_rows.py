@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.kernels.passes import empty_arena, sequences_of
 from torch import Tensor
 
-from baton.kernels.attention.paged_attention import paged_attention, reference
+from baton.kernels.attention.layer_kv import LayerKv
+from baton.kernels.attention.paged_attention import reference
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.cpu.operators import runs
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
@@ -49,7 +50,8 @@ class Layer:
         )
         sinks = torch.linspace(-1, 1, self.heads) if self.has_sinks else None
         q = torch.cat(list(qs))
-        return paged_attention(q, arena, sequences, self.window, self.scoring, sinks)
+        kv = LayerKv.of(arena, q.dtype)
+        return kv.attend(q, sequences, self.window, self.scoring, sinks)
 
     def filled_arena(self, num_blocks: int, dtype: torch.dtype) -> Arena:
         arena = empty_arena(
@@ -235,7 +237,7 @@ def test_sinks_of_either_dtype_are_as_defined_however_heavy(
     sinks = torch.tensor([-300.0, 1.25, 3.0, 300.0]).to(sink_dtype)
     sequences = sequences_of([table.tolist()], [(70, 70)], block_size=layer.block_size)
 
-    out = paged_attention(q, arena, sequences, None, PLAIN, sinks)
+    out = LayerKv.of(arena, dtype).attend(q, sequences, None, PLAIN, sinks)
 
     expected = reference(q, arena, [(table.tolist(), 70, 70)], None, PLAIN, sinks)
     atol = 1e-5 if dtype is torch.float32 else 2e-3
@@ -247,7 +249,7 @@ def test_sinks_narrower_than_queries_are_refused() -> None:
     sequences = sequences_of([table.tolist()], [(5, 5)], block_size=16)
 
     with pytest.raises(ValueError, match="sinks are float32 or as q"):
-        paged_attention(q, arena, sequences, sinks=torch.zeros(4, dtype=torch.bfloat16))
+        LayerKv.of(arena, q.dtype).attend(q, sequences, sinks=torch.zeros(4, dtype=torch.bfloat16))
 
 
 @each_dtype

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention import explicit_attention
+from baton.kernels.attention import explicit_attention, layer_kv
 from baton.kernels.attention import paged_attention as kernel
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.cache_write.rope_kv_write import write_kv
 from baton.kernels.cpu.operators import runs
@@ -47,7 +48,7 @@ by_any = pytest.mark.parametrize("path", ["compiled", "torch"], indirect=True)
 @pytest.fixture
 def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there is no compiler."""
-    monkeypatch.setattr(kernel, "runs", lambda q, arena: False)
+    monkeypatch.setattr(layer_kv, "_has_operators", lambda *of: False)
 
 
 @pytest.fixture
@@ -85,7 +86,8 @@ def attend(
     )
     sequences = sequences_of(tables, requests)
     write_kv(k, v, arena, sequences)
-    out = kernel.paged_attention(q, arena, sequences, heads.window, heads.scoring, heads.sinks())
+    layer = LayerKv.of(arena, dtype)
+    out = layer.attend(q, sequences, heads.window, heads.scoring, heads.sinks())
     return out, expected, arena, expected_arena
 
 
@@ -243,7 +245,7 @@ def test_a_key_or_value_gone_bad_spoils_all_that_see_it(
     def run(first: int, end: int) -> Tensor:
         sequences = sequences_of([[0, 1]], [(end - first, end)])
         write_kv(kv[0, first:end], kv[1, first:end], arena, sequences)
-        return kernel.paged_attention(q[first:end], arena, sequences)
+        return LayerKv.of(arena, q.dtype).attend(q[first:end], sequences)
 
     out = torch.cat([run(0, 1), run(1, 4), *(run(place, place + 1) for place in range(4, 8))])
 
@@ -261,7 +263,7 @@ def test_a_request_gone_bad_does_not_spoil_the_next_owner_of_its_block() -> None
     def run(kv: torch.Tensor, num_tokens: int) -> torch.Tensor:
         sequences = sequences_of([[0]], [(num_tokens, num_tokens)])
         write_kv(kv, kv, arena, sequences)
-        return kernel.paged_attention(torch.ones_like(kv), arena, sequences)
+        return LayerKv.of(arena, kv.dtype).attend(torch.ones_like(kv), sequences)
 
     run(bad, 3)
     out = run(torch.ones(1, 1, WIDTH), 1)

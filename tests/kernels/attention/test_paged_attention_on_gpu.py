@@ -9,8 +9,8 @@ import torch
 from tests.kernels.paged_passes import Heads, PagedPass
 
 from baton.kernels.attention import library_prefill_gpu as library_prefill
-from baton.kernels.attention import paged_attention as public
 from baton.kernels.attention import paged_attention_gpu as paged_attention
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.paged_decode_gpu import paged_decode, split_keys
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.attention.scoring_gpu import ScoringRules
@@ -63,7 +63,12 @@ each_pass = pytest.mark.parametrize("requests", PASSES)
 def attended(made: PagedPass) -> torch.Tensor:
     rules = made.rules
     return paged_attention.paged_attention(
-        made.q, made.arena(), made.sequences(), rules.window, rules.scoring, rules.sinks
+        made.q,
+        PagedCache.of(made.arena()),
+        made.sequences(),
+        rules.window,
+        rules.scoring,
+        rules.sinks,
     )
 
 
@@ -105,8 +110,8 @@ def test_attention_on_a_device_is_as_defined(
     made = PagedPass(requests, device="cuda", **kind)  # type: ignore[arg-type]
     sinks = made.rules.sinks if made.rules.sinks is None else made.rules.sinks.cuda()
 
-    out = public.paged_attention(
-        made.q, made.arena(), made.sequences(), made.rules.window, made.rules.scoring, sinks
+    out = LayerKv.of(made.arena(), made.dtype).attend(
+        made.q, made.sequences(), made.rules.window, made.rules.scoring, sinks
     )
 
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=ATOL[made.dtype])
@@ -223,8 +228,9 @@ def test_long_chunks_on_a_device_are_as_those_of_the_kernel(
     )
     arena, sequences = made.arena(), made.sequences()
 
-    out = public.paged_attention(made.q, arena, sequences)
+    kv = LayerKv.of(arena, made.dtype)
+    out = kv.attend(made.q, sequences)
 
     capped = Scoring(softcap=1e6)  # which the library does not know, and changes nothing
-    by_kernel = public.paged_attention(made.q, arena, sequences, scoring=capped)
+    by_kernel = kv.attend(made.q, sequences, scoring=capped)
     torch.testing.assert_close(out, by_kernel, rtol=0, atol=3e-2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.kernels.passes import empty_arena, sequences_of
 from torch import Tensor
 
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.cache_write import rope_kv_write as kernel
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu.operators import runs
@@ -84,7 +85,7 @@ def written(
         empty_arena(num_blocks, shape.kv_heads, shape.block_size, shape.width, items or dtype)
         for _ in range(2)
     ]
-    out = kernel.rope_kv_write(qkv, arenas[0], sequences, head_norm=norm, rotation=rotation)
+    out = LayerKv.of(arenas[0], dtype).write(qkv, sequences, head_norm=norm, rotation=rotation)
     expected = kernel.reference(qkv, arenas[1], sequences, head_norm=norm, rotation=rotation)
     return out, expected, arenas[0], arenas[1]
 
@@ -139,7 +140,7 @@ def test_numbers_of_all_sizes_are_stored_as_defined_and_what_is_not_finite_as_na
     qkv[5, :, ::7], qkv[6, :, 1], qkv[7, :, 2:9] = torch.nan, torch.inf, -torch.inf
     arenas = [empty_arena(4, 1, 4, 64, items or torch.float32) for _ in range(2)]
 
-    kernel.rope_kv_write(qkv, arenas[0], sequences)
+    LayerKv.of(arenas[0], qkv.dtype).write(qkv, sequences)
     kernel.reference(qkv, arenas[1], sequences)
 
     found, expected = map(as_floats, arenas)
@@ -183,12 +184,12 @@ def test_a_token_is_the_same_to_the_bit_alone_and_among_others(dtype: torch.dtyp
     assert rotation is not None
     whole, single = (empty_arena(2, 2, 4, 100, dtype) for _ in range(2))
 
-    out = kernel.rope_kv_write(qkv, whole, sequences, head_norm=norm, rotation=rotation)
+    out = LayerKv.of(whole, dtype).write(qkv, sequences, head_norm=norm, rotation=rotation)
     for token in range(7):
         one = slice(token, token + 1)
         alone = sequences_of([sequences.block_tables[0].tolist()], [(1, token + 1)])
         own_rotation = rotation[0][one], rotation[1][one]
-        q = kernel.rope_kv_write(qkv[one], single, alone, head_norm=norm, rotation=own_rotation)
+        q = LayerKv.of(single, dtype).write(qkv[one], alone, head_norm=norm, rotation=own_rotation)
 
         assert torch.equal(q, out[one])
 

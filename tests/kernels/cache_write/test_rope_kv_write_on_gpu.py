@@ -13,9 +13,11 @@ import torch
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.cache_write import rope_kv_write as public
 from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
+from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
 
@@ -78,7 +80,7 @@ def test_queries_and_the_cache_are_as_defined(
     qkv, arena, expected_arena = qkv_of(8, dtype), plain_arena(8, dtype), plain_arena(8, dtype)
     expected = public.reference(qkv, expected_arena, sequences(), **steps)  # type: ignore[arg-type]
 
-    q = rope_kv_write(qkv, arena, sequences(), **steps)  # type: ignore[arg-type]
+    q = rope_kv_write(qkv, PagedCache.of(arena), sequences(), **steps)  # type: ignore[arg-type]
 
     rtol = TOLERANCE[dtype]
     torch.testing.assert_close(q, expected, rtol=rtol, atol=rtol)
@@ -96,7 +98,7 @@ def test_an_odd_width_and_many_tokens_to_a_program(monkeypatch: pytest.MonkeyPat
     )
     expected = public.reference(qkv, expected_arena, sequences(), **steps)  # type: ignore[arg-type]
 
-    q = rope_kv_write(qkv, arena, sequences(), **steps)  # type: ignore[arg-type]
+    q = rope_kv_write(qkv, PagedCache.of(arena), sequences(), **steps)  # type: ignore[arg-type]
 
     torch.testing.assert_close(q, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(arena, expected_arena, rtol=1e-6, atol=1e-6)
@@ -110,7 +112,7 @@ def test_items_of_eight_bits_and_their_scales_are_those_of_the_definition(
     arena, expected = quantized_arena(8, torch.int8), quantized_arena(8, torch.int8)
     public.reference(qkv, expected, sequences())
 
-    rope_kv_write(qkv, arena, sequences())
+    rope_kv_write(qkv, PagedCache.of(arena), sequences())
 
     assert torch.equal(arena.units, expected.units)
 
@@ -122,7 +124,7 @@ def test_items_of_fp8_are_those_of_the_definition() -> None:
     arena, expected = quantized_arena(8, FP8), quantized_arena(8, FP8)
     public.reference(qkv, expected, sequences())
 
-    rope_kv_write(qkv, arena, sequences())
+    rope_kv_write(qkv, PagedCache.of(arena), sequences())
 
     assert torch.equal(arena.units, expected.units)
 
@@ -135,7 +137,7 @@ def test_what_is_not_finite_is_stored_as_nan(items: torch.dtype | None) -> None:
     if items is not None:
         arena = quantized_arena(8, items)
 
-    rope_kv_write(qkv, arena, sequences())
+    rope_kv_write(qkv, PagedCache.of(arena), sequences())
 
     found = arena
     if isinstance(arena, QuantizedArena):
@@ -166,7 +168,7 @@ def test_on_a_device_it_is_as_defined(
     there = {name: _to_device(step) for name, step in steps.items()}
     expected = public.reference(qkv, arenas[0], made, **steps)  # type: ignore[arg-type]
 
-    q = public.rope_kv_write(qkv.cuda(), arenas[1], on_device, **there)  # type: ignore[arg-type]
+    q = LayerKv.of(arenas[1], dtype).write(qkv.cuda(), on_device, **there)  # type: ignore[arg-type]
 
     rtol = TOLERANCE[dtype]
     torch.testing.assert_close(q.cpu(), expected, rtol=rtol, atol=rtol)

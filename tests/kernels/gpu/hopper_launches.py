@@ -50,7 +50,7 @@ def arena_of(heads: int, width: int, items: torch.dtype | None) -> Arena:
 
 def attend(items: torch.dtype | None = None, width: int = 128, **rules: object) -> None:
     q = torch.empty(TOKENS + 1, 32, width, dtype=BFLOAT16)
-    paged_attention(q, arena_of(8, width, items), mixed_pass(), **rules)  # type: ignore[arg-type]
+    paged_attention(q, PagedCache.of(arena_of(8, width, items)), mixed_pass(), **rules)  # type: ignore[arg-type]
 
 
 def attend_to_latents(num_heads: int) -> None:
@@ -66,7 +66,7 @@ def write(items: torch.dtype | None) -> None:
     weight, angles = torch.empty(128, dtype=BFLOAT16), torch.empty(TOKENS + 1, 64)
     rope_kv_write(
         torch.empty(TOKENS + 1, 48, 128, dtype=BFLOAT16),
-        arena_of(8, 128, items),
+        PagedCache.of(arena_of(8, 128, items)),
         mixed_pass(),
         head_norm=HeadNorm(weight, weight, 1e-6),
         rotation=(angles, angles),

@@ -8,7 +8,8 @@ import torch
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from tests.kernels.paged_passes import PagedPass
 
-from baton.kernels.attention import mla_attention, paged_attention
+from baton.kernels.attention import mla_attention
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.cache_write import latent_write, rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
@@ -21,9 +22,8 @@ def test_attention() -> None:
     made = PagedPass([(1, 9), (3, 7)], rules=ScoringRules(window=5, sinks=torch.ones(4)))
 
     with tensors_on_a_gpu():
-        out = paged_attention.paged_attention(
-            made.q, made.arena(), made.sequences(), 5, sinks=torch.ones(4)
-        )
+        kv = LayerKv.of(made.arena(), made.dtype)
+        out = kv.attend(made.q, made.sequences(), 5, sinks=torch.ones(4))
 
     torch.testing.assert_close(out, made.expected(), rtol=0, atol=1e-5)
 
@@ -67,8 +67,8 @@ def test_what_lies_before_attention() -> None:
 
     with tensors_on_a_gpu():
         rotation = rotary_angles.rotary_angles(positions, frequencies, 1.0)
-        q = rope_kv_write.rope_kv_write(
-            qkv, arena, made.sequences(), head_norm=head_norm, rotation=rotation
+        q = LayerKv.of(arena, qkv.dtype).write(
+            qkv, made.sequences(), head_norm=head_norm, rotation=rotation
         )
 
     expected_rotation = rotary_angles.reference(positions, frequencies)

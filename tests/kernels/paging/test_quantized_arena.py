@@ -6,7 +6,9 @@ import pytest
 import torch
 from tests.kernels.passes import empty_arena, sequences_of
 
+from baton.kernels.attention import layer_kv
 from baton.kernels.attention import paged_attention as kernel
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.cache_write.rope_kv_write import write_kv
 from baton.kernels.cpu.operators import runs
@@ -41,7 +43,7 @@ def test_attends_to_what_the_items_stand_for_in_chunks_and_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if path == "torch":
-        monkeypatch.setattr(kernel, "runs", lambda q, arena: False)
+        monkeypatch.setattr(layer_kv, "_has_operators", lambda *of: False)
     elif not runs(torch.zeros(1)):
         pytest.skip("there is no C++ compiler")
     generator = torch.Generator().manual_seed(3)
@@ -58,7 +60,7 @@ def test_attends_to_what_the_items_stand_for_in_chunks_and_one_by_one(
         sequences = sequences_of(tables.tolist(), list(zip(query_lens, done, strict=True)))
 
         write_kv(k, v, arena, sequences)
-        out = kernel.paged_attention(q, arena, sequences, window, scoring)
+        out = LayerKv.of(arena, q.dtype).attend(q, sequences, window, scoring)
 
         write_kv(as_read(k, dtype), as_read(v, dtype), plain, sequences)
         expected = kernel.reference(q, plain, requests, window, scoring)

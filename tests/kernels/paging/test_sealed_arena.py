@@ -14,11 +14,10 @@ from tests.kernels.paging.test_seal import as_read, unit_bytes
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention.paged_attention import paged_attention
+from baton.kernels.attention import layer_kv
+from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.cache_write.rope_kv_write import rope_kv_write
 from baton.kernels.cpu.operators import runs
-from baton.kernels.paging import sealed_arena_cpu as compiled
 from baton.kernels.paging.sealed_arena import SealedArena
 from baton.kernels.paging.window import Chunks, Streaming, Window, first_seen, num_first_of
 
@@ -97,9 +96,9 @@ class Cache:
             block_size=self.layer.block_size,
         )
         sequences = replace(sequences, lanes=torch.tensor([lane for lane, _, _ in parts]))
-        q = rope_kv_write(torch.cat([rows for _, rows, _ in parts]), self.arena, sequences)
-        layer = self.layer
-        return paged_attention(q, self.arena, sequences, layer.window, layer.scoring, layer.sinks)
+        kv, layer = LayerKv.of(self.arena, self.dtype), self.layer
+        q = kv.write(torch.cat([rows for _, rows, _ in parts]), sequences)
+        return kv.attend(q, sequences, layer.window, layer.scoring, layer.sinks)
 
     def in_chunks(self, qkv: Tensor, lengths: Sequence[int], lane: int = 0) -> Tensor:
         out, done = [], 0
@@ -128,7 +127,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 @pytest.fixture(params=["compiled", "torch"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(compiled, "runs", lambda x, arena: False)
+        monkeypatch.setattr(layer_kv, "_has_operators", lambda *of: False)
     elif not runs(torch.zeros(1)):
         pytest.skip("there is no C++ compiler")
     return str(request.param)
@@ -205,7 +204,7 @@ def test_compiled_code_seals_as_torch_does(
     other.tables = one.tables
 
     one.in_chunks(qkv.to(dtype), [50, 110])
-    monkeypatch.setattr(compiled, "runs", lambda x, arena: False)
+    monkeypatch.setattr(layer_kv, "_has_operators", lambda *of: False)
     other.in_chunks(qkv.to(dtype), [50, 110])
 
     assert torch.equal(one.arena.units, other.arena.units)

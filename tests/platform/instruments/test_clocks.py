@@ -55,7 +55,7 @@ def test_routers_and_experts_are_parts(quantize: str, tmp_path: Path) -> None:
     cache = KvCache(loaded.info.layout(16), 8)
 
     with ModuleClock(loaded.model) as clock:
-        computed = loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.arenas, lambda layer: None)
+        computed = loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.layers, lambda layer: None)
 
     assert set(taped.part_s) >= PARTS | {Part.ROUTER, Part.EXPERTS}
     assert set(clock.seconds) == PARTS | {Part.ROUTER, Part.EXPERTS}
@@ -86,7 +86,7 @@ def test_modules_within_a_module_are_not_counted_twice(tmp_path: Path) -> None:
     cache = KvCache(loaded.info.layout(16), 8)
 
     with ModuleClock(loaded.model) as clock:
-        loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.arenas, lambda layer: None)
+        loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.layers, lambda layer: None)
 
     attention = sum(span.seconds for span in clock.spans if span.name == Part.ATTENTION)
     inner = clock.seconds[Part.QKV] + clock.seconds[Part.OUT]
@@ -100,6 +100,6 @@ def test_a_clock_that_is_left_watches_no_more(tmp_path: Path) -> None:
 
     with ModuleClock(loaded.model) as clock:
         pass
-    loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.arenas, lambda layer: None)
+    loaded.model(make_batch(CHUNKS, 16, "cpu"), cache.layers, lambda layer: None)
 
     assert not clock.seconds

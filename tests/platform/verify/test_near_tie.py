@@ -42,7 +42,7 @@ def logits_of(loaded: LoadedModel) -> Tensor:
     cache = KvCache(loaded.info.layout(NUM_TOKENS), 1)
     tokens = [(31 * place + 7) % loaded.info.vocab_size for place in range(NUM_TOKENS)]
     batch = make_batch([Chunk(tokens, 0, (0,), NUM_TOKENS)], NUM_TOKENS, "cpu")
-    return loaded.model.logits(loaded.model(batch, cache.arenas, ignore_layer)).clone()
+    return loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer)).clone()
 
 
 def split_backwards(num_parts: int) -> Callable[..., Tensor]:
