@@ -57,10 +57,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-## Generate the Python code of proto/*.proto; the output is committed.
+## Generate the Python code of proto/*.proto, and client/sampling_options.py; the output is committed.
 proto: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src \
 	  --mypy_out=readable_stubs,quiet:src --mypy_grpc_out=quiet:src src/baton/proto/*.proto
+	$(BIN)/python -m tests.client.generate_options
 
 ## A wheel in dist/ that brings kernels for several kinds of CPU, tried where there is no compiler.
 ## VARIANTS="x86-64-v3 x86-64" for some; VARIANTS=armv8-a CXX=aarch64-linux-gnu-g++ for another machine.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
 
+from baton.client.sampling_options import SamplingOptions
+
 
 class SchemaModel(Protocol):
     """A class that can describe itself, such as those of pydantic."""
@@ -22,55 +24,11 @@ ToolChoice = Literal["none", "auto", "required"] | Mapping[str, Any]
 """`{"name": ...}` or OpenAI's `{"type": "function", "function": {"name": ...}}`: call this one."""
 
 
-class SamplingOptions(TypedDict, total=False):
-    """How tokens are drawn. The model's generation_config comes before the defaults named here."""
-
-    temperature: float
-    """1.0; 0 is greedy."""
-    top_k: int
-    """Off."""
-    top_p: float
-    """1.0"""
-    min_p: float
-    """0.0"""
-    typical_p: float
-    """1.0"""
-    repetition_penalty: float
-    """1.0"""
-    presence_penalty: float
-    """0.0"""
-    frequency_penalty: float
-    """0.0"""
-    logit_bias: Mapping[int, float]
-    """By token id: added to its logit, from -100 to 100."""
-    allowed_token_ids: Sequence[int]
-    """All."""
-    bad_words: str | Sequence[str]
-    """Strings that the output may not contain."""
-    max_tokens: int
-    """What is left of the context."""
-    min_tokens: int
-    """0"""
-    stop: str | Sequence[str]
-    """At most 64 strings; output ends before the first that appears."""
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    """False"""
-    n: int
-    """1; choices for each prompt."""
-    best_of: int
-    """n; so many are drawn, and the n most probable returned. Not for streams."""
-    logprobs: int
-    """None; 0: of the sampled token; k: of k alternatives as well."""
-    prompt_logprobs: int
-    """None; like `logprobs`, of the prompt's tokens."""
-    seed: int
-    """Drawn by the server. Equal seeds give equal outputs."""
-    priority: int
-    """0; smaller comes first."""
+class StructuredOptions(TypedDict, total=False):
+    """What the output must be. At most one of these."""
 
     json_schema: JsonSchema
-    """The output is JSON of this schema. At most one of these five."""
+    """The output is JSON of this schema."""
     json_object: bool
     """The output is some JSON object."""
     regex: str
@@ -111,12 +69,12 @@ class RequestOptions(TypedDict, total=False):
     """The client's own: 600. For the whole call, all attempts together."""
 
 
-class GenerateOptions(SamplingOptions, RequestOptions, total=False):
+class GenerateOptions(SamplingOptions, StructuredOptions, RequestOptions, total=False):
     echo: bool
     """False; give the prompt back before the output."""
 
 
-class ChatOptions(SamplingOptions, RequestOptions, total=False):
+class ChatOptions(SamplingOptions, StructuredOptions, RequestOptions, total=False):
     tools: Sequence[Mapping[str, Any]]
     """OpenAI's form, or its `function` part: name, description, parameters, strict."""
     tool_choice: ToolChoice

@@ -20,9 +20,10 @@ from baton.client.options import (
     GenerateOptions,
     JsonSchema,
     Prompt,
-    SamplingOptions,
+    StructuredOptions,
 )
 from baton.client.results import AssistantMessage
+from baton.client.sampling_options import SamplingOptions
 from baton.proto import inference_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -32,7 +33,7 @@ ChatMessage = Mapping[str, Any] | AssistantMessage
 `cache_control`."""
 
 SAMPLING_FIELDS = frozenset(SamplingOptions.__annotations__)
-STRUCTURED_FIELDS = ("json_schema", "json_object", "regex", "grammar", "choice")
+STRUCTURED_FIELDS = tuple(StructuredOptions.__annotations__)
 LISTS_OF_STRINGS = ("stop", "bad_words")
 TOOL_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 TOOL_MODES = {

@@ -532,20 +532,20 @@ class SamplingOptions(message.Message):
     logprobs: builtins.int
     """none; 0: of the sampled token; n: n alternatives as well"""
     seed: builtins.int
-    """drawn by the gateway"""
+    """drawn by the gateway; equal seeds give equal outputs"""
     typical_p: builtins.float
     """1.0"""
     n: builtins.int
     """1; choices for each prompt"""
     best_of: builtins.int
-    """n; so many are drawn, the n most probable returned"""
+    """n; so many are drawn, the n most probable returned; not for streams"""
     prompt_logprobs: builtins.int
     """none; like logprobs, of the prompt's tokens"""
     priority: builtins.int
     """0; smaller comes first"""
     @builtins.property
     def stop(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """at most 64 strings"""
+        """at most 64 strings; output ends before the first that appears"""
 
     @builtins.property
     def stop_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...

@@ -1,5 +1,12 @@
 """What a batch of rows wants to have done, worked out once for as long as the same rows stay.
 
+    raw logits -> penalties -> bias -> what may not be drawn -> scores -> temperature
+               -> top-k -> typical-p -> top-p -> min-p -> tokens
+
+The draw takes the largest of score plus Gumbel noise; the noise is a function of (seed, choice,
+position, token), so a row draws the same token in any batch, on any replica. Rows of temperature 0
+take the largest score before temperature, without noise.
+
 What changes from draw to draw (positions of noise, tokens seen) is on the device and moves on
 there: a draw does not wait for the host to know the one before, unless a row `needs_host`.
 
@@ -8,18 +15,20 @@ S rows, n of them drawn with noise, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from baton.core.messages import SamplingParams
+from baton.engine.sampling.allowed_tokens import forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.sampling.seen_tokens import SeenTokens, seen_tokens
-from baton.kernels.sampling.draw_token import LEAST_P, Draws
-from baton.kernels.sampling.token_filter import Filters
-from baton.kernels.sampling.token_penalties import Occurrences, Penalties
+from baton.kernels.sampling.draw_token import LEAST_P, Draws, draw_related, draw_token, relate
+from baton.kernels.sampling.token_filter import Filters, shortlist
+from baton.kernels.sampling.token_penalties import Penalties, penalise
+from baton.kernels.sampling.typical import keep_typical
 
 WORD = 0xFFFFFFFF
 MIN_TEMPERATURE = 1e-30
@@ -90,15 +99,43 @@ class SamplingPlan:
             if holds:
                 group.append(number)
 
-    def draws(self) -> Draws | None:
-        """How those drawn are drawn now; None if all rows take their best token."""
-        return self._draws
+    def scores(self, logits: Tensor, eos_token_ids: Collection[int]) -> Tensor:
+        """All that comes before temperature, of logits [S, V]; they themselves if nothing does."""
+        scores = logits
+        if self.penalties is not None and self._seen is not None:
+            scores = penalise(scores, self.penalties, self._seen.occurrences())
+        bias = self._bias_of(logits.shape[-1])
+        if bias is not None:  # it only shifts: -100 makes a token next to impossible, no more
+            scores = scores.index_put((bias.rows, bias.tokens), bias.shifts, accumulate=True)
+        if self.ruled:
+            scores = forbid_tokens(scores, self.rows, eos_token_ids)
+        return scores
 
-    def occurrences(self) -> Occurrences | None:
-        """What is penalised now."""
-        return None if self._seen is None else self._seen.occurrences()
+    def tokens(self, scores: Tensor, best: Tensor) -> Tensor:
+        """A token for each row [S]; `best` are those of the largest score."""
+        draws = self._draws
+        if draws is None:
+            return best
+        tokens = draw_token(scores, best, draws)
+        if self.typical:
+            at = [self.drawn.index(row) for row in self.typical]
+            tokens[at] = self._draw_typical(scores, draws, at)
+        return best.index_copy(0, draws.rows, tokens)
 
-    def bias(self, vocab_size: int) -> Bias | None:
+    def _draw_typical(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
+        """Tokens for some of those drawn. Typical is what is so among those that top-k leaves."""
+        filters = Filters(*(values[at] for values in draws.filters))
+        relative = relate(scores[self.typical], draws.temperature[at])
+        if bool(filters.top_k.any()):
+            ones = torch.ones_like(filters.top_p)
+            floor = shortlist(relative, Filters(filters.top_k, ones, 1 - ones)).floor
+            relative = relative.masked_fill(relative < floor, -torch.inf)
+        typical_p = self._column(
+            [self.rows[row] for row in self.typical], lambda p: float(p.typical_p)
+        )
+        return draw_related(keep_typical(relative, typical_p), filters, draws.streams[at])
+
+    def _bias_of(self, vocab_size: int) -> Bias | None:
         """None if there is none on a token of the vocabulary."""
         if self._bias is None and self.biased:
             self._bias = self._make_bias(vocab_size)

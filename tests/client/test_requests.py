@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
+from tests.client.generate_options import TARGET, generated
 
 from baton.client.errors import InvalidRequest
-from baton.client.options import ChatOptions, EmbedOptions, GenerateOptions, Prompt, SamplingOptions
+from baton.client.options import ChatOptions, EmbedOptions, GenerateOptions, Prompt
 from baton.client.requests import (
     STRUCTURED_FIELDS,
     chat_request,
@@ -17,6 +18,7 @@ from baton.client.requests import (
     tokenize_request,
 )
 from baton.client.results import AssistantMessage, ToolCall
+from baton.client.sampling_options import SamplingOptions
 from baton.proto import inference_pb2 as pb
 
 HI = [{"role": "user", "content": "hi"}]
@@ -31,29 +33,30 @@ class Described:
         return SCHEMA
 
 
-class ClientSideOptions(TypedDict):
-    timeout_s: float
-
-
 def fields_of(message: Any) -> set[str]:
     return {field.name for field in message.DESCRIPTOR.fields}
 
 
 def test_every_option_of_the_service_can_be_asked_for() -> None:
-    structured = set(STRUCTURED_FIELDS)
     sampling = fields_of(pb.SamplingOptions)
     not_options = {"text", "tokens", "prompts", "messages", "inputs", "sampling"}
 
-    assert set(SamplingOptions.__annotations__) - structured == sampling - {"structured_output"}
-    assert structured == fields_of(pb.StructuredOutput)
+    assert set(SamplingOptions.__annotations__) == sampling - {"structured_output"}
+    assert set(STRUCTURED_FIELDS) == fields_of(pb.StructuredOutput)
+    drawn = {*SamplingOptions.__annotations__, *STRUCTURED_FIELDS}
     for options, message, inherited in (
-        (GenerateOptions, pb.GenerateRequest, SamplingOptions),
-        (ChatOptions, pb.ChatRequest, SamplingOptions),
-        (EmbedOptions, pb.EmbedRequest, ClientSideOptions),
+        (GenerateOptions, pb.GenerateRequest, drawn),
+        (ChatOptions, pb.ChatRequest, drawn),
+        (EmbedOptions, pb.EmbedRequest, set()),
     ):
-        own = set(options.__annotations__) - set(inherited.__annotations__) - {"timeout_s"}
+        own = set(options.__annotations__) - inherited - {"timeout_s"}
         choice = {"tool_mode", "function"}
         assert own - {"tool_choice"} == fields_of(message) - not_options - choice
+
+
+def test_the_committed_sampling_options_are_what_make_proto_generates() -> None:
+    assert TARGET.read_text() == generated(), "run `make proto`"
+    assert "-m tests.client.generate_options" in (TARGET.parents[1] / "Makefile").read_text()
 
 
 def test_options_are_sent_and_the_others_are_left_out() -> None:
