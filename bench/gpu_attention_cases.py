@@ -10,11 +10,11 @@ from bench.gpu_cases import Case
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
-from baton.kernels.attention import mla_attention
 from baton.kernels.attention import paged_attention as public
 from baton.kernels.attention.layer_kv import LayerKv
-from baton.kernels.attention.mla_attention_gpu import mla_attention as mla_on_gpu
 from baton.kernels.cache_write.rope_kv_write import reference as write_by_torch
+from baton.kernels.latent_attention import mla_attention
+from baton.kernels.latent_attention.mla_attention_gpu import mla_attention as mla_on_gpu
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences
 

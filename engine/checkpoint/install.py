@@ -19,10 +19,10 @@ from baton.engine.layers.hash_moe import HashRouter
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
-from baton.kernels.attention.latent_heads import LatentWeights
 from baton.kernels.cpu import operators
 from baton.kernels.experts import narrow_experts, packed_experts, quantized_experts
 from baton.kernels.experts.moe import ExpertWeight
+from baton.kernels.latent_attention.latent_heads import LatentWeights
 from baton.kernels.products import int4_weight, int8_weight
 from baton.kernels.products.head_linear import PackedHeads
 from baton.kernels.products.narrow_weight import NarrowWeight, to_int4, to_int8

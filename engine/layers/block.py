@@ -15,10 +15,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from baton.engine.layers.attention import Attention
-from baton.kernels.attention.choose_tokens import Chosen
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.add import add
+from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
 

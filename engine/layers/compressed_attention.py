@@ -6,7 +6,7 @@
     out = W_b (W_a rope back(attention))    W_a: groups of heads, each by itself
 
 Of entries a layer reads all, or those that an index chooses: entries of its own, narrower, whose
-keys are compared with queries made of r (kernels/attention/compressed_attention.py).
+keys are compared with queries made of r (kernels/latent_attention/compressed_attention.py).
 
     arena of the layer      kv          [blocks][1][S][H]
                             groups      [blocks][1][S][row]     kernels/cache_write/compress.py: row
@@ -26,10 +26,10 @@ from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
-from baton.kernels.attention.compressed_attention import compressed_attention
-from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cache_write.windows import Windows
+from baton.kernels.latent_attention.compressed_attention import compressed_attention
+from baton.kernels.latent_attention.entries import Entries, EntryIndex
 from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences

@@ -5,7 +5,7 @@
     w = W_w x                      [T, N]        never rounded: it decides between tokens
     chosen = the best by  sum over n of w_n relu(q_n . k)
 
-The first dimensions of q and k rotate. See kernels/attention/choose_tokens.py for the choice.
+The first dimensions of q and k rotate. kernels/latent_attention/choose_tokens.py has the choice.
 A layer without an index of its own (GLM-5) takes what the last layer that has one has chosen.
 
 T new tokens, N heads of the index, D their width.
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.norm import LayerNorm
 from baton.engine.mesh.split import Split
-from baton.kernels.attention.choose_tokens import Chosen, choose_tokens
 from baton.kernels.cache_write.index_write import index_write
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.experts.routing import router_logits
+from baton.kernels.latent_attention.choose_tokens import Chosen, choose_tokens
 from baton.kernels.paging.sequences import Sequences
 
 INDEX_KEYS = "index keys"

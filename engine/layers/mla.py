@@ -4,7 +4,7 @@
     latent, rotated = norm(W_kv x [:L]), rope(W_kv x [L:])       all that is kept of a token
     out = W_o attention(q, latents)
 
-kernels/attention/latent_attention.py says how heads attend to latents, and has the letters.
+kernels/latent_attention/latent_attention.py says how heads attend to latents, and has the letters.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from baton.engine.layers.attention import AttentionKind, HeadShape
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.mesh.split import Split
-from baton.kernels.attention.latent_attention import latent_attention
-from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
 from baton.kernels.cache_write.latent_write import latent_write
 from baton.kernels.cache_write.rotation import LatentNorm, Rotation
+from baton.kernels.latent_attention.latent_attention import latent_attention
+from baton.kernels.latent_attention.latent_heads import LatentShape, LatentWeights
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from baton.engine.layers.attention import AttentionKind
 from baton.engine.layers.indexer import INDEX_KEYS, IndexConfig, Indexer
 from baton.engine.layers.mla import LatentAttention, LatentConfig
-from baton.kernels.attention.choose_tokens import Chosen
-from baton.kernels.attention.chosen_attention import chosen_attention
 from baton.kernels.cache_write.rotation import Rotation
+from baton.kernels.latent_attention.choose_tokens import Chosen
+from baton.kernels.latent_attention.chosen_attention import chosen_attention
 from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear

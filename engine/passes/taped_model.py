@@ -23,11 +23,11 @@ from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.kernels.attention.latent_attention import MIN_EXPANDED, is_expanded_cheaper
-from baton.kernels.attention.latent_heads import LatentShape
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.operators import Pass
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, NotRecordable, Recorder, Tape
+from baton.kernels.latent_attention.latent_attention import MIN_EXPANDED, is_expanded_cheaper
+from baton.kernels.latent_attention.latent_heads import LatentShape
 
 logger = logging.getLogger(__name__)
 

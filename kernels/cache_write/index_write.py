@@ -5,7 +5,7 @@
     q, k -> rope(q [.. :R]), q [.. R:]   and the same of k, which goes into the arena
 
 Pair i of what rotates is (i, i + R/2), or (2i, 2i + 1) where positions are *interleaved*. What
-is not finite is stored as NaN: kernels/attention/choose_tokens.py ranks it last.
+is not finite is stored as NaN: kernels/latent_attention/choose_tokens.py ranks it last.
 
 T new tokens, N heads of the index, D their width, R dimensions that rotate, S tokens a block.
 """

@@ -18,7 +18,7 @@ from baton.engine.layers.moe import DOWN, GATE_UP, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.layers.sparse_mla import SparseLatentAttention
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.kernels.attention.latent_heads import LatentShape
+from baton.kernels.latent_attention.latent_heads import LatentShape
 from baton.kernels.paging.window import Window
 from baton.kernels.products.weight import Weight
 

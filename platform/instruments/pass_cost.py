@@ -3,7 +3,7 @@
     product      2 T K N FLOPs;  the weight once, x and y once
                  of experts: for every choice;  the weights of those chosen, if evenly
     attention    4 N H FLOPs for each pair of a token and one it sees;  their K and V once a request
-                 of latents: kernels/attention/latent_attention.py;  they and what expands them once
+                 of latents (latent_attention/latent_attention.py): they and what expands them once
     norms        each reads x and the residual, and writes both
 
 T = tokens of the pass, S = those whose outputs are wanted. What caches save is saved: everything is
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.kernels.attention.latent_attention import multiplications
-from baton.kernels.attention.latent_heads import LatentShape
+from baton.kernels.latent_attention.latent_attention import multiplications
+from baton.kernels.latent_attention.latent_heads import LatentShape
 from baton.kernels.paging.window import Chunks, Streaming, Window, first_seen
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.model_shape import AttentionShape, ModelShape, Part, Product

@@ -22,10 +22,10 @@ from baton.engine.models.families import llama, mixtral, qwen2_moe
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
-from baton.kernels.attention.latent_heads import LatentShape
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.experts.moe import Gating
 from baton.kernels.experts.routing import ExpertGroups, Routing
+from baton.kernels.latent_attention.latent_heads import LatentShape
 from baton.kernels.products.linear import GATES
 
 GREEDY, BY_GROUP = "greedy", "group_limited_greedy"

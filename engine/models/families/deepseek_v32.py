@@ -21,8 +21,8 @@ from baton.engine.models.families import deepseek_v2, deepseek_v3, mixtral
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
-from baton.kernels.attention.choose_tokens import Chosen
 from baton.kernels.attention.layer_kv import LayerCache
+from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
 DENSE, SPARSE = "dense", "sparse"

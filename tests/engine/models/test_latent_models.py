@@ -28,10 +28,10 @@ from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.layers.mla import LatentHeads
-from baton.kernels.attention import latent_attention
-from baton.kernels.attention.latent_attention import is_expanded_cheaper
-from baton.kernels.attention.latent_heads import LatentWeights
 from baton.kernels.cpu.library import library
+from baton.kernels.latent_attention import latent_attention
+from baton.kernels.latent_attention.latent_attention import is_expanded_cheaper
+from baton.kernels.latent_attention.latent_heads import LatentWeights
 
 WIDE: dict[str, Any] = {"kv_lora_rank": 256, "rope_parameters": None, "initializer_range": 0.2}
 """Latents so wide that heads of their own are cheaper for prompts of this length."""

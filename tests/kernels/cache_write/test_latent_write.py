@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.kernels.attention.test_mla_attention import on_device
+from tests.kernels.latent_attention.test_mla_attention import on_device
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 

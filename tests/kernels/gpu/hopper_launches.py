@@ -15,7 +15,6 @@ from tests.kernels.passes import sequences_of
 
 from baton.kernels.attention.gather_kv_gpu import gather_kv
 from baton.kernels.attention.merge_attention_gpu import merge_attention
-from baton.kernels.attention.mla_attention_gpu import mla_attention
 from baton.kernels.attention.paged_attention_gpu import paged_attention
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.cache_write.latent_write_gpu import latent_write
@@ -23,6 +22,7 @@ from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gates_gpu as gate
 from baton.kernels.experts.grouped_narrow_gpu import grouped_narrow
+from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 from baton.kernels.paging.sequences import Sequences

@@ -8,12 +8,12 @@ import torch
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from tests.kernels.paged_passes import PagedPass
 
-from baton.kernels.attention import mla_attention
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring_gpu import ScoringRules
 from baton.kernels.cache_write import latent_write, rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gelu, silu_mul
+from baton.kernels.latent_attention import mla_attention
 from baton.kernels.positions import rotary_angles
 from baton.kernels.residual import layer_norm, rms_norm
 

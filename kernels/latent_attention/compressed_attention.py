@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import compressed_attention_cpu as cpu
-from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.attention.explicit_attention import explicit_attention
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.cache_write.compress import entries_of
 from baton.kernels.cpu import operators
+from baton.kernels.latent_attention import compressed_attention_cpu as cpu
+from baton.kernels.latent_attention.entries import Entries, EntryIndex
 from baton.kernels.paging.paged_rows import rows_at
 from baton.kernels.paging.sequences import Sequences
 

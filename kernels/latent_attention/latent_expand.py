@@ -4,16 +4,16 @@
     kv           [M][N][2][S][H]      (U_k[n] latent, rotated), zeros;  U_v[n] latent, zeros
 
 H is as wide as the wider of the two, so that attention reads it as KV of any other model. Letters
-as in kernels/attention/latent_heads.py; S tokens a block, M blocks.
+as in kernels/latent_attention/latent_heads.py; S tokens a block, M blocks.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from baton.kernels.attention import latent_expand_cpu as cpu
-from baton.kernels.attention.latent_heads import LatentShape
 from baton.kernels.cpu.operators import runs
+from baton.kernels.latent_attention import latent_expand_cpu as cpu
+from baton.kernels.latent_attention.latent_heads import LatentShape
 from baton.kernels.products.head_linear import HeadWeight, PackedHeads, head_linear
 
 

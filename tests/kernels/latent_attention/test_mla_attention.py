@@ -11,10 +11,10 @@ from tests.kernels.passes import sequences_of
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.attention import mla_attention as kernel
-from baton.kernels.attention import mla_attention_cpu as compiled
-from baton.kernels.attention import mla_attention_gpu as gpu
 from baton.kernels.cpu.operators import runs
+from baton.kernels.latent_attention import mla_attention as kernel
+from baton.kernels.latent_attention import mla_attention_cpu as compiled
+from baton.kernels.latent_attention import mla_attention_gpu as gpu
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.kernels.attention.test_choose_tokens import (
+from tests.kernels.latent_attention.test_choose_tokens import (
     HEADS,
     IndexPass,
     compiled,
@@ -12,16 +12,16 @@ from tests.kernels.attention.test_choose_tokens import (
     index_pass,
     threads,
 )
-from tests.kernels.attention.test_mla_attention import on_device
+from tests.kernels.latent_attention.test_mla_attention import on_device
 from torch import Tensor
 
-from baton.kernels.attention import choose_tokens as choosing
-from baton.kernels.attention import chosen_attention as attending
-from baton.kernels.attention import mla_attention_gpu as gpu_attending
-from baton.kernels.attention.choose_tokens import choose_tokens
-from baton.kernels.attention.chosen_attention import chosen_attention
-from baton.kernels.attention.mla_attention import mla_attention
 from baton.kernels.cpu.operators import Call
+from baton.kernels.latent_attention import choose_tokens as choosing
+from baton.kernels.latent_attention import chosen_attention as attending
+from baton.kernels.latent_attention import mla_attention_gpu as gpu_attending
+from baton.kernels.latent_attention.choose_tokens import choose_tokens
+from baton.kernels.latent_attention.chosen_attention import chosen_attention
+from baton.kernels.latent_attention.mla_attention import mla_attention
 
 __all__ = ["threads"]  # a fixture
 
@@ -71,7 +71,8 @@ def test_how_attention_is_cut_is_told_by_the_pass_alone(monkeypatch: pytest.Monk
     queries, arena = latents_of(made, torch.float32)
     chosen = choose_tokens(made.q, made.weights, made.keys, made.sequences, 4)
     monkeypatch.setattr(
-        "baton.kernels.attention.chosen_attention_cpu.call", lambda one, of: calls.append(one)
+        "baton.kernels.latent_attention.chosen_attention_cpu.call",
+        lambda one, of: calls.append(one),
     )
 
     chosen_attention(*queries, arena, chosen, SCALE)

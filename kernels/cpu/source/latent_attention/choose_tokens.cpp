@@ -1,4 +1,4 @@
-// Which tokens each new one attends to; see kernels/attention/choose_tokens.py.
+// Which tokens each new one attends to; see kernels/latent_attention/choose_tokens.py.
 //
 // A token that sees no more than are chosen takes all of them. The others are scored in runs of keys: of
 // few tokens and many keys, all threads have some, and choose when all scores are there; of a prompt each

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import latent_expand as kernel
-from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
 from baton.kernels.cpu.operators import runs
+from baton.kernels.latent_attention import latent_expand as kernel
+from baton.kernels.latent_attention.latent_heads import LatentShape, LatentWeights
 
 compiled = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

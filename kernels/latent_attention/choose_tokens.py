@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import choose_tokens_cpu as cpu
 from baton.kernels.cpu.operators import runs
+from baton.kernels.latent_attention import choose_tokens_cpu as cpu
 from baton.kernels.paging.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
@@ -52,7 +52,7 @@ def choose_tokens(
     ):
         raise ValueError(f"do not fit: {q.shape=} {weights.shape=} {arena.shape=} {num_chosen=}")
     if q.is_cuda:
-        from baton.kernels.attention import (
+        from baton.kernels.latent_attention import (
             choose_tokens_gpu as gpu,  # Triton, which CPUs do without
         )
 

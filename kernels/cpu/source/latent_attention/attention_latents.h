@@ -1,6 +1,6 @@
 // Attention over latents, of which one row is the key of all heads, and its beginning the value.
 //
-//   arena     [blocks][S][L + R]; see kernels/attention/mla_attention.py
+//   arena     [blocks][S][L + R]; see kernels/latent_attention/mla_attention.py
 #pragma once
 
 #include "attention_problem.h"

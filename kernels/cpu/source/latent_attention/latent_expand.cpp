@@ -1,4 +1,4 @@
-// Keys and values of heads, made from the latents of one request; see kernels/attention/latent_expand.py.
+// Keys and values of heads, made from the latents of one request; see kernels/latent_attention/latent_expand.py.
 //
 // An item is a block of the cache and a head; a thread stays with a head, whose matrices stay in its cache.
 #include <algorithm>

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.cache_write.windows import Windows
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.latent_attention.entries import Entries, EntryIndex
 from baton.kernels.paging.paged_rows_cpu import places_of
 from baton.kernels.paging.sequences import Sequences
 

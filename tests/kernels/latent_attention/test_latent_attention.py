@@ -9,8 +9,8 @@ import torch
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention import latent_attention as kernel
-from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
+from baton.kernels.latent_attention import latent_attention as kernel
+from baton.kernels.latent_attention.latent_heads import LatentShape, LatentWeights
 
 SMALL = LatentShape(num_heads=3, nope_dim=10, rope_dim=6, value_dim=12, latent_dim=24)
 LONG_VALUES = LatentShape(num_heads=2, nope_dim=4, rope_dim=2, value_dim=14, latent_dim=16)

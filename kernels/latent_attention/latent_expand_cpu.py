@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.kernels.cpu.operators import Call, call, of_dtype
 
 if TYPE_CHECKING:
-    from baton.kernels.attention.latent_heads import LatentShape
+    from baton.kernels.latent_attention.latent_heads import LatentShape
 
 
 def latent_expand(

@@ -1,4 +1,4 @@
-// Causal attention over latents in blocks; see kernels/attention/mla_attention.py.
+// Causal attention over latents in blocks; see kernels/latent_attention/mla_attention.py.
 #include "attending.h"
 #include "attention_latents.h"
 

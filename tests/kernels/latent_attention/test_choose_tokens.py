@@ -11,12 +11,12 @@ import torch
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention import choose_tokens as choosing
-from baton.kernels.attention import choose_tokens_gpu as gpu_choosing
-from baton.kernels.attention.choose_tokens import Chosen, choose_tokens
 from baton.kernels.cache_write import index_write as writing
 from baton.kernels.cache_write.index_write import index_write
 from baton.kernels.cpu.operators import runs
+from baton.kernels.latent_attention import choose_tokens as choosing
+from baton.kernels.latent_attention import choose_tokens_gpu as gpu_choosing
+from baton.kernels.latent_attention.choose_tokens import Chosen, choose_tokens
 from baton.kernels.paging.sequences import Sequences
 
 HEADS, WIDTH, ROTATED, BLOCK_SIZE = 5, 20, 6, 4

@@ -1,4 +1,4 @@
-// Attention to the last tokens and to compressed entries; see kernels/attention/compressed_attention.py.
+// Attention to the last tokens and to compressed entries; see kernels/latent_attention/compressed_attention.py.
 #include <algorithm>
 #include <cmath>
 #include <limits>

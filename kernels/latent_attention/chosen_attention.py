@@ -3,9 +3,8 @@
     score[n, s] = scale (q_latent[n] . latent[s] + q_rope[n] . rope[s])         s among the chosen
     out[n]      = sum over s of softmax(score[n])[s] latent[s]                                [N, L]
 
-The arena is that of kernels/attention/mla_attention.py; kernels/attention/choose_tokens.py says
-which tokens, by their slots. A token for which all that it sees was chosen gets what it gets there:
-on a CPU to the bit.
+The arena is that of mla_attention.py; choose_tokens.py beside it says which tokens, by their slots.
+A token for which all that it sees was chosen gets what it gets there: on a CPU to the bit.
 
 T new tokens, N heads, L width of the latent, R of the part that turns, K tokens that are chosen.
 """
@@ -15,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import chosen_attention_cpu as cpu
-from baton.kernels.attention.choose_tokens import Chosen
+from baton.kernels.latent_attention import chosen_attention_cpu as cpu
+from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.paging.sequences import Sequences
 
 GATHERED_ITEMS = 16 << 20
@@ -38,7 +37,7 @@ def chosen_attention(
             f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=} {chosen.slots.shape=}"
         )
     if q_latent.is_cuda:
-        from baton.kernels.attention import (
+        from baton.kernels.latent_attention import (
             mla_attention_gpu as gpu,  # Triton, which CPUs do without
         )
 

@@ -1,4 +1,4 @@
-// Attention of each token to the latents that were chosen for it; see kernels/attention/chosen_attention.py.
+// Attention of each token to the latents that were chosen for it; see kernels/latent_attention/chosen_attention.py.
 //
 // To the attention of mla_attention.cpp each token is a request of its own, and its slots are blocks of one
 // token: so a token that all it sees was chosen for gets the bits that it gets there.

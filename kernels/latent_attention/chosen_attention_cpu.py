@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.mla_attention_cpu import by_token, latent_queries, runs
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
+from baton.kernels.latent_attention.mla_attention_cpu import by_token, latent_queries, runs
 
 if TYPE_CHECKING:
-    from baton.kernels.attention.choose_tokens import Chosen
+    from baton.kernels.latent_attention.choose_tokens import Chosen
 
 __all__ = ["chosen_attention", "runs"]
 

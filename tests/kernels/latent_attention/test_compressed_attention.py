@@ -9,11 +9,11 @@ import torch
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention import compressed_attention as kernel
-from baton.kernels.attention.entries import Entries, EntryIndex
 from baton.kernels.attention.scoring import PLAIN
 from baton.kernels.cache_write.windows import Windows
 from baton.kernels.cpu.operators import runs
+from baton.kernels.latent_attention import compressed_attention as kernel
+from baton.kernels.latent_attention.entries import Entries, EntryIndex
 from baton.kernels.paging.sequences import Sequences
 
 BLOCK_SIZE, HEADS, WIDTH, WINDOW, TOP_K = 4, 11, 21, 6, 3

@@ -1,4 +1,4 @@
-// The scores of an index, and the best of them; see kernels/attention/choose_tokens.py.
+// The scores of an index, and the best of them; see kernels/latent_attention/choose_tokens.py.
 #pragma once
 
 #include <algorithm>

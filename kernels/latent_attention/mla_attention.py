@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import mla_attention_cpu as compiled
+from baton.kernels.latent_attention import mla_attention_cpu as compiled
 from baton.kernels.paging.sequences import Sequences
 
 SCORE_ITEMS = 16 << 20
@@ -44,7 +44,7 @@ def mla_attention(
     ):
         raise ValueError(f"do not fit: {q_latent.shape=} {q_rope.shape=} {arena.shape=}")
     if q_latent.is_cuda:
-        from baton.kernels.attention import (
+        from baton.kernels.latent_attention import (
             mla_attention_gpu as gpu,  # Triton, which CPUs do without
         )
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
-from baton.kernels.attention.mla_attention import mla_attention, reference
 from baton.kernels.cpu.operators import Pass, runs
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, Recorder
+from baton.kernels.latent_attention.mla_attention import mla_attention, reference
 
 pytestmark = pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
 

@@ -1,5 +1,4 @@
-"""Attention of heads that share one latent a token (kernels/attention/latent_heads.py), in one of
-two forms.
+"""Attention of heads that share one latent a token (latent_heads.py), in one of two forms.
 
     absorbed    q_latent[n] = U_k[n]^T q_nope[n];  attend to latents;  out[n] = U_v[n] attended[n]
     expanded    make k and v of the whole context, as the KV of a cache for this pass alone; attend
@@ -25,11 +24,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from baton.kernels.attention.latent_expand import latent_expand
-from baton.kernels.attention.latent_heads import LatentShape, LatentWeights
 from baton.kernels.attention.layer_kv import LayerKv
-from baton.kernels.attention.mla_attention import mla_attention
 from baton.kernels.attention.scoring import Scoring
+from baton.kernels.latent_attention.latent_expand import latent_expand
+from baton.kernels.latent_attention.latent_heads import LatentShape, LatentWeights
+from baton.kernels.latent_attention.mla_attention import mla_attention
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 

@@ -1,0 +1,1 @@
+"""From queries and what heads share (latents, compressed tokens) to what was attended."""
