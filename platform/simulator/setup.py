@@ -1,0 +1,50 @@
+"""What is simulated: so many replicas of one kind, a load, a policy, a seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.platform.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantRate:
+    """A replica that computes prompts one after the other, always as fast."""
+
+    tokens_per_s: float
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        """At least one token is computed: the last, whose logits give the first output token."""
+        return max(num_tokens - num_cached, 1) / self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    num_replicas: int = 16
+    num_blocks: int = 3000
+    """Of each replica's prefix cache."""
+    block_size: int = 512
+    tokens_per_s: float
+    """That a replica prefills."""
+    itl_s: float = 0.0
+    """From one output token to the next: when an answer ends, and so when a session's next turn
+    comes."""
+    max_waiting: int | None = None
+    """Prompts that wait, in the gateway and at the replicas; more are rejected. None: no limit."""
+    slo_ttft_s: float = 10.0
+
+
+def rate_for_load(trace: Trace, load: float, num_replicas: int) -> float:
+    """Tokens a second of one replica, so that computing every prompt whole takes `load` of all.
+
+    An open loop lasts from its first arrival to its last, a closed one as long as the gaps of its
+    longest session.
+    """
+    num_tokens = sum(request.input_length for request in trace.requests)
+    if trace.is_closed_loop:
+        gaps = [sum(turn.gap_s for turn in turns) for turns in trace.sessions().values()]
+        duration_s = max(gaps)
+    else:
+        arrivals = [request.arrival_s or 0.0 for request in trace.requests]
+        duration_s = max(arrivals) - min(arrivals)
+    return num_tokens / (max(duration_s, 1.0) * load * num_replicas)

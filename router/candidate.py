@@ -1,0 +1,144 @@
+"""A replica that computes prompts, as a router knows it from one moment to the next.
+
+    book(prompt) --> open, in order --> finished(prompt)      the first token is there
+                     |
+                     next_free_s     when the last of them should be over, by prediction
+
+It is kept up by events and never rebuilt. What was predicted too low or too high moves the rest of
+the line at the event that shows it; a replica that is overdue counts as busy for as long again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from baton.router.prompt import Prompt, drawn
+
+
+class Speed(Protocol):
+    """How long a replica computes a prompt that has it to itself."""
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        """Seconds for a prompt of `num_tokens`, of which it has the first `num_cached`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """A prompt that was sent there and has no first token yet."""
+
+    prompt: Prompt
+    num_new_tokens: int
+    """That were expected to be computed."""
+    work_s: float
+    ends_s: float
+    """Predicted, with the corrections made until then taken out."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A prompt in the gateway's line that means to go to one candidate, until it is sent."""
+
+    prompt: Prompt
+    candidate: Candidate
+    work_s: float
+    due_s: float
+    """Its place in line: the smallest goes first."""
+
+    @property
+    def order(self) -> tuple[float, int]:
+        return self.due_s, self.prompt.number
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    name: str
+    speed: Speed
+    draw: int = 0
+    """What rendezvous hashing mixes with a prompt's; made of the name if it is 0."""
+    open: dict[int, Booking] = field(default_factory=dict)
+    """By the prompt's number, in the order in which they were sent."""
+    num_open_tokens: int = 0
+    num_open_blocks: int = 0
+    next_free_s: float = 0.0
+    corrected_s: float = 0.0
+    """By how much later than predicted first tokens came, all in all."""
+    credit_tokens: int = 0
+    """Tokens that it has lent this gateway: more are not sent, unless it has none open at all."""
+    waiting: list[Waiting] = field(default_factory=list)
+    """In order."""
+
+    def __post_init__(self) -> None:
+        self.draw = self.draw or drawn(self.name)
+
+    def busy_s(self, now: float) -> float:
+        """Seconds until it has computed what was sent there, as far as can be told."""
+        if not self.open:
+            return 0.0
+        return max(self.next_free_s - now, 0.0) + self.overdue_s(now)
+
+    def overdue_s(self, now: float) -> float:
+        """For how long its oldest prompt should have been over."""
+        oldest = next(iter(self.open.values()), None)
+        return 0.0 if oldest is None else max(now - self._ends_s(oldest), 0.0)
+
+    def takes(self, prompt: Prompt, num_cached: int) -> bool:
+        """Whether it has credit for `prompt`; one that is larger than any goes when it is idle."""
+        num_new = prompt.num_tokens - num_cached
+        return not self.open or self.num_open_tokens + num_new <= self.credit_tokens
+
+    def book(self, prompt: Prompt, num_cached: int, now: float) -> Booking:
+        """`prompt` is sent there, of which it should have `num_cached` tokens."""
+        work_s = self.speed.prefill_s(prompt.num_tokens, num_cached)
+        self.next_free_s = max(self.next_free_s, now) if self.open else now
+        self.next_free_s += work_s
+        num_new_tokens = prompt.num_tokens - num_cached
+        booking = Booking(prompt, num_new_tokens, work_s, self.next_free_s - self.corrected_s)
+        self.open[prompt.number] = booking
+        self.num_open_tokens += booking.num_new_tokens
+        self.num_open_blocks += prompt.num_blocks
+        return booking
+
+    def finished(self, prompt: Prompt, now: float) -> Booking | None:
+        """Its first token is there, or it was taken back. None if that is known already."""
+        booking = self.open.pop(prompt.number, None)
+        if booking is None:
+            return None
+        self.num_open_tokens -= booking.num_new_tokens
+        self.num_open_blocks -= prompt.num_blocks
+        later_s = now - self._ends_s(booking)
+        self.next_free_s += later_s
+        self.corrected_s += later_s
+        return booking
+
+    def _ends_s(self, booking: Booking) -> float:
+        return booking.ends_s + self.corrected_s
+
+    # The line before it.
+
+    def ahead_s(self, due_s: float) -> float:
+        """Work of those in line that go before one that is due then."""
+        place = bisect_right(self.waiting, due_s, key=lambda one: one.due_s)
+        return sum(one.work_s for one in islice(self.waiting, place))
+
+    def num_behind(self, due_s: float) -> int:
+        return len(self.waiting) - bisect_right(self.waiting, due_s, key=lambda one: one.due_s)
+
+    def add(self, waiting: Waiting) -> None:
+        insort(self.waiting, waiting, key=lambda one: one.order)
+
+    def remove(self, waiting: Waiting) -> None:
+        place = bisect_left(self.waiting, waiting.order, key=lambda one: one.order)
+        if place == len(self.waiting) or self.waiting[place] is not waiting:
+            raise KeyError(f"{waiting.prompt.number} does not wait for {self.name}")
+        del self.waiting[place]
+
+    def sort(self) -> None:
+        """After the dues of those who wait have changed."""
+        self.waiting.sort(key=lambda one: one.order)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(tuple(self.waiting))

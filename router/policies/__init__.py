@@ -1,0 +1,1 @@
+"""Published ways to choose a replica, and our own: one a file, one line of arithmetic each."""

@@ -1,0 +1,47 @@
+"""The policies that a configuration may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.core.errors import InvalidConfig
+from baton.router.policies.additive import Additive
+from baton.router.policies.cost import Cost
+from baton.router.policies.least_requests import LeastRequests
+from baton.router.policies.least_tokens import LeastTokens
+from baton.router.policies.longest_match import LongestMatch
+from baton.router.policies.new_tokens_times_batch import NewTokensTimesBatch
+from baton.router.policies.prefix_hash import PrefixHash
+from baton.router.policies.random_choice import RandomChoice
+from baton.router.policies.round_robin import RoundRobin
+from baton.router.policies.session_sticky import SessionSticky
+from baton.router.policies.sticky_until_saturated import StickyUntilSaturated
+from baton.router.policies.two_choice import TwoChoice
+from baton.router.routing_policy import RoutingPolicy
+from baton.router.turns import Turns
+
+DEFAULT = "cost"
+POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
+    "random": RandomChoice,
+    "round-robin": RoundRobin,
+    "least-requests": LeastRequests,
+    "least-tokens": LeastTokens,
+    "session-sticky": SessionSticky,
+    "prefix-hash": PrefixHash,
+    "longest-match": LongestMatch,
+    "sticky-until-saturated": StickyUntilSaturated,
+    "additive": Additive,
+    "new-tokens-times-batch": NewTokensTimesBatch,
+    "two-choice": TwoChoice,
+    "cost-at-once": Cost,
+    "cost": lambda: Cost(Turns()),
+}
+"""`cost-at-once` is the default without late binding, for comparison."""
+
+
+def policy(name: str) -> RoutingPolicy:
+    """A new one, without memory. Raises InvalidConfig that names all there are."""
+    try:
+        return POLICIES[name]()
+    except KeyError:
+        raise InvalidConfig(f"policy: {name!r}: give one of {', '.join(POLICIES)}") from None

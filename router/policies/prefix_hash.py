@@ -1,0 +1,33 @@
+"""The replica that the prompt's first tokens hash to (consistent hashing, by highest weight).
+
+Thaler & Ravishankar 1998: each pair of prefix and replica draws a number, the largest wins; a
+replica that comes or goes moves only the prompts that it gets or had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.router.candidate import Candidate
+from baton.router.prompt import Prompt, drawn, mixed
+from baton.router.routing_policy import Held, RoutesAtOnce
+
+NUM_BLOCKS = 2
+"""Of the prompt: one alone is the same system prompt for everybody."""
+
+
+class PrefixHash(RoutesAtOnce):
+    """In negative draws; load does not count."""
+
+    def costs(
+        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+    ) -> Sequence[float]:
+        prefix = prefix_draw(prompt)
+        return [-mixed(prefix, candidate.draw) for candidate in candidates]
+
+
+def prefix_draw(prompt: Prompt) -> int:
+    """Equal for prompts that begin alike; a prompt shorter than a block is all its own."""
+    if not prompt.names:
+        return prompt.draw
+    return drawn(prompt.names[min(NUM_BLOCKS, len(prompt.names)) - 1].hex())

@@ -1,0 +1,38 @@
+"""A prompt that looks for a replica, as policies see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prompt:
+    number: int
+    """Which one it is of those this gateway has met: equal dues are settled by it."""
+    num_tokens: int
+    arrived_s: float
+    names: Sequence[bytes] = ()
+    """Of its blocks, chained: equal at one depth, they are equal before it."""
+    num_blocks: int = 0
+    session: str = ""
+    """The conversation it continues, or begins."""
+    draw: int = 0
+    """64 bits that settle what is equal otherwise: fair over many prompts, the same each time."""
+
+
+def drawn(name: str) -> int:
+    """64 bits for a name, evenly spread."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+
+
+def mixed(one: int, other: int) -> int:
+    """Mix two draws into a third (the finaliser of splitmix64, Steele et al. 2014)."""
+    bits = (one ^ other) & _MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+    return bits ^ (bits >> 31)
+
+
+_MASK = (1 << 64) - 1

@@ -1,0 +1,37 @@
+"""Which conversation a prompt continues, where nobody says so: by the blocks it begins with.
+
+    turn 1   a b c            its last whole block is c: the tail of session 1
+    turn 2   a b c d e        contains the tail c: session 1, whose tail is e now
+    other    a x y            shares a system prompt, but no tail: a session of its own
+
+A tail is taken by the turn that continues it, so a prompt that is all system prompt draws one
+stranger into its session at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.router.recent import Recent
+
+MAX_TAILS = 200_000
+
+
+class Sessions:
+    def __init__(self, max_tails: int = MAX_TAILS) -> None:
+        self._session_by_tail: Recent[bytes, str] = Recent(max_tails)
+        self._num_begun = 0
+
+    def of(self, names: Sequence[bytes]) -> str:
+        """Name the session of a prompt with these whole blocks, and remember where it ends."""
+        if not names:
+            return ""
+        for name in reversed(names):
+            session = self._session_by_tail.pop(name)
+            if session is not None:
+                break
+        else:
+            self._num_begun += 1
+            session = f"chain-{self._num_begun}"
+        self._session_by_tail.put(names[-1], session)
+        return session
