@@ -10,6 +10,7 @@ the line at the event that shows it; a replica that is overdue counts as busy fo
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from itertools import islice
 from typing import Protocol
 
 from baton.router.prompt import Prompt, drawn
+
+RECENT_HALF_LIFE_S = 600.0
 
 
 class Speed(Protocol):
@@ -70,9 +73,15 @@ class Candidate:
     """Tokens that it has lent this gateway: more are not sent, unless it has none open at all."""
     waiting: list[Waiting] = field(default_factory=list)
     """In order."""
+    _recent_s: float = 0.0
+    _recent_at_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.draw = self.draw or drawn(self.name)
+
+    def recent_s(self, now: float) -> float:
+        """Seconds of work that it was sent lately; older work counts less and less."""
+        return self._recent_s * math.exp2((self._recent_at_s - now) / RECENT_HALF_LIFE_S)
 
     def busy_s(self, now: float) -> float:
         """Seconds until it has computed what was sent there, as far as can be told."""
@@ -97,6 +106,8 @@ class Candidate:
         self.next_free_s += work_s
         num_new_tokens = prompt.num_tokens - num_cached
         booking = Booking(prompt, num_new_tokens, work_s, self.next_free_s - self.corrected_s)
+        self._recent_s = self.recent_s(now) + work_s
+        self._recent_at_s = now
         self.open[prompt.number] = booking
         self.num_open_tokens += booking.num_new_tokens
         self.num_open_blocks += prompt.num_blocks

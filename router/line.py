@@ -1,13 +1,13 @@
-"""Prompts that wait in the gateway, where they can still go elsewhere, for the replica of their choice.
+"""Prompts that wait in the gateway for the replica of their choice, and can still go elsewhere.
 
     arrive(prompt) -> the candidate to send it to, now       its choice is free, or binds at once
                    -> None: it waits                         in the line of its choice
     free(candidate) -> the prompt to send there, now         the next of its own line,
                                                              or one that is better off here
-    leave(prompt)                                            refused, cancelled or out of time
+    leave(prompt)                                       refused, cancelled or out of time
 
-A choice is looked at again when its candidate is free: what the prompt lacks there may have changed,
-and so may whose turn it is. Nothing is queued in a replica beyond its credit, so a replica that
+A choice is looked at again when its candidate is free: what the prompt lacks there may have
+changed, and so may whose turn it is. Nothing is queued in a replica beyond its credit, so one that
 stops holds up what it computes, and nobody else. Pure but for its own books; `now` is handed in.
 """
 
@@ -46,8 +46,6 @@ class Line:
     ) -> Candidate | None:
         """Choose among `candidates`, of which there is at least one."""
         turns = self._policy.turns
-        if turns is not None:
-            turns.hear(candidates[0].speed.prefill_s(prompt.num_tokens, 0))
         costs = self._policy.costs(prompt, candidates, held, now)
         place = cheapest(prompt, candidates, costs)
         candidate = candidates[place]

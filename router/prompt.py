@@ -16,8 +16,11 @@ class Prompt:
     names: Sequence[bytes] = ()
     """Of its blocks, chained: equal at one depth, they are equal before it."""
     num_blocks: int = 0
+    block_size: int = 1
+    """Tokens of a named block."""
     session: str = ""
     """The conversation it continues, or begins."""
+    is_first_turn: bool = True
     draw: int = 0
     """64 bits that settle what is equal otherwise: fair over many prompts, the same each time."""
 

@@ -2,9 +2,10 @@
 
     prompt, candidates, what each has of the prompt --costs--> one number a candidate
 
-The smallest wins; equals are drawn by the prompt, so that they are filled evenly. A policy's unit is
-its own: seconds, tokens, requests. One that has `turns` binds late: its prompts wait in the gateway's
-line until the candidate of their choice is about to be free (`line.py`); the others' are sent at once.
+The smallest wins; equals are drawn by the prompt, so that they are filled evenly. A policy's unit
+is its own: seconds, tokens, requests. One that has `turns` binds late: its prompts wait in the
+gateway's line until the candidate of their choice is about to be free (`line.py`); the others' are
+sent at once.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ class Sessions:
         self._session_by_tail: Recent[bytes, str] = Recent(max_tails)
         self._num_begun = 0
 
-    def of(self, names: Sequence[bytes]) -> str:
-        """Name the session of a prompt with these whole blocks, and remember where it ends."""
+    def of(self, names: Sequence[bytes]) -> tuple[str, bool]:
+        """Name the session of a prompt with these whole blocks, and tell whether it begins here."""
         if not names:
-            return ""
+            return "", True
         for name in reversed(names):
             session = self._session_by_tail.pop(name)
             if session is not None:
@@ -33,5 +33,7 @@ class Sessions:
         else:
             self._num_begun += 1
             session = f"chain-{self._num_begun}"
+            self._session_by_tail.put(names[-1], session)
+            return session, True
         self._session_by_tail.put(names[-1], session)
-        return session
+        return session, False

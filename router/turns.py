@@ -22,13 +22,14 @@ WEIGHT = 0.01
 class Turns:
     def __init__(self) -> None:
         self._num_heard = 0
-        self._typical_s = 0.0
+        self.typical_s = 0.0
+        """What a prompt takes where nothing of it is cached: a mean over the last hundred or so."""
 
     def hear(self, work_s: float) -> None:
-        """A prompt came that takes so long where nothing of it is cached."""
+        """A prompt was placed that takes so long where nothing of it is cached."""
         self._num_heard += 1
-        self._typical_s += (work_s - self._typical_s) * max(WEIGHT, 1 / self._num_heard)
+        self.typical_s += (work_s - self.typical_s) * max(WEIGHT, 1 / self._num_heard)
 
     def due_s(self, prompt: Prompt, work_s: float) -> float:
         """`work_s` is what it takes on the replica it waits for."""
-        return prompt.arrived_s + min(STRETCH * work_s, MAX_LATER * self._typical_s)
+        return prompt.arrived_s + min(STRETCH * work_s, MAX_LATER * self.typical_s)

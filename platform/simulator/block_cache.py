@@ -1,4 +1,4 @@
-"""The prefix cache of a simulated replica: which blocks it has, the least recently used to go first.
+"""The prefix cache of a simulated replica: the least recently used blocks go first.
 
 It tells its changes as a live replica does, so that the router's own index follows it.
 """

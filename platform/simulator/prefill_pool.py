@@ -31,7 +31,9 @@ from baton.router.sessions import Sessions
 class _Replica:
     def __init__(self, number: int, setup: Setup) -> None:
         self.epoch = Epoch(f"{number:032x}")
-        self.candidate = Candidate(f"prefill-{number}", ConstantRate(tokens_per_s=setup.tokens_per_s))
+        self.candidate = Candidate(
+            f"prefill-{number}", ConstantRate(tokens_per_s=setup.tokens_per_s)
+        )
         self.cache = BlockCache(setup.num_blocks)
         self.queue: deque[_Turn] = deque()
         self.computing: _Turn | None = None
@@ -110,13 +112,19 @@ class PrefillPool:
         names = _names(request.hash_ids)
         size = self._setup.block_size
         whole = names[: request.input_length // size]
+        if request.session is not None:
+            session, is_first_turn = request.session, request.turn == 0
+        else:
+            session, is_first_turn = self._sessions.of(whole)
         return Prompt(
             number=number,
             num_tokens=request.input_length,
             arrived_s=self._now,
             names=names,
             num_blocks=-(-request.input_length // size),
-            session=request.session or self._sessions.of(whole),
+            block_size=size,
+            session=session,
+            is_first_turn=is_first_turn,
             draw=mixed(self._seed, number + 1),
         )
 
@@ -149,7 +157,9 @@ class PrefillPool:
         replica.busy_s += work_s
         events = tuple(replica.cache.store(names))
         if events:
-            self._index.apply(replica.epoch, KvEvents(first_sequence=replica.next_sequence, events=events))
+            self._index.apply(
+                replica.epoch, KvEvents(first_sequence=replica.next_sequence, events=events)
+            )
             replica.next_sequence += len(events)
         heappush(self._events, (self._now + work_s, next(self._order), replica, iter(())))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baton.core.errors import InvalidConfig
 from baton.router.policies.additive import Additive
-from baton.router.policies.cost import Cost
+from baton.router.policies.cost import Cost, CostWeights
 from baton.router.policies.least_requests import LeastRequests
 from baton.router.policies.least_tokens import LeastTokens
 from baton.router.policies.longest_match import LongestMatch
@@ -18,7 +18,6 @@ from baton.router.policies.session_sticky import SessionSticky
 from baton.router.policies.sticky_until_saturated import StickyUntilSaturated
 from baton.router.policies.two_choice import TwoChoice
 from baton.router.routing_policy import RoutingPolicy
-from baton.router.turns import Turns
 
 DEFAULT = "cost"
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
@@ -33,15 +32,20 @@ POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
     "additive": Additive,
     "new-tokens-times-batch": NewTokensTimesBatch,
     "two-choice": TwoChoice,
-    "cost-at-once": Cost,
-    "cost": lambda: Cost(Turns()),
+    "cost": Cost,
 }
-"""`cost-at-once` is the default without late binding, for comparison."""
+ABLATIONS: dict[str, Callable[[], RoutingPolicy]] = {
+    "cost-at-once": lambda: Cost(CostWeights(is_late=False)),
+    "cost-without-price": lambda: Cost(CostWeights(scarcity=0.0)),
+    "cost-without-balance": lambda: Cost(CostWeights(balance=0.0)),
+    "cost-without-copies": lambda: Cost(CostWeights(shares_hot=False)),
+}
+"""The default with one of its parts taken away: to see what each is good for."""
 
 
 def policy(name: str) -> RoutingPolicy:
     """A new one, without memory. Raises InvalidConfig that names all there are."""
     try:
-        return POLICIES[name]()
+        return {**POLICIES, **ABLATIONS}[name]()
     except KeyError:
         raise InvalidConfig(f"policy: {name!r}: give one of {', '.join(POLICIES)}") from None

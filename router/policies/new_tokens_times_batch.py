@@ -21,7 +21,6 @@ class NewTokensTimesBatch(RoutesAtOnce):
         self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
     ) -> Sequence[float]:
         return [
-            (candidate.num_open_tokens + held.new_tokens(prompt, place))
-            * (len(candidate.open) + 1)
+            (candidate.num_open_tokens + held.new_tokens(prompt, place)) * (len(candidate.open) + 1)
             for place, candidate in enumerate(candidates)
         ]

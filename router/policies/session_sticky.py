@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from math import inf
 
 from baton.router.candidate import Candidate

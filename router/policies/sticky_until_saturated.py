@@ -1,7 +1,7 @@
 """To those that have the prefix, until they are saturated (llm-d's affinity filter, then load).
 
-    candidates that have at least 80% of the best match, and fewer than 5 requests waiting
-        -> of these the one with the fewest requests; if there is none, of all
+candidates that have at least 80% of the best match, and fewer than 5 requests waiting
+    -> of these the one with the fewest requests; if there is none, of all
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Its migration of prompts that wait already, and its scaling of hash rings, are n
 from __future__ import annotations
 
 from collections.abc import Sequence
-
 from math import inf
 
 from baton.router.candidate import Candidate
