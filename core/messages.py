@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.kv_layout import KvLayout
+from baton.core.step_times import StepTimes
 
 
 class Role(StrEnum):
@@ -176,6 +177,8 @@ class PrefillRequest:
     cache_points: tuple[CachePoint, ...] = ()
     source: ReplicaAddress | None = None
     """A replica that holds KV of more of the prompt than P: pulled, as far as that pays."""
+    gateway_epoch: Epoch | None = None
+    """The gateway whose credit it uses."""
     time_left_ms: int
 
 
@@ -324,20 +327,42 @@ class TokenUpdate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Gateway -> replica: what waits at the gateway for any replica of this role."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    """Tokens of them that a prefill replica would have to compute."""
+    credit_id: int = 0
+    """The credit that the gateway goes by; what it sent before, it sent by an earlier one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """D -> gateway: how full a replica is, and how much more this gateway may send."""
+    """Replica -> gateway: how full it is, how fast, and how much this gateway may send."""
 
     max_open: int = 0
-    """Requests this gateway may have open on the replica."""
+    """Decode: requests this gateway may have open on the replica."""
+    credit_tokens: int = 0
+    """Prefill: tokens this gateway may have placed there whose first token has not come: those it
+    is lent, and those of such prompts that are computed already."""
+    credit_id: int = 0
+    """Of these two: which credit they are; a higher one came later."""
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
     """Tokens known but not yet computed."""
+    num_context_tokens: int = 0
+    """Tokens of context that a step of those who decode reads, all together."""
     num_blocks: int = 0
     num_free_blocks: int = 0
     """Free or merely cached."""
     is_draining: bool = False
     """Place nothing more; what runs is to move elsewhere."""
+    slowness: float = 1.0
+    """How many times what `step_times` says recent steps took."""
+    step_times: StepTimes | None = None
+    """None: as last said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +381,8 @@ class ReplicaInfo:
     """Requests the replica takes at once, from all gateways together."""
     max_queued_tokens: int
     """Prefill only: more queued tokens than these are refused."""
+    max_chunk: int
+    """Tokens of one prompt in one pass, at most."""
     is_ready: bool = True
 
     @property

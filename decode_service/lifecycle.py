@@ -64,6 +64,7 @@ class Lifecycle:
         block_size = self._engine.pool.layout.block_size
         generating = Generating(message, session, self._clock(), block_size)
         self.open.add(generating)
+        session.num_open += 1
         self.idle.clear()
         if message.time_left_ms is not None:
             generating.timer = loop.call_later(
@@ -130,6 +131,7 @@ class Lifecycle:
             return
         generating.is_over = True
         self.open.remove(generating)
+        generating.session.num_open -= 1
         num_sampled = len(generating.output)
         num_delivered = min(num_delivered, num_sampled)
         self.ledger.settle(delivered=num_delivered, discarded=num_sampled - num_delivered)

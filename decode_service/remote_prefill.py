@@ -132,6 +132,7 @@ class RemotePrefill:
             tenant=message.tenant,
             cache_points=message.cache_points,
             source=None if source is None or source.epoch == peer.epoch else source,
+            gateway_epoch=generating.session.gateway_epoch,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
 

@@ -16,7 +16,12 @@ from baton.decode_service.session import Frame, GatewaySession
 from baton.decode_service.worker import DecodeWorker
 from baton.proto import replica_pb2 as pb
 from baton.proto.replica_pb2_grpc import DecodeServicer
-from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
+from baton.proto.wire import (
+    capacity_to_proto,
+    demand_from_proto,
+    generate_from_proto,
+    update_to_proto,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ class DecodeGrpc(DecodeServicer):
         context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.DecodeFrame],
     ) -> AsyncIterator[pb.DecodeFrame]:
         hello = (await anext(request_iterator)).hello
-        if hello.decode_epoch != self._worker.core.epoch:
+        if hello.replica_epoch != self._worker.core.epoch:
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         try:
@@ -60,6 +65,8 @@ class DecodeGrpc(DecodeServicer):
                     self._worker.cancel(
                         RequestId(cancel.request_id), cancel.attempt, cancel.num_delivered
                     )
+                case "demand":
+                    self._worker.hear(session, demand_from_proto(frame.demand))
                 case _:
                     continue  # a newer gateway's frame: nothing we know how to do
 

@@ -8,14 +8,13 @@ prompt are the exception: only those of one prompt are sure to fit a message.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, TokenUpdate
-
-CAPACITY_S = 0.002
-"""How long a capacity may wait for an update to go with, if it neither opens nor closes anything:
-a frame of its own would be in the way of the request that changed it."""
+from baton.core.step_times import StepTimes
+from baton.replica_core.capacity_news import CapacityNews
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +24,26 @@ class Frame:
     """None if it is what the gateway heard last."""
 
 
+def _no_step_times() -> None:
+    """Of a session on its own."""
+
+
 class GatewaySession:
-    def __init__(self, gateway_epoch: Epoch) -> None:
+    def __init__(
+        self,
+        gateway_epoch: Epoch,
+        step_times: Callable[[], StepTimes | None] = _no_step_times,
+    ) -> None:
         self.gateway_epoch = gateway_epoch
         self.is_closed = False
+        self.num_open = 0
+        """Requests of it that are open here."""
         self._updates: dict[tuple[RequestId, int], TokenUpdate] = {}
         """By attempt, in the order in which they began to wait."""
         self._errors: list[TokenUpdate] = []
         """Sent behind all tokens."""
-        self._capacity = Capacity()
-        self._sent_capacity: Capacity | None = None
         self._pending = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        """Runs while a capacity waits for an update."""
+        self._capacity = CapacityNews(self._pending.set, step_times)
         self._is_ending = False
 
     def put(self, update: TokenUpdate) -> None:
@@ -52,14 +58,12 @@ class GatewaySession:
         self._pending.set()
 
     def put_capacity(self, capacity: Capacity) -> None:
-        if capacity == self._capacity:
-            return
-        before, self._capacity = self._sent_capacity or Capacity(), capacity
-        if (capacity.max_open, capacity.is_draining) != (before.max_open, before.is_draining):
-            self._pending.set()
-        elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(CAPACITY_S, self._pending.set)
+        self._capacity.put(capacity)
+
+    def close(self) -> None:
+        """The stream is gone. Safe to repeat."""
+        self.is_closed = True
+        self._capacity.close()
 
     def end(self) -> None:
         """Send what is pending, then nothing more. Safe to repeat."""
@@ -74,12 +78,7 @@ class GatewaySession:
         updates = self._next_updates()
         if not (self._is_ending or self._updates or self._errors):
             self._pending.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        news = None if self._capacity == self._sent_capacity else self._capacity
-        self._sent_capacity = self._capacity
-        return Frame(updates, news)
+        return Frame(updates, self._capacity.take())
 
     def _next_updates(self) -> tuple[TokenUpdate, ...]:
         """All that wait; but one with a prompt's logprobs, as long as a message may be, alone."""

@@ -11,10 +11,11 @@ build one. All state here belongs to the event loop; the engine's thread reports
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from baton.core.errors import Cancelled, Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId
-from baton.core.messages import Capacity, GenerateRequest, PullOffered, PullRequest
+from baton.core.messages import Capacity, Demand, GenerateRequest, PullOffered, PullRequest
 from baton.decode_service.departures import Departures
 from baton.decode_service.lifecycle import Lifecycle, failed
 from baton.decode_service.prefill_client import GrpcPrefillClient
@@ -24,6 +25,7 @@ from baton.decode_service.session import GatewaySession
 from baton.decode_service.step_reports import StepReports
 from baton.engine.engine import Engine
 from baton.kv_transfer.exchange import ExchangeParts
+from baton.replica_core.credits import Credits
 from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
 
@@ -36,6 +38,7 @@ class DecodeWorker:
         self.max_open = max_open
         self._reports = StepReports(lambda: self.core.thread.tell(self._receive_reports))
         hooks = RoleHooks(
+            on_tick=self._publish_capacity,
             on_step=self._reports.put,
             on_failure=self._on_failure,
             before_commands=self._reports.flush,
@@ -62,6 +65,7 @@ class DecodeWorker:
             fail=self.requests.fail,
         )
         self._sessions: list[GatewaySession] = []
+        self._places: Credits[GatewaySession] = Credits(max_open)
         self._given_up = ""
         """Why nothing can be placed here any more."""
 
@@ -91,17 +95,24 @@ class DecodeWorker:
         """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
         if self._given_up:
             raise Unavailable(self._given_up)
-        session = GatewaySession(gateway_epoch)
+        session = GatewaySession(gateway_epoch, self.core.step_times)
         self._sessions.append(session)
+        self._places.join(session)
         self._publish_capacity()
         return session
 
     def close_session(self, session: GatewaySession) -> None:
         """The stream is gone: nobody can receive these tokens, so nothing more is computed."""
-        session.is_closed = True
+        session.close()
         self._sessions.remove(session)
+        self._places.leave(session)
         for generating in self.requests.open.of_session(session):
             self.requests.end(generating, num_delivered=0)
+        self._publish_capacity()
+
+    def hear(self, session: GatewaySession, demand: Demand) -> None:
+        """Of what waits at the gateway."""
+        self._places.hear(session, demand=demand.num_requests, credit_id=demand.credit_id)
         self._publish_capacity()
 
     def generate(self, session: GatewaySession, message: GenerateRequest) -> None:
@@ -135,9 +146,8 @@ class DecodeWorker:
     def capacity(self) -> Capacity:
         # Read from the engine's thread: may be ahead of us.
         num_running = self.core.engine.num_running
-        max_open = max(1, self.max_open // max(1, len(self._sessions)))
         return self.core.capacity(
-            max_open=0 if self._given_up else max_open,
+            max_open=0 if self._given_up else self.max_open,
             num_running=num_running,
             num_waiting=max(0, len(self.requests.open) - num_running),
             num_queued_tokens=self.requests.open.num_queued_tokens,
@@ -155,8 +165,10 @@ class DecodeWorker:
 
     def _publish_capacity(self) -> None:
         capacity = self.capacity()
-        for session in self._sessions:
-            session.put_capacity(capacity)
+        used = {session: session.num_open for session in self._sessions}
+        for session, lent in self._places.lend(used, self.core.engine.clock()).items():
+            max_open = min(lent.num, capacity.max_open)
+            session.put_capacity(replace(capacity, max_open=max_open, credit_id=lent.id))
 
     def _give_up(self, reason: str) -> None:
         """Gateways learn that nothing can be placed here any more, then their streams end."""

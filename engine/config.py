@@ -76,6 +76,11 @@ class SchedulerConfig:
             micro_batch_tokens=self.micro_batch_tokens,
         )
 
+    @property
+    def max_chunk(self) -> int:
+        """Tokens of one prompt in one pass, at most."""
+        return min(self.prefill_chunk or self.max_batch_tokens, self.max_batch_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

@@ -113,6 +113,7 @@ class Engine:
             self.pool.num_blocks * block_size,
             config.scheduler.max_model_len or self.info.max_model_len,
         )
+        self.max_chunk = config.scheduler.max_chunk
         self._scheduler = Scheduler(self.pool, config.scheduler, reclaim=lambda: self.reclaim())
         self._ahead = StepAhead(
             self._scheduler,

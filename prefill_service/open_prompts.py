@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.core.errors import EngineFailed, InvalidRequest, Overloaded
@@ -22,7 +23,13 @@ class OpenPrompt:
 
     @property
     def num_queued_tokens(self) -> int:
-        return 0 if self.is_computed else len(self.request.tokens)
+        return 0 if self.is_computed else self.request.num_pending
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Computed here, of a prompt whose first token is yet to come."""
+        request = self.request
+        return 0 if self.is_computed else max(0, request.num_computed - request.num_cached)
 
 
 class OpenPrompts:
@@ -38,6 +45,9 @@ class OpenPrompts:
 
     def __len__(self) -> int:
         return len(self._by_transfer)
+
+    def __iter__(self) -> Iterator[OpenPrompt]:
+        return iter(self._by_transfer.values())
 
     @property
     def num_queued_tokens(self) -> int:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc
 import grpc.aio
 
-from baton.core.errors import BatonError, InvalidRequest, LayoutMismatch, Overloaded
+from baton.core.errors import (
+    BatonError,
+    InvalidRequest,
+    LayoutMismatch,
+    Overloaded,
+    Unavailable,
+)
+from baton.core.ids import Epoch
 from baton.core.messages import PrefillGranted
+from baton.prefill_service.session import PrefillSession
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
 from baton.proto.replica_pb2_grpc import PrefillServicer
-from baton.proto.wire import done_to_proto, granted_to_proto, prefill_from_proto
+from baton.proto.wire import (
+    capacity_to_proto,
+    demand_from_proto,
+    done_to_proto,
+    granted_to_proto,
+    prefill_from_proto,
+)
+
+log = logging.getLogger(__name__)
 
 
 class PrefillGrpc(PrefillServicer):
@@ -37,6 +55,36 @@ class PrefillGrpc(PrefillServicer):
                         yield pb.PrefillEvent(done=done_to_proto(event))
         except BatonError as error:
             await context.abort(_status(error), str(error))
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[pb.GatewayFrame],
+        context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.Capacity],
+    ) -> AsyncIterator[pb.Capacity]:
+        hello = (await anext(request_iterator)).hello
+        if hello.replica_epoch != self._worker.core.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        try:
+            session = self._worker.open_session(Epoch(hello.gateway_epoch))
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        reader.add_done_callback(lambda _: session.end())
+        try:
+            while (capacity := await session.next_capacity()) is not None:
+                yield capacity_to_proto(capacity)
+        finally:
+            reader.cancel()
+            self._worker.close_session(session)
+            [outcome] = await asyncio.gather(reader, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                log.error("a gateway's stream ended with %r", outcome)
+
+    async def _read(self, session: PrefillSession, frames: AsyncIterator[pb.GatewayFrame]) -> None:
+        async for frame in frames:
+            if frame.HasField("demand"):
+                self._worker.hear(session, demand_from_proto(frame.demand))
 
 
 def _status(error: BatonError) -> grpc.StatusCode:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from baton.core.errors import EngineFailed, Overloaded
-from baton.core.ids import TransferId
+from baton.core.errors import EngineFailed, Overloaded, Unavailable
+from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import (
     Capacity,
+    Demand,
     PrefillDone,
     PrefillGranted,
     PrefillRequest,
@@ -28,14 +29,18 @@ from baton.engine.request.step_report import RequestOutput, StepReport
 from baton.engine.schedule.scheduler import ScheduledChunk
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.prefill_service.lending import Lending
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
+from baton.prefill_service.session import PrefillSession
 from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
 
 class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
         self.prompts = OpenPrompts(max_queued_tokens)
+        self._lending = Lending(self.prompts, engine.max_chunk)
         hooks = RoleHooks(
+            on_tick=self._on_tick,
             on_step=self._on_step,
             on_failure=self._on_failure,
             on_transfer_ended=self._on_transfer_ended,
@@ -57,6 +62,7 @@ class PrefillWorker:
         check_layouts(self._engine.pool.layout, message.layout)
         self._sender.held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
+        self._publish_capacity()
         try:
             grammar = message.sampling.grammar
             if grammar is not None:
@@ -75,6 +81,25 @@ class PrefillWorker:
         finally:
             self._leave(prompt)
 
+    def open_session(self, gateway_epoch: Epoch) -> PrefillSession:
+        """Raises Unavailable once the engine died: all that came could only fail."""
+        if self._thread.failure is not None:
+            raise Unavailable(f"the engine's thread died: {self._thread.failure!r}")
+        session = PrefillSession(gateway_epoch, self.core.step_times)
+        self._lending.join(session)
+        self._publish_capacity()
+        return session
+
+    def close_session(self, session: PrefillSession) -> None:
+        """The stream is gone: what the gateway was lent is back."""
+        self._lending.leave(session)
+        self._publish_capacity()
+
+    def hear(self, session: PrefillSession, demand: Demand) -> None:
+        """Of what waits at the gateway."""
+        self._lending.hear(session, demand)
+        self._publish_capacity()
+
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `baton.kv_transfer.pulling.peer.Lends`."""
         return self.core.kv.lender.lend(request)
@@ -83,6 +108,7 @@ class PrefillWorker:
         """Accept nothing more. May be repeated."""
         self.core.is_draining = True
         self.prompts.max_queued_tokens = 0
+        self._publish_capacity()
 
     async def drain(self) -> None:
         """Accept nothing more and return when the last request has left."""
@@ -96,6 +122,7 @@ class PrefillWorker:
         return max(len(self.prompts), self.core.kv.lender.num_open)
 
     async def stop(self) -> None:
+        self._lending.end()
         await self.core.stop()
 
     def capacity(self) -> Capacity:
@@ -114,7 +141,19 @@ class PrefillWorker:
     def _leave(self, prompt: OpenPrompt) -> None:
         """Whatever is left of it ends; nothing happens to what is over already."""
         self.prompts.remove(prompt)
+        self._publish_capacity()
         self._thread.post(lambda: self._abandon(prompt.message.transfer_id))
+
+    def _on_tick(self) -> None:
+        self._lending.learn(self.core.step_times())
+        self._publish_capacity()
+
+    def _publish_capacity(self) -> None:
+        self._lending.publish(self.capacity(), self._engine.clock())
+
+    def _receive(self, report: StepReport) -> None:
+        self._deliver(report.outputs)
+        self._publish_capacity()
 
     def _deliver(self, outputs: tuple[RequestOutput, ...]) -> None:
         for output in outputs:
@@ -128,6 +167,10 @@ class PrefillWorker:
                 self.core.ledger.settle(delivered=len(output.tokens), discarded=0)
                 prompt.is_computed = True
                 prompt.events.put_nowait(_done(prompt.message.transfer_id, output))
+
+    def _give_up(self, error: EngineFailed) -> None:
+        self.prompts.fail_all(error)
+        self._lending.end()
 
     # On the engine's thread.
 
@@ -182,8 +225,7 @@ class PrefillWorker:
             self._sender.publish(TransferId(request.request_id), num_computed, layer)
 
     def _on_step(self, report: StepReport) -> None:
-        if report.outputs:
-            self._thread.tell(lambda: self._deliver(report.outputs))
+        self._thread.tell(lambda: self._receive(report))
         for output in report.outputs:  # the end of a transfer must not overtake the first token
             transfer_id = TransferId(output.request.request_id)
             if output.error is None:
@@ -193,7 +235,7 @@ class PrefillWorker:
 
     def _on_failure(self, failure: BaseException) -> None:
         error = EngineFailed(f"the engine's thread died: {failure!r}")
-        self._thread.tell(lambda: self.prompts.fail_all(error))
+        self._thread.tell(lambda: self._give_up(error))
 
 
 def _done(transfer_id: TransferId, output: RequestOutput) -> PrefillDone:

@@ -103,24 +103,28 @@ class GatewayFrame(message.Message):
     HELLO_FIELD_NUMBER: builtins.int
     GENERATE_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    DEMAND_FIELD_NUMBER: builtins.int
     @builtins.property
     def hello(self) -> Hello: ...
     @builtins.property
     def generate(self) -> GenerateRequest: ...
     @builtins.property
     def cancel(self) -> Cancel: ...
+    @builtins.property
+    def demand(self) -> Demand: ...
     def __init__(
         self,
         *,
         hello: Hello | None = ...,
         generate: GenerateRequest | None = ...,
         cancel: Cancel | None = ...,
+        demand: Demand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "frame", b"frame", "generate", b"generate", "hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "demand", b"demand", "frame", b"frame", "generate", b"generate", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "frame", b"frame", "generate", b"generate", "hello", b"hello"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "demand", b"demand", "frame", b"frame", "generate", b"generate", "hello", b"hello"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["hello", "generate", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["hello", "generate", "cancel", "demand"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -129,19 +133,42 @@ class Hello(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     GATEWAY_EPOCH_FIELD_NUMBER: builtins.int
-    DECODE_EPOCH_FIELD_NUMBER: builtins.int
+    REPLICA_EPOCH_FIELD_NUMBER: builtins.int
     gateway_epoch: builtins.str
-    decode_epoch: builtins.str
+    replica_epoch: builtins.str
     """the incarnation the gateway means; another one refuses"""
     def __init__(
         self,
         *,
         gateway_epoch: builtins.str = ...,
-        decode_epoch: builtins.str = ...,
+        replica_epoch: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["decode_epoch", b"decode_epoch", "gateway_epoch", b"gateway_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["gateway_epoch", b"gateway_epoch", "replica_epoch", b"replica_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Demand(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    CREDIT_ID_FIELD_NUMBER: builtins.int
+    num_requests: builtins.int
+    num_tokens: builtins.int
+    credit_id: builtins.int
+    def __init__(
+        self,
+        *,
+        num_requests: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+        credit_id: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["credit_id", b"credit_id", "num_requests", b"num_requests", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -640,6 +667,11 @@ class Capacity(message.Message):
     NUM_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_FREE_BLOCKS_FIELD_NUMBER: builtins.int
     IS_DRAINING_FIELD_NUMBER: builtins.int
+    CREDIT_TOKENS_FIELD_NUMBER: builtins.int
+    CREDIT_ID_FIELD_NUMBER: builtins.int
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: builtins.int
+    SLOWNESS_FIELD_NUMBER: builtins.int
+    STEP_TIMES_FIELD_NUMBER: builtins.int
     max_open: builtins.int
     num_running: builtins.int
     num_waiting: builtins.int
@@ -647,6 +679,13 @@ class Capacity(message.Message):
     num_blocks: builtins.int
     num_free_blocks: builtins.int
     is_draining: builtins.bool
+    credit_tokens: builtins.int
+    credit_id: builtins.int
+    num_context_tokens: builtins.int
+    slowness: builtins.float
+    """0: not told, which is as ever"""
+    @builtins.property
+    def step_times(self) -> StepTimes: ...
     def __init__(
         self,
         *,
@@ -657,10 +696,58 @@ class Capacity(message.Message):
         num_blocks: builtins.int = ...,
         num_free_blocks: builtins.int = ...,
         is_draining: builtins.bool = ...,
+        credit_tokens: builtins.int = ...,
+        credit_id: builtins.int = ...,
+        num_context_tokens: builtins.int = ...,
+        slowness: builtins.float = ...,
+        step_times: StepTimes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["step_times", b"step_times"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["credit_id", b"credit_id", "credit_tokens", b"credit_tokens", "is_draining", b"is_draining", "max_open", b"max_open", "num_blocks", b"num_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "slowness", b"slowness", "step_times", b"step_times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class StepTimes(message.Message):
+    """Coefficients in seconds; see core/step_times.py."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CONSTANT_S_FIELD_NUMBER: builtins.int
+    TOKEN_S_FIELD_NUMBER: builtins.int
+    PAIR_S_FIELD_NUMBER: builtins.int
+    CONTEXT_S_FIELD_NUMBER: builtins.int
+    REQUEST_S_FIELD_NUMBER: builtins.int
+    SPREAD_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_STEPS_FIELD_NUMBER: builtins.int
+    NUM_DECODE_STEPS_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
+    constant_s: builtins.float
+    token_s: builtins.float
+    pair_s: builtins.float
+    context_s: builtins.float
+    request_s: builtins.float
+    spread: builtins.float
+    num_prompt_steps: builtins.int
+    num_decode_steps: builtins.int
+    age_s: builtins.float
+    def __init__(
+        self,
+        *,
+        constant_s: builtins.float = ...,
+        token_s: builtins.float = ...,
+        pair_s: builtins.float = ...,
+        context_s: builtins.float = ...,
+        request_s: builtins.float = ...,
+        spread: builtins.float = ...,
+        num_prompt_steps: builtins.int = ...,
+        num_decode_steps: builtins.int = ...,
+        age_s: builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["is_draining", b"is_draining", "max_open", b"max_open", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["age_s", b"age_s", "constant_s", b"constant_s", "context_s", b"context_s", "num_decode_steps", b"num_decode_steps", "num_prompt_steps", b"num_prompt_steps", "pair_s", b"pair_s", "request_s", b"request_s", "spread", b"spread", "token_s", b"token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,6 +769,7 @@ class PrefillRequest(message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     CACHE_POINTS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    GATEWAY_EPOCH_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -691,6 +779,8 @@ class PrefillRequest(message.Message):
     time_left_ms: builtins.int
     priority: builtins.int
     tenant: builtins.str
+    gateway_epoch: builtins.str
+    """whose credit it uses"""
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -720,10 +810,11 @@ class PrefillRequest(message.Message):
         tenant: builtins.str = ...,
         cache_points: abc.Iterable[CachePoint] | None = ...,
         source: ReplicaAddress | None = ...,
+        gateway_epoch: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

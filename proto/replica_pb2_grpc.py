@@ -122,6 +122,11 @@ class PrefillStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.PrefillEvent.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/baton.replica.v1.Prefill/Session',
+                request_serializer=baton_dot_proto_dot_replica__pb2.GatewayFrame.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.Capacity.FromString,
+                _registered_method=True)
 
 
 class PrefillServicer:
@@ -135,6 +140,14 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Session(self, request_iterator, context):
+        """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
+        it is and what it lends the other. When the stream ends, what was lent over it has come back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +155,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.PrefillEvent.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.GatewayFrame.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.Capacity.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +191,33 @@ class Prefill:
             '/baton.replica.v1.Prefill/Prefill',
             baton_dot_proto_dot_replica__pb2.PrefillRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.PrefillEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.replica.v1.Prefill/Session',
+            baton_dot_proto_dot_replica__pb2.GatewayFrame.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.Capacity.FromString,
             options,
             channel_credentials,
             insecure,

@@ -77,6 +77,10 @@ class PrefillStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
     Prefill: _grpc.UnaryStreamMultiCallable[_replica_pb2.PrefillRequest, _replica_pb2.PrefillEvent]
+    Session: _grpc.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.Capacity]
+    """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
+    it is and what it lends the other. When the stream ends, what was lent over it has come back.
+    """
 
 @_typing.type_check_only
 class PrefillAsyncStub(PrefillStub):
@@ -86,6 +90,10 @@ class PrefillAsyncStub(PrefillStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.UnaryStreamMultiCallable[_replica_pb2.PrefillRequest, _replica_pb2.PrefillEvent]  # type: ignore[assignment]
+    Session: _aio.StreamStreamMultiCallable[_replica_pb2.GatewayFrame, _replica_pb2.Capacity]  # type: ignore[assignment]
+    """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
+    it is and what it lends the other. When the stream ends, what was lent over it has come back.
+    """
 
 class PrefillServicer(metaclass=_abc_1.ABCMeta):
     """Refuses at once with RESOURCE_EXHAUSTED; else the events are Granted, Done, in this order.
@@ -98,6 +106,16 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replica_pb2.PrefillEvent], _abc.AsyncIterator[_replica_pb2.PrefillEvent]]: ...
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_replica_pb2.GatewayFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_replica_pb2.Capacity], _abc.AsyncIterator[_replica_pb2.Capacity]]:
+        """One long-lived stream joins each gateway to a prefill replica: Hello and demand one way, how full
+        it is and what it lends the other. When the stream ends, what was lent over it has come back.
+        """
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -17,6 +17,7 @@ from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.messages import (
     CachePoint,
     Capacity,
+    Demand,
     FinishReason,
     GenerateRequest,
     Pooling,
@@ -30,6 +31,7 @@ from baton.core.messages import (
     TokenLogprob,
     TokenUpdate,
 )
+from baton.core.step_times import StepTimes
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
 from baton.proto.sampling_wire import sampling_from_proto, sampling_to_proto
@@ -152,6 +154,7 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         tenant=request.tenant,
         cache_points=map(cache_point_to_proto, request.cache_points),
         source=None if request.source is None else address_to_proto(request.source),
+        gateway_epoch=request.gateway_epoch or "",
         time_left_ms=request.time_left_ms,
     )
 
@@ -170,6 +173,7 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         tenant=message.tenant,
         cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
         source=address_from_proto(message.source) if message.HasField("source") else None,
+        gateway_epoch=Epoch(message.gateway_epoch) if message.gateway_epoch else None,
         time_left_ms=message.time_left_ms,
     )
 
@@ -357,25 +361,82 @@ def update_from_proto(message: pb.TokenUpdate) -> TokenUpdate:
     )
 
 
+def demand_to_proto(demand: Demand) -> pb.Demand:
+    return pb.Demand(
+        num_requests=demand.num_requests,
+        num_tokens=demand.num_tokens,
+        credit_id=demand.credit_id,
+    )
+
+
+def demand_from_proto(message: pb.Demand) -> Demand:
+    return Demand(
+        num_requests=message.num_requests,
+        num_tokens=message.num_tokens,
+        credit_id=message.credit_id,
+    )
+
+
+def step_times_to_proto(times: StepTimes) -> pb.StepTimes:
+    return pb.StepTimes(
+        constant_s=times.constant_s,
+        token_s=times.token_s,
+        pair_s=times.pair_s,
+        context_s=times.context_s,
+        request_s=times.request_s,
+        spread=times.spread,
+        num_prompt_steps=times.num_prompt_steps,
+        num_decode_steps=times.num_decode_steps,
+        age_s=times.age_s,
+    )
+
+
+def step_times_from_proto(message: pb.StepTimes) -> StepTimes:
+    return StepTimes(
+        constant_s=message.constant_s,
+        token_s=message.token_s,
+        pair_s=message.pair_s,
+        context_s=message.context_s,
+        request_s=message.request_s,
+        spread=message.spread,
+        num_prompt_steps=message.num_prompt_steps,
+        num_decode_steps=message.num_decode_steps,
+        age_s=message.age_s,
+    )
+
+
 def capacity_to_proto(capacity: Capacity) -> pb.Capacity:
+    times = capacity.step_times
     return pb.Capacity(
         max_open=capacity.max_open,
+        credit_tokens=capacity.credit_tokens,
+        credit_id=capacity.credit_id,
         num_running=capacity.num_running,
         num_waiting=capacity.num_waiting,
         num_queued_tokens=capacity.num_queued_tokens,
+        num_context_tokens=capacity.num_context_tokens,
         num_blocks=capacity.num_blocks,
         num_free_blocks=capacity.num_free_blocks,
         is_draining=capacity.is_draining,
+        slowness=capacity.slowness,
+        step_times=None if times is None else step_times_to_proto(times),
     )
 
 
 def capacity_from_proto(message: pb.Capacity) -> Capacity:
     return Capacity(
         max_open=message.max_open,
+        credit_tokens=message.credit_tokens,
+        credit_id=message.credit_id,
         num_running=message.num_running,
         num_waiting=message.num_waiting,
         num_queued_tokens=message.num_queued_tokens,
+        num_context_tokens=message.num_context_tokens,
         num_blocks=message.num_blocks,
         num_free_blocks=message.num_free_blocks,
         is_draining=message.is_draining,
+        slowness=message.slowness or 1.0,
+        step_times=step_times_from_proto(message.step_times)
+        if message.HasField("step_times")
+        else None,
     )

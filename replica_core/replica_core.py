@@ -17,6 +17,7 @@ from baton.core.ids import TransferId
 from baton.core.kv_pool import Census
 from baton.core.ledger import TokenLedger
 from baton.core.messages import Capacity
+from baton.core.step_times import StepTimes, StepWork
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.grammar.matchers import Matchers
@@ -32,8 +33,10 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHooks:
-    """What differs between the roles. All of it is called on the engine's thread."""
+    """What differs between the roles. But for `on_tick`, all is called on the engine's thread."""
 
+    on_tick: Callable[[], None]
+    """Called now and then on the event loop, whether there are steps or not."""
     on_step: Callable[[StepReport], None]
     on_failure: Callable[[BaseException], None]
     before_commands: Callable[[], None] | None = None
@@ -67,6 +70,7 @@ class ReplicaCore:
         )
         self.matchers = Matchers(engine.grammars)
         self._hooks = hooks
+        self._last_work = StepWork()
         self._housekeeping: asyncio.Task[None] | None = None
         engine.reclaim = self.kv.reclaim
 
@@ -95,6 +99,8 @@ class ReplicaCore:
     ) -> Capacity:
         return Capacity(
             max_open=max_open,
+            num_context_tokens=self._last_work.num_context if num_running else 0,
+            slowness=round(self.thread.step_fit.slowness(self.engine.clock()), 1),
             num_running=num_running,
             num_waiting=num_waiting,
             num_queued_tokens=num_queued_tokens,
@@ -103,13 +109,31 @@ class ReplicaCore:
             is_draining=self.is_draining,
         )
 
+    def step_times(self) -> StepTimes:
+        return self.thread.step_fit.times(self.engine.clock())
+
     def metrics(self) -> dict[str, float]:
         """By Prometheus name."""
         return {
+            **self._pace_metrics(),
             **self.engine.stats.as_metrics(),
             **cache_metrics(self.engine.pool),
             **self.ledger.as_metrics(),
             **self.kv.metrics(),
+        }
+
+    def _pace_metrics(self) -> dict[str, float]:
+        """How fast its steps are said to be; nothing before the first."""
+        times, chunk = self.step_times(), self.engine.max_chunk
+        if not times.is_known:
+            return {}
+        num_running, num_context = max(1, self.engine.num_running), self._last_work.num_context
+        return {
+            "prefill_tokens_per_second": chunk / times.prefill_s(chunk, 0, chunk),
+            "decode_tokens_per_second": num_running / times.decode_s(num_running, num_context),
+            "slowness": self.thread.step_fit.slowness(self.engine.clock()),
+            "step_times_spread": times.spread,
+            "step_times_age_seconds": times.age_s,
         }
 
     async def _keep_house(self) -> None:
@@ -117,10 +141,12 @@ class ReplicaCore:
             await asyncio.sleep(EXPIRY_CHECK_S)
             await self.thread.call(self.kv.expire)
             self.thread.post(self.kv_feed.publish)  # of what changed without a step
+            self._hooks.on_tick()
 
     # On the engine's thread.
 
     def _on_step(self, report: StepReport) -> None:
+        self._last_work = report.work
         self._hooks.on_step(report)  # first: tokens are waited for
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()

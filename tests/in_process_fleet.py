@@ -92,9 +92,12 @@ class Fleet:
         for replica in self.replicas.values():  # or those it has not heard of for long are gone
             self.registry.heartbeat(replica.info)
         await self.dispatcher.fleet.apply(self.registry.membership())
-        num_decode = sum(r.info.role is Role.DECODE for r in self.replicas.values())
+        roles = [replica.info.role for replica in self.replicas.values()]
+        fleet = self.dispatcher.fleet
         async with asyncio.timeout(120):  # a busy machine takes its time
-            while len(self.dispatcher.fleet.connected) < num_decode:
+            while len(fleet.connected) < roles.count(Role.DECODE) or (
+                len(fleet.lending) < roles.count(Role.PREFILL)
+            ):
                 await asyncio.sleep(0.01)
 
     async def ask(

@@ -192,6 +192,7 @@ class ReplicaDispatcher:
                     patience.reschedule(self._patience_ends_at())
         self._has_changed.set()
         self._queue.wake()
+        self.fleet.want(len(self._queue))
 
     def _try_place(
         self,
@@ -200,6 +201,7 @@ class ReplicaDispatcher:
         near: RequestId | None,
     ) -> Placed | None:
         if not any(replica.is_open for replica in self.fleet.view(PromptNames()).decode):
+            self.fleet.want(len(self._queue) + 1)
             return None  # most wakes come to this: do not look a long prompt up for nothing
         request = next_request()
         known = (*request.prompt, *request.output)

@@ -1,6 +1,7 @@
 """What a gateway knows of the replicas: membership, links, load, and who has cached what.
 
     registry --membership--> Fleet --> ReplicaLink   one a decode replica: requests and tokens
+                                   --> PrefillLink   one a prefill replica: what it lends
                                    --> KvWatch       one a replica: its prefix cache, into KvIndex
 
 The registry is a hint: its absence changes nothing, and liveness is the stream itself.
@@ -21,6 +22,7 @@ from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, Star
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.gateway.fleet.membership import merge
+from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -57,6 +59,7 @@ class Fleet:
         """What fetching and computing KV cost, as the receipts say."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._link_by_epoch: dict[Epoch, ReplicaLink] = {}
+        self._prefill_link_by_epoch: dict[Epoch, PrefillLink] = {}
         self._prefill_tokens: dict[Epoch, int] = {}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self._watch_by_epoch: dict[Epoch, KvWatch] = {}
@@ -97,12 +100,16 @@ class Fleet:
     def _meet(self, info: ReplicaInfo) -> None:
         if info.epoch not in self._watch_by_epoch:
             self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels)
-        if info.role is not Role.DECODE:
+        if info.role is Role.PREFILL:
+            if info.epoch not in self._prefill_link_by_epoch:
+                link = PrefillLink(info, self._gateway_epoch, self._on_change, self._channels)
+                self._prefill_link_by_epoch[info.epoch] = link
             return
         known = self._link_by_epoch.get(info.epoch)
         if known is None:
-            link = ReplicaLink(info, self._gateway_epoch, self._on_change, self._channels)
-            self._link_by_epoch[info.epoch] = link
+            self._link_by_epoch[info.epoch] = ReplicaLink(
+                info, self._gateway_epoch, self._on_change, self._channels
+            )
             self._has_met_decode = True
         else:
             known.info = info
@@ -115,6 +122,9 @@ class Fleet:
         self.index.forget(epoch)
         self._prefill_tokens.pop(epoch, None)
         self._drained_here.discard(epoch)
+        prefill_link = self._prefill_link_by_epoch.pop(epoch, None)
+        if prefill_link is not None:
+            await prefill_link.close()
         link = self._link_by_epoch.get(epoch)
         if link is None:
             return
@@ -129,6 +139,9 @@ class Fleet:
             await watch.close()
         for link in self._link_by_epoch.values():
             await link.close()
+        for prefill_link in self._prefill_link_by_epoch.values():
+            await prefill_link.close()
+        self._prefill_link_by_epoch.clear()
         self._watch_by_epoch.clear()
         self._link_by_epoch.clear()
 
@@ -139,6 +152,18 @@ class Fleet:
     @property
     def connected(self) -> tuple[ReplicaLink, ...]:
         return tuple(link for link in self._link_by_epoch.values() if link.is_connected)
+
+    @property
+    def lending(self) -> tuple[PrefillLink, ...]:
+        """Prefill replicas that say what they lend."""
+        return tuple(link for link in self._prefill_link_by_epoch.values() if link.is_connected)
+
+    def want(self, num_requests: int, num_prefill_tokens: int = 0) -> None:
+        """So many requests wait here for a place, and so many tokens for a prefill replica."""
+        for link in self._link_by_epoch.values():
+            link.demand.want(num_requests, 0)
+        for prefill_link in self._prefill_link_by_epoch.values():
+            prefill_link.demand.want(0, num_prefill_tokens)
 
     def link(self, epoch: Epoch) -> ReplicaLink:
         return self._link_by_epoch[epoch]
@@ -160,12 +185,17 @@ class Fleet:
                 num_cached_tokens=cached.get(epoch, 0) * link.info.layout.block_size,
                 num_expected_tokens=expected.get(epoch, 0) * link.info.layout.block_size,
                 capacity=link.capacity,
+                capacity_age_s=link.last_word.age_s,
             )
             for epoch, link in self._link_by_epoch.items()
         )
+        lenders = self._prefill_link_by_epoch
         prefill = tuple(
             ReplicaView(
                 info=info,
+                is_connected=lenders[epoch].is_connected,
+                capacity=lenders[epoch].capacity,
+                capacity_age_s=lenders[epoch].last_word.age_s,
                 num_queued_tokens=self._prefill_tokens.get(epoch, 0),
                 num_cached_tokens=cached.get(epoch, 0) * info.layout.block_size,
                 num_expected_tokens=expected.get(epoch, 0) * info.layout.block_size,

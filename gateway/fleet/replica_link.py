@@ -11,27 +11,26 @@ All requests of this gateway share the stream; `(request id, attempt)` tells the
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TypeGuard
 
-import grpc
-import grpc.aio
-
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError
 from baton.core.ids import Epoch, RequestId
-from baton.core.messages import Capacity, GenerateRequest, ReplicaInfo, TokenUpdate
+from baton.core.messages import Capacity, Demand, GenerateRequest, ReplicaInfo, TokenUpdate
+from baton.gateway.fleet.demand import DemandNews
+from baton.gateway.fleet.kept_stream import keep_open, pump_frames
+from baton.gateway.fleet.last_word import LastWord
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels, explain
+from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import DecodeStub
-from baton.proto.wire import capacity_from_proto, generate_to_proto, update_from_proto
-
-log = logging.getLogger(__name__)
-
-RECONNECT_S = 0.2
-REFUSED_S = 2.0
-"""How long to wait where only a change of configuration helps."""
+from baton.proto.wire import (
+    capacity_from_proto,
+    demand_to_proto,
+    generate_to_proto,
+    update_from_proto,
+)
 
 
 class ReplicaLost(BatonError):
@@ -110,16 +109,26 @@ class ReplicaLink:
         gateway_epoch: Epoch,
         on_change: Callable[[], None],
         channels: Channels,
+        clock: Clock = monotonic,
     ) -> None:
         self.info = info
-        self.capacity: Capacity | None = None
         self.is_connected = False
+        self.last_word = LastWord(clock)
+        self.demand = DemandNews(self._send_demand)
         self._gateway_epoch = gateway_epoch
         self._on_change = on_change
         self._attempts: dict[tuple[RequestId, int], Attempt] = {}
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
         self._channel = channels.new(info.address)
-        self._pump = asyncio.create_task(self._run(), name=f"link to {info.replica_id}")
+        self._pump = asyncio.create_task(
+            keep_open(info.replica_id, self._pump_frames, self._break),
+            name=f"link to {info.replica_id}",
+        )
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """None while the stream is away."""
+        return self.last_word.capacity
 
     @property
     def is_draining(self) -> bool:
@@ -150,51 +159,19 @@ class ReplicaLink:
     async def close(self) -> None:
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
+        self.demand.close()
         self._break("the replica has left")
         await self._channel.close()
 
-    async def _run(self) -> None:
-        last_reason = ""
-        while True:
-            pause_s = RECONNECT_S
-            try:
-                await self._pump_frames()
-                reason = "the replica ended the stream"
-            except grpc.aio.AioRpcError as error:
-                reason = explain(error)
-                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    pause_s = REFUSED_S
-            except Exception as error:  # a link that stops trying would be a replica lost for ever
-                log.exception("the link to %s failed", self.info.replica_id)
-                reason = f"{type(error).__name__}: {error}"
-            if reason != last_reason:
-                log.warning("no stream to %s: %s", self.info.replica_id, reason)
-                last_reason = reason
-            self._break(reason)
-            await asyncio.sleep(pause_s)
-
     async def _pump_frames(self) -> None:
         self._outgoing = asyncio.Queue()
-        stub = DecodeStub(self._channel)
-        call = stub.Session(wait_for_ready=False)
-        hello = pb.Hello(gateway_epoch=self._gateway_epoch, decode_epoch=self.info.epoch)
-        writer: asyncio.Task[None] | None = None
-        try:
-            await call.write(pb.GatewayFrame(hello=hello))
-            writer = asyncio.create_task(self._write_frames(call))
-            async for frame in call:
-                self._receive(frame)
-        finally:
-            call.cancel()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+        self.demand.restart()
+        call = DecodeStub(self._channel).Session(wait_for_ready=False)
+        hello = pb.Hello(gateway_epoch=self._gateway_epoch, replica_epoch=self.info.epoch)
+        await pump_frames(call, hello, self._outgoing, self._receive)
 
-    async def _write_frames(
-        self, call: grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]
-    ) -> None:
-        while True:
-            await call.write(await self._outgoing.get())
+    def _send_demand(self, demand: Demand) -> None:
+        self._outgoing.put_nowait(pb.GatewayFrame(demand=demand_to_proto(demand)))
 
     def _receive(self, frame: pb.DecodeFrame) -> None:
         for message in frame.updates:
@@ -206,8 +183,10 @@ class ReplicaLink:
             if not attempt.is_cut_off:
                 attempt.put(update)
         if frame.HasField("capacity"):
-            was_draining, self.capacity = self.is_draining, capacity_from_proto(frame.capacity)
+            was_draining = self.is_draining
+            capacity = self.last_word.hear(capacity_from_proto(frame.capacity))
             self.is_connected = True  # the first frame answers our Hello
+            self.demand.go_by(capacity.credit_id)
             if self.is_draining and not was_draining:
                 for attempt in tuple(self._attempts.values()):
                     attempt.on_draining()
@@ -215,7 +194,7 @@ class ReplicaLink:
 
     def _break(self, reason: str) -> None:
         self.is_connected = False
-        self.capacity = None
+        self.last_word.forget()
         lost, self._attempts = self._attempts, {}
         for attempt in lost.values():
             if attempt.is_over or attempt.is_cut_off:

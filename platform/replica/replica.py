@@ -219,4 +219,5 @@ class _Ingredients:
             max_model_len=self.engine.max_model_len,
             max_open=self.config.decode.max_open if is_decode else 0,
             max_queued_tokens=0 if is_decode else self.config.prefill.max_queued_tokens,
+            max_chunk=self.engine.max_chunk,
         )

@@ -106,6 +106,8 @@ class Unreached(PrefillServicer):
     def Prefill(self, request: Any, context: Any) -> Any:
         raise AssertionError("the message is refused before")
 
+    Session = PrefillServicer.Session
+
 
 async def test_a_message_beyond_the_limit_is_refused_in_words_an_operator_can_use() -> None:
     small = [("grpc.max_receive_message_length", 1000)]

@@ -26,6 +26,7 @@ from baton.core.kv_layout import ITEM_BYTES, WIDE, KvGroup, KvLayout
 from baton.core.messages import (
     CachePoint,
     Capacity,
+    Demand,
     FinishReason,
     GenerateRequest,
     Grammar,
@@ -42,6 +43,7 @@ from baton.core.messages import (
     TokenLogprob,
     TokenUpdate,
 )
+from baton.core.step_times import StepTimes
 from baton.proto import kv_pb2, wire
 from baton.proto import replica_pb2 as pb
 from baton.proto.kv_wire import layout_from_proto, layout_to_proto
@@ -149,6 +151,7 @@ prefills = st.builds(
     tenant=texts,
     cache_points=cache_points,
     source=st.none() | addresses,
+    gateway_epoch=st.none() | st.just(Epoch("g")),
     time_left_ms=big_counts,
 )
 grants = st.builds(
@@ -220,9 +223,27 @@ updates = st.builds(
     finish_reason=finish_reasons,
     receipt=st.none() | receipts,
 )
+demands = st.builds(Demand, num_requests=counts, num_tokens=big_counts, credit_id=big_counts)
+step_times = st.builds(
+    StepTimes,
+    constant_s=floats,
+    token_s=floats,
+    pair_s=floats,
+    context_s=floats,
+    request_s=floats,
+    spread=floats,
+    num_prompt_steps=big_counts,
+    num_decode_steps=big_counts,
+    age_s=floats,
+)
 capacities = st.builds(
     Capacity,
     max_open=counts,
+    credit_tokens=big_counts,
+    credit_id=big_counts,
+    num_context_tokens=big_counts,
+    slowness=st.floats(0.1, 100),
+    step_times=st.none() | step_times,
     num_running=counts,
     num_waiting=counts,
     num_queued_tokens=big_counts,
@@ -325,6 +346,11 @@ def test_a_receipt(value: Receipt) -> None:
 @given(updates)
 def test_an_update(value: TokenUpdate) -> None:
     assert_survives(value, wire.update_to_proto, wire.update_from_proto)
+
+
+@given(demands)
+def test_a_demand(value: Demand) -> None:
+    assert_survives(value, wire.demand_to_proto, wire.demand_from_proto)
 
 
 @given(capacities)

@@ -43,12 +43,12 @@ def expected(num_tokens: int = 12) -> list[int]:
 class Stream:
     """A gateway's end of a session."""
 
-    def __init__(self, info: ReplicaInfo, *, decode_epoch: str | None = None) -> None:
+    def __init__(self, info: ReplicaInfo, *, epoch: str | None = None) -> None:
         self.updates: list[TokenUpdate] = []
         self.capacities: list[pb.Capacity] = []
         self._channel = grpc.aio.insecure_channel(info.address, options=CHANNEL_OPTIONS)
         self.call = DecodeStub(self._channel).Session()
-        self._hello = pb.Hello(gateway_epoch="g", decode_epoch=decode_epoch or info.epoch)
+        self._hello = pb.Hello(gateway_epoch="g", replica_epoch=epoch or info.epoch)
         self._reader: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -68,6 +68,10 @@ class Stream:
         cancel = pb.Cancel(request_id=name, attempt=attempt, num_delivered=num_delivered)
         await self.call.write(pb.GatewayFrame(cancel=cancel))
 
+    async def go_by_the_last_credit(self) -> None:
+        demand = pb.Demand(credit_id=self.capacities[-1].credit_id)
+        await self.call.write(pb.GatewayFrame(demand=demand))
+
     def tokens(self, attempt: int = 1) -> list[int]:
         return [token for u in self.updates if u.attempt == attempt for token in u.tokens]
 
@@ -78,7 +82,8 @@ class Stream:
     async def _read(self) -> None:
         async for frame in self.call:
             self.updates += [update_from_proto(update) for update in frame.updates]
-            self.capacities.append(frame.capacity)
+            if frame.HasField("capacity"):
+                self.capacities.append(frame.capacity)
 
 
 @asynccontextmanager
@@ -203,22 +208,28 @@ async def test_when_a_stream_ends_its_requests_end_and_those_of_others_go_on() -
         await fleet.assert_nothing_is_held()
 
 
-async def test_capacity_is_divided_between_the_gateways_that_are_connected() -> None:
+async def test_places_are_lent_where_requests_wait_and_shared_while_none_do() -> None:
     changes = {"decode.max_open": 12}
     async with running_fleet(prefill=0, changes=changes) as fleet, stream_to(fleet) as one:
-        await until(lambda: one.capacities and one.capacities[-1].max_open == 6)  # and the fleet's
+        [link] = fleet.dispatcher.fleet.connected
 
-        async with stream_to(fleet) as other:
-            await until(lambda: one.capacities[-1].max_open == 4)
-            await until(lambda: other.capacities and other.capacities[-1].max_open == 4)
+        def places() -> tuple[int, int]:
+            assert link.capacity is not None
+            return link.capacity.max_open, one.capacities[-1].max_open if one.capacities else 0
 
-        await until(lambda: one.capacities[-1].max_open == 6)
+        await until(lambda: places() == (6, 6))
+        await one.go_by_the_last_credit()
+        link.demand.want(20, 0)
+        await until(lambda: places()[1] == 1)
+        assert places() == (6, 1)  # may have been used before this was heard
+        await one.go_by_the_last_credit()
+        await until(lambda: places() == (11, 1))
 
 
 async def test_a_gateway_that_means_another_incarnation_is_refused() -> None:
     async with running_fleet(prefill=0) as fleet:
         info = fleet.replicas["decode-1"].info  # type: ignore[index]
-        stream = Stream(info, decode_epoch="an earlier one")
+        stream = Stream(info, epoch="an earlier one")
         await stream.open()
 
         with pytest.raises(grpc.aio.AioRpcError, match="another incarnation"):

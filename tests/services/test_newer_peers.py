@@ -32,7 +32,7 @@ async def updates(fleet: Fleet, *messages: pb.GenerateRequest) -> dict[str, list
     found: dict[str, list[TokenUpdate]] = {}
     async with grpc.aio.insecure_channel(info.address, options=CHANNEL_OPTIONS) as channel:
         call = DecodeStub(channel).Session()
-        hello = pb.Hello(gateway_epoch="g", decode_epoch=info.epoch)
+        hello = pb.Hello(gateway_epoch="g", replica_epoch=info.epoch)
         await call.write(pb.GatewayFrame(hello=hello))
         for message in messages:
             await call.write(pb.GatewayFrame(generate=message))

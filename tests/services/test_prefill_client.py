@@ -33,6 +33,8 @@ class NewerReplica(PrefillServicer):
         yield pb.PrefillEvent()
         yield pb.PrefillEvent(done=pb.PrefillDone(token=7))
 
+    Session = PrefillServicer.Session
+
 
 async def test_an_event_of_a_newer_replica_is_not_taken_for_a_first_token() -> None:
     server = grpc.aio.server()

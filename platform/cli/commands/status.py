@@ -36,23 +36,36 @@ def status(
         typer.echo(line)
 
 
+OLD_S = 60.0
+"""A prediction from steps older than this says so."""
+COLUMNS = (
+    "running",
+    "waiting",
+    "queued\ntokens",
+    "KV blocks\nused",
+    "sampled",
+    "tokens/s\npredicted",
+    "times\nas slow",
+)
+
+
 def _table(report: dict[str, Any]) -> Table:
     table = Table(
         title=f"{report['num_waiting']} requests wait for a replica", box=SIMPLE, pad_edge=False
     )
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    for name in ("running", "waiting", "queued\ntokens", "KV blocks\nused", "sampled"):
+    for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    for replicas in report["pools"].values():
+    for pool, replicas in report["pools"].items():
         for replica in replicas:
-            table.add_row(replica["replica"], *_cells(replica))
+            table.add_row(replica["replica"], *_cells(replica, pool))
     return table
 
 
-def _cells(replica: dict[str, Any]) -> list[str]:
+def _cells(replica: dict[str, Any], pool: str) -> list[str]:
     if not replica["is_reachable"]:
-        return [f"[red]{_trouble(replica)}[/red]", *["-"] * 5]
+        return [f"[red]{_trouble(replica)}[/red]", *["-"] * len(COLUMNS)]
     num_blocks = replica["num_blocks"]
     num_used = num_blocks - replica["num_free_blocks"]
     return [
@@ -62,7 +75,18 @@ def _cells(replica: dict[str, Any]) -> list[str]:
         str(replica["num_queued_tokens"]),
         f"{num_used} of {num_blocks}",
         f"{replica['metrics'].get('tokens_sampled_total', 0):.0f}",
+        _pace(replica["metrics"], pool),
+        f"{replica['slowness']:.1f}",
     ]
+
+
+def _pace(metrics: dict[str, float], pool: str) -> str:
+    """What its own fit predicts, of prompts or of decoding as it does now; and how old that is."""
+    rate = metrics.get(f"{pool}_tokens_per_second")
+    if rate is None:
+        return "-"
+    age_s = metrics["step_times_age_seconds"]
+    return f"{rate:.0f}" if age_s < OLD_S else f"{rate:.0f} ({age_s:.0f} s ago)"
 
 
 def _engines(report: dict[str, Any]) -> list[str]:

@@ -29,5 +29,6 @@ def make_replica(
         max_model_len=64,
         max_open=max_open,
         max_queued_tokens=1024,
+        max_chunk=64,
         is_ready=is_ready,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.platform.cli.commands.status import _engines, _trouble
+from baton.platform.cli.commands.status import _engines, _pace, _trouble
 from baton.proto.cluster_token import REFUSAL
 
 
@@ -14,6 +14,14 @@ from baton.proto.cluster_token import REFUSAL
 )
 def test_a_refused_token_is_told_from_a_dead_replica(trouble: str, shown: str) -> None:
     assert _trouble({"trouble": trouble}) == shown
+
+
+def test_a_predicted_rate_says_when_it_is_old_and_nothing_before_the_first_step() -> None:
+    known = {"prefill_tokens_per_second": 812.4, "step_times_age_seconds": 3.0}
+
+    assert _pace({}, "prefill") == "-"
+    assert _pace(known, "prefill") == "812"
+    assert _pace({**known, "step_times_age_seconds": 600.0}, "prefill") == "812 (600 s ago)"
 
 
 def test_engines_that_are_alike_are_told_of_once_a_pool() -> None:

@@ -1,0 +1,67 @@
+"""What a replica is told of what waits at this gateway, and of the credit that the gateway goes by.
+
+Told as the next power of two, so that a line of changing length is news to a thousand replicas only
+now and then; that nothing waits any more, after `KEEP_S` without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from baton.core.messages import Demand
+
+COALESCE_S = 0.05
+KEEP_S = 1.0
+
+
+class DemandNews:
+    """Of one stream. Belongs to an event loop; `send` is called with each word."""
+
+    def __init__(self, send: Callable[[Demand], None]) -> None:
+        self._send = send
+        self._wanted = (0, 0)
+        self._told = Demand()
+        self._credit_id = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def want(self, num_requests: int, num_tokens: int) -> None:
+        """So much waits for any replica of the role."""
+        self._wanted = (_rounded(num_requests), _rounded(num_tokens))
+        told = (self._told.num_requests, self._told.num_tokens)
+        if self._wanted == told or self._timer is not None:
+            return
+        if any(told):
+            wait_s = COALESCE_S if any(self._wanted) else KEEP_S
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tell)
+        else:
+            self._tell()
+
+    def go_by(self, credit_id: int) -> None:
+        """Whatever is sent from now on is sent by this credit."""
+        if credit_id != self._credit_id:
+            self._credit_id = credit_id
+            self._tell()
+
+    def restart(self) -> None:
+        """On a new stream nothing has been told."""
+        self.close()
+        self._credit_id, self._told = 0, Demand()
+
+    def close(self) -> None:
+        """Nothing more is sent. Safe to repeat."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tell(self) -> None:
+        self.close()
+        num_requests, num_tokens = self._wanted
+        told = Demand(num_requests=num_requests, num_tokens=num_tokens, credit_id=self._credit_id)
+        if told != self._told:
+            self._told = told
+            self._send(told)
+
+
+def _rounded(number: int) -> int:
+    return 1 << (number - 1).bit_length() if number else 0

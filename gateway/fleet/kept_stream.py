@@ -1,0 +1,77 @@
+"""Keeps a long-lived stream to a replica open: whenever it breaks off, it is opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from baton.core.ids import ReplicaId
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import explain
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.2
+REFUSED_S = 2.0
+"""How long to wait where only a change of configuration, or of version, helps."""
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+
+F = TypeVar("F")
+
+
+async def keep_open(
+    replica_id: ReplicaId, pump: Callable[[], Awaitable[None]], on_break: Callable[[str], None]
+) -> None:
+    """Run `pump` for ever; it returns, or raises, when its stream is over. Then `on_break` is
+    called with the reason."""
+    last_reason = ""
+    while True:
+        pause_s = RECONNECT_S
+        try:
+            await pump()
+            reason = "the replica ended the stream"
+        except grpc.aio.AioRpcError as error:
+            reason = explain(error)
+            if error.code() in _REFUSALS:
+                pause_s = REFUSED_S
+        except Exception as error:  # a link that stops trying would be a replica lost for ever
+            log.exception("the link to %s failed", replica_id)
+            reason = f"{type(error).__name__}: {error}"
+        if reason != last_reason:
+            log.warning("no stream to %s: %s", replica_id, reason)
+            last_reason = reason
+        on_break(reason)
+        await asyncio.sleep(pause_s)
+
+
+async def pump_frames(
+    call: grpc.aio.StreamStreamCall[pb.GatewayFrame, F],
+    hello: pb.Hello,
+    outgoing: asyncio.Queue[pb.GatewayFrame],
+    receive: Callable[[F], None],
+) -> None:
+    """Greet, send what is put into the queue, hand over what comes; until the stream ends."""
+    writer: asyncio.Task[None] | None = None
+    try:
+        await call.write(pb.GatewayFrame(hello=hello))
+        writer = asyncio.create_task(_write_frames(call, outgoing))
+        frames: AsyncIterable[F] = call
+        async for frame in frames:
+            receive(frame)
+    finally:
+        call.cancel()
+        if writer is not None:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+
+async def _write_frames(
+    call: grpc.aio.StreamStreamCall[pb.GatewayFrame, F], outgoing: asyncio.Queue[pb.GatewayFrame]
+) -> None:
+    while True:
+        await call.write(await outgoing.get())

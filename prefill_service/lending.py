@@ -1,0 +1,79 @@
+"""The tokens that a prefill replica lends to gateways, and the gateways it tells.
+
+    budget    as many as keep it busy from one prompt to the next: `MIN_CHUNKS` passes, or
+              `TARGET_QUEUE_S` of work as its own step times say, whichever is more
+    used      what is yet to be computed of the prompts that came by a gateway's credit
+
+A gateway counts a prompt until it hears the first token, so what is computed of it meanwhile is
+told on top of what it is lent: the next prompt can be on its way before this one is over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from baton.core.ids import Epoch
+from baton.core.messages import Capacity, Demand
+from baton.core.step_times import StepTimes
+from baton.prefill_service.open_prompts import OpenPrompts
+from baton.prefill_service.session import PrefillSession
+from baton.replica_core.credits import Credits
+
+MIN_CHUNKS = 2
+TARGET_QUEUE_S = 0.25
+
+
+class Lending:
+    """Belongs to the event loop."""
+
+    def __init__(self, prompts: OpenPrompts, max_chunk: int) -> None:
+        self._prompts = prompts
+        self._max_chunk = max_chunk
+        self._credits: Credits[PrefillSession] = Credits(
+            lending_budget(StepTimes(), max_chunk, prompts.max_queued_tokens)
+        )
+        self._sessions: list[PrefillSession] = []
+
+    def join(self, session: PrefillSession) -> None:
+        self._sessions.append(session)
+        self._credits.join(session)
+
+    def leave(self, session: PrefillSession) -> None:
+        """What it was lent is back."""
+        session.close()
+        self._sessions.remove(session)
+        self._credits.leave(session)
+
+    def hear(self, session: PrefillSession, demand: Demand) -> None:
+        self._credits.hear(session, demand=demand.num_tokens, credit_id=demand.credit_id)
+
+    def learn(self, times: StepTimes) -> None:
+        """How long steps take, by now."""
+        limit = self._prompts.max_queued_tokens
+        self._credits.budget = lending_budget(times, self._max_chunk, limit)
+
+    def publish(self, capacity: Capacity, now: float) -> None:
+        """Tell every gateway, and what it may have."""
+        pending: Counter[Epoch | None] = Counter()
+        computed: Counter[Epoch | None] = Counter()
+        for prompt in self._prompts:
+            pending[prompt.message.gateway_epoch] += prompt.num_queued_tokens
+            computed[prompt.message.gateway_epoch] += prompt.num_computed_tokens
+        used = {session: pending[session.gateway_epoch] for session in self._sessions}
+        for session, lent in self._credits.lend(used, now).items():
+            num = 0 if capacity.is_draining else lent.num + computed[session.gateway_epoch]
+            session.put_capacity(replace(capacity, credit_tokens=num, credit_id=lent.id))
+
+    def end(self) -> None:
+        for session in self._sessions:
+            session.end()
+
+
+def lending_budget(times: StepTimes, max_chunk: int, max_queued_tokens: int) -> int:
+    """Tokens to be lent to all gateways together."""
+    budget = MIN_CHUNKS * max_chunk
+    if times.num_prompt_steps:
+        tokens_per_s = max_chunk / times.prefill_s(max_chunk, 0, max_chunk)
+        budget = max(budget, int(TARGET_QUEUE_S * tokens_per_s))
+    return max(1, min(budget, max_queued_tokens))

@@ -1,0 +1,78 @@
+"""What one gateway has yet to hear of a replica's capacity, and when.
+
+    lent more or less, draining, the first word     at once
+    anything else                                   within `COALESCE_S`, or with the next frame
+    nothing for `HEARTBEAT_S`                       the same again, so that silence means something
+
+How long steps take is told with the first word and with each heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from baton.core.messages import HEARTBEAT_S, Capacity
+from baton.core.step_times import StepTimes
+
+COALESCE_S = 0.1
+
+
+class CapacityNews:
+    """Belongs to an event loop; `on_due` is called when something is to be sent."""
+
+    def __init__(
+        self,
+        on_due: Callable[[], None],
+        step_times: Callable[[], StepTimes | None],
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._on_due = on_due
+        self._step_times = step_times
+        self._heartbeat_s = heartbeat_s
+        self._capacity = Capacity()
+        self._sent: Capacity | None = None
+        self._is_beat_due = True
+        self._soon: asyncio.TimerHandle | None = None
+        """Runs while a capacity waits for a frame to go with."""
+        self._beat: asyncio.TimerHandle | None = None
+
+    def put(self, capacity: Capacity) -> None:
+        if capacity == self._capacity:
+            return
+        before, self._capacity = self._sent or Capacity(), capacity
+        if _what_opens(capacity) != _what_opens(before):
+            self._on_due()
+        elif self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(COALESCE_S, self._on_due)
+
+    def take(self) -> Capacity | None:
+        """What is to be sent now; None if it is known."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        is_known = self._sent is None and self._capacity == Capacity()
+        if is_known or (self._capacity == self._sent and not self._is_beat_due):
+            return None
+        self._sent, news = self._capacity, self._capacity
+        if self._is_beat_due:
+            self._is_beat_due = False
+            news = replace(news, step_times=self._step_times())
+            self._beat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat_now)
+        return news
+
+    def close(self) -> None:
+        """Nobody hears any more. Safe to repeat."""
+        for timer in (self._soon, self._beat):
+            if timer is not None:
+                timer.cancel()
+
+    def _beat_now(self) -> None:
+        self._is_beat_due = True
+        self._on_due()
+
+
+def _what_opens(capacity: Capacity) -> tuple[int, int, bool]:
+    """What a gateway that waits is waiting for."""
+    return capacity.credit_id, capacity.max_open, capacity.is_draining

@@ -1,0 +1,136 @@
+"""What a replica lends to gateways: places, or tokens, that each may fill without asking.
+
+    gateway                 replica
+      | <- may have 12 (7) ---- |   credit 7 is a level, not an amount: twice heard is once heard
+      | -- 30 wait, by 7 -----> |   demand, and the credit that it goes by
+      | <- may have 40 (8) ---- |
+
+Everybody has a small floor, so that a first request needs no round trip. The rest goes to who has
+use for it, fairly (each as much as it wants, as far as nobody with less wants more); what is then
+left, to those at work, or to all where nobody is. What a gateway wanted it keeps for `KEEP_S`.
+
+A gateway may send by the credit it had until it has heard of a lower one. So what was taken from
+one is lent to another only when the first goes by its new credit, and has used up what it sent
+before: what all may have is the budget at every moment, but for floors. One that does not say so
+for `RECALL_S` is not waited for, and what was lent to one whose stream ended has come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+FLOOR_SHARE = 64
+"""The floor is this part of the budget, but at least 1."""
+STEP_SHARE = 16
+"""While nobody goes short, credits are not changed by less than this part of the budget."""
+KEEP_S = 2.0
+"""For how long a gateway keeps what it wanted when it wants less."""
+RECALL_S = 2.0
+"""How long a gateway has to go by a lower credit."""
+
+B = TypeVar("B", bound=Hashable)
+
+
+class Credit(NamedTuple):
+    id: int
+    """Grows with each change."""
+    num: int
+
+
+@dataclass(slots=True)
+class _Borrower:
+    demand: int = 0
+    wanted: int = 0
+    wanted_until: float = 0.0
+    told: list[Credit] = field(default_factory=list)
+    """The credit it goes by, and those it was told since; the last is the current one."""
+    told_at: float = 0.0
+
+    def want(self, used: int, now: float) -> int:
+        want = used + self.demand
+        if want >= self.wanted or now >= self.wanted_until:
+            self.wanted, self.wanted_until = want, now + KEEP_S
+        return self.wanted
+
+    def promised(self, used: int, now: float) -> int:
+        """What it may have at this moment, or has."""
+        if now - self.told_at >= RECALL_S:
+            del self.told[:-1]
+        return max(used, *(credit.num for credit in self.told)) if self.told else used
+
+
+class Credits(Generic[B]):
+    """Pure but for what it remembers: time is handed in, and so is what each uses."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """May change; lent is what is left of it."""
+        self._borrowers: dict[B, _Borrower] = {}
+        self._last_id = 0
+
+    def join(self, borrower: B) -> None:
+        self._borrowers[borrower] = _Borrower()
+
+    def leave(self, borrower: B) -> None:
+        """What it had is back."""
+        self._borrowers.pop(borrower, None)
+
+    def hear(self, borrower: B, *, demand: int, credit_id: int) -> None:
+        """It has so much in line, and goes by this credit. Nothing happens to one that has left."""
+        known = self._borrowers.get(borrower)
+        if known is None:
+            return
+        known.demand = demand
+        while len(known.told) > 1 and known.told[1].id <= credit_id:
+            known.told.pop(0)
+
+    def lend(self, used: Mapping[B, int], now: float) -> dict[B, Credit]:
+        """What each may have now, `used` included."""
+        wants = [known.want(used.get(b, 0), now) for b, known in self._borrowers.items()]
+        shares = _shares(wants, self.budget)
+        is_short = any(share < want for share, want in zip(shares, wants, strict=True))
+        step = 1 if is_short else max(1, self.budget // STEP_SHARE)
+        due: list[tuple[_Borrower, int, int]] = []
+        for (b, known), share, want in zip(self._borrowers.items(), shares, wants, strict=True):
+            current = known.told[-1].num if known.told else 0
+            if not current or current < min(share, want) or abs(share - current) >= step:
+                due.append((known, used.get(b, 0), share))
+            if share < current and current - share >= step:
+                self._tell(known, share, now)
+        free = self.budget - sum(
+            known.promised(used.get(b, 0), now) for b, known in self._borrowers.items()
+        )
+        for known, num_used, share in due:
+            promised = known.promised(num_used, now)
+            num = max(min(share, promised + max(free, 0)), floor_of(self.budget))
+            if not known.told or num > known.told[-1].num:
+                free -= max(0, num - promised)
+                self._tell(known, num, now)
+        return {b: known.told[-1] for b, known in self._borrowers.items()}
+
+    def _tell(self, known: _Borrower, num: int, now: float) -> None:
+        self._last_id += 1
+        known.told.append(Credit(self._last_id, num))
+        known.told_at = now
+
+
+def floor_of(budget: int) -> int:
+    return max(1, budget // FLOOR_SHARE)
+
+
+def _shares(wants: Sequence[int], budget: int) -> list[int]:
+    """Floors for all, then the rest to the wants, the smallest first, then what is left."""
+    floor = floor_of(budget)
+    shares = [floor] * len(wants)
+    rest = budget - sum(shares)
+    by_want = sorted(range(len(wants)), key=wants.__getitem__)
+    for number, i in enumerate(by_want):
+        extra = min(max(0, wants[i] - floor), max(0, rest) // (len(by_want) - number))
+        shares[i] += extra
+        rest -= extra
+    at_work = [i for i, want in enumerate(wants) if want] or list(range(len(wants)))
+    for i in at_work:
+        shares[i] += max(0, rest) // len(at_work)
+    return shares
