@@ -137,7 +137,7 @@ class ScriptedReplica(DecodeServicer):
                 self.received.append(request)
                 for step in script(request):
                     self.say(step)
-            else:
+            elif frame.HasField("cancel"):
                 cancel = frame.cancel
                 self.cancelled.append((cancel.request_id, cancel.attempt, cancel.num_delivered))
 
