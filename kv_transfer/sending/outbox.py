@@ -17,7 +17,6 @@ receiver: a slow one holds up nobody but itself.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.core.errors import TransferError
-from baton.core.ids import TransferId
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
@@ -124,22 +122,13 @@ class _Desk:
     def __init__(self, sender: Sender, owner: OwnerThread) -> None:
         self.sender = sender
         self.owner = owner
-        self._unanswered: defaultdict[TransferId, list[_Question]] = defaultdict(list)
-        sender.on_changed = self._look_again
 
     def ask(self, question: _Question) -> None:
         """Raises what `Sender.open` raises."""
         if question.stream is None:
             question.stream = self.sender.open(question.request)
         if not self._answer(question, question.stream):
-            self._unanswered[question.stream.transfer_id].append(question)
-
-    def _look_again(self, transfer_id: TransferId) -> None:
-        """Something was published, or the transfer is over."""
-        if transfer_id not in self._unanswered:
-            return  # whoever asks later is answered then
-        for question in self._unanswered.pop(transfer_id):
-            self.ask(question)
+            self.sender.when_changed(question.stream.transfer_id, partial(self.ask, question))
 
     def _answer(self, question: _Question, stream: SendingStream) -> bool:
         """Whether it need not be asked again."""

@@ -16,6 +16,7 @@ and `begin_read` may run in the middle of a step: they only add references and l
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -105,19 +106,22 @@ class Sender:
         """`on_ended` is called on the engine's thread, once a transfer: sealed or aborted."""
         self.epoch = epoch
         self.counters = SenderCounters()
-        self.on_changed: Callable[[TransferId], None] = lambda _: None
-        """Called on the engine's thread when blocks were published or a transfer is over."""
         self._pool = pool
         self._on_ended = on_ended
         self._config = config or SenderConfig()
         self.held = HeldShare(int(self._config.max_held_fraction * pool.num_blocks))
         self._offers: dict[TransferId, Offer] = {}
         self._recent = RecentOutcomes(self._config.max_remembered)
+        self._waiting: defaultdict[TransferId, list[Callable[[], None]]] = defaultdict(list)
 
     @property
     def lease_ids(self) -> frozenset[TransferId]:
         """Transfers that may hold references, for the auditor."""
         return frozenset(self._offers)
+
+    def when_changed(self, transfer_id: TransferId, function: Callable[[], None]) -> None:
+        """Call `function` once: when more blocks are published, or the transfer is over."""
+        self._waiting[transfer_id].append(function)
 
     @property
     def num_open(self) -> int:
@@ -181,7 +185,7 @@ class Sender:
             if is_whole:
                 self._pool.clear_tail(offer.source, offer.num_tokens, plane)
             offer.published[plane] = num_full
-        self.on_changed(transfer_id)
+        self._tell(transfer_id)
 
     def finish(self, transfer_id: TransferId) -> None:
         """The source computes no more. What it has not published by now will never come."""
@@ -305,8 +309,12 @@ class Sender:
         else:
             self.held.hold(offer.transfer_id)
             self._pool.hand_over(offer.lease, offer.quarantine)
-        self.on_changed(offer.transfer_id)
+        self._tell(offer.transfer_id)
         self._on_ended(offer.transfer_id)
+
+    def _tell(self, transfer_id: TransferId) -> None:
+        for function in self._waiting.pop(transfer_id, ()):
+            function()
 
     def _forget(self, offer: Offer) -> None:
         ended = Ended(offer.receiver_epoch, offer.outcome, offer.reason)

@@ -267,8 +267,12 @@ def test_an_outcome_for_an_earlier_incarnation_settles_nothing() -> None:
 
 def test_every_change_that_a_stream_may_wait_for_is_announced() -> None:
     prefill, announced = granted(), list[TransferId]()
-    prefill.sender.on_changed = announced.append
 
+    def look_again() -> None:
+        announced.append(TRANSFER)
+        prefill.sender.when_changed(TRANSFER, look_again)
+
+    prefill.sender.when_changed(TRANSFER, look_again)
     prefill.compute(num_tokens=LAYOUT.block_size - 1)
     assert announced == []
     prefill.compute(num_tokens=LAYOUT.block_size)
