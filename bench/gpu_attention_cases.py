@@ -52,7 +52,7 @@ class Pass:
     def layout(self) -> KvLayout:
         return KvLayout(
             model_fingerprint=b"bench",
-            dtype=str(self.items).removeprefix("torch."),
+            dtype="fp8" if self.items is FP8 else str(self.items).removeprefix("torch."),
             num_layers=1,
             num_kv_heads=self.heads.kv,
             head_dim=self.heads.width,

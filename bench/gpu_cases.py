@@ -27,8 +27,8 @@ from baton.kernels.products.narrow_weight import (
     to_int4,
     to_int8,
 )
-from baton.kernels.residual import norms_gpu as norm
 from baton.kernels.residual import rms_norm
+from baton.kernels.residual import rms_norm_gpu as norm
 from baton.kernels.sampling import best_token_gpu as best_token
 from baton.kernels.sampling import draw_token as draws
 from baton.kernels.sampling import draw_token_gpu as draw_token

@@ -29,14 +29,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
-QUANTIZED = frozenset(("int8", "float8_e4m3fn"))
-"""One scale for each token and head, of K and of V: item * scale is what was stored."""
-SEALED = "int4"
-"""A block is sealed in 4 bits once it is full: keys have a scale and a zero for each item of the
-head, values for each token, in float16 (kernels/paging/seal.py). Tokens behind the last full block
-are in the cache of whoever computes them, and nowhere else."""
-SEALED_STEP_BYTES = 2
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
+QUANTIZED = frozenset(("int8", "fp8"))
+"""One scale for each token and head, of K and of V: item * scale is what was stored. `fp8` is e4m3,
+torch.float8_e4m3fn."""
+INT4 = "int4"
+"""A block is quantised to 4 bits once it is full: keys have a scale and a zero for each item of the
+head, values for each token, in float16 (kernels/paging/int4_block.py). Tokens behind the last full
+block are in the cache of whoever computes them, and nowhere else."""
+INT4_STEP_BYTES = 2
 WIDE = tuple(dtype for dtype in ITEM_BYTES if dtype not in QUANTIZED)
 """What models compute in, and keep as it is."""
 SCALE_BYTES = 4
@@ -88,15 +89,15 @@ class KvLayout:
     """What layers keep beside that. The sizes above, and below up to a block, do not count it."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in (*ITEM_BYTES, SEALED):
-            known = ", ".join((*ITEM_BYTES, SEALED))
+        if self.dtype not in (*ITEM_BYTES, INT4):
+            known = ", ".join((*ITEM_BYTES, INT4))
             raise ValueError(f"KV of dtype {self.dtype!r}; known are {known}")
         sizes = (self.num_layers, self.num_kv_heads, self.head_dim, self.block_size)
         if min(sizes) < 1 or self.first_kv_head < 0 or self.num_vectors not in (1, 2):
             raise ValueError(f"impossible sizes of KV: {self}")
-        if self.is_latent and (self.stop_kv_head != 1 or self.has_scales or self.is_sealed):
+        if self.is_latent and (self.stop_kv_head != 1 or self.has_scales or self.is_int4):
             raise ValueError(f"latents are of one head, and kept as wide as they are: {self}")
-        if self.is_sealed and self.head_dim % 2:
+        if self.is_int4 and self.head_dim % 2:
             raise ValueError(f"4 bits an item, two a byte, of heads of odd width: {self}")
         for group in self.groups:
             if group.layers[-1] >= self.num_layers:
@@ -112,9 +113,9 @@ class KvLayout:
         return self.dtype in QUANTIZED
 
     @property
-    def is_sealed(self) -> bool:
+    def is_int4(self) -> bool:
         """Whether a block is written when it is full, and then as a whole."""
-        return self.dtype == SEALED
+        return self.dtype == INT4
 
     @property
     def stop_kv_head(self) -> int:
@@ -124,7 +125,7 @@ class KvLayout:
     @property
     def token_bytes(self) -> int:
         """The items of one vector: of one token, of K or of V, of one head in one layer."""
-        return self.head_dim // 2 if self.is_sealed else self.head_dim * ITEM_BYTES[self.dtype]
+        return self.head_dim // 2 if self.is_int4 else self.head_dim * ITEM_BYTES[self.dtype]
 
     @property
     def items_bytes(self) -> int:
@@ -134,9 +135,9 @@ class KvLayout:
     @property
     def unit_bytes(self) -> int:
         """All vectors of one block and one head in one layer."""
-        if self.is_sealed:
+        if self.is_int4:
             steps = 2 * (self.head_dim + self.block_size)  # scales and zeros, of K and of V
-            num_bytes = self.items_bytes + steps * SEALED_STEP_BYTES
+            num_bytes = self.items_bytes + steps * INT4_STEP_BYTES
         elif self.has_scales:
             num_bytes = self.items_bytes + self.num_vectors * self.block_size * SCALE_BYTES
         else:
@@ -177,7 +178,7 @@ class KvLayout:
 
     def num_lasting(self, num_tokens: int) -> int:
         """How many of a request's first tokens, all computed, others find in its blocks."""
-        return num_tokens - num_tokens % self.block_size if self.is_sealed else num_tokens
+        return num_tokens - num_tokens % self.block_size if self.is_int4 else num_tokens
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

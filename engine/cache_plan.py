@@ -15,8 +15,6 @@ from baton.engine.memory.open_blocks import open_bytes
 from baton.engine.passes.pass_memory import CudaDevice, Device, measure
 
 CPU_CACHE_BYTES = 1 << 30
-KV_DTYPES = {"auto": "auto", "int8": "int8", "fp8": "float8_e4m3fn", "int4": "int4"}
-"""By the name in the configuration."""
 logger = logging.getLogger(__name__)
 
 
@@ -64,10 +62,10 @@ def plan_cache(
     On a GPU what passes take is tried first. Raises InvalidConfig if there is no room for a block,
     or for a pass.
     """
-    layout = loaded.info.layout(config.cache.block_size, KV_DTYPES[config.cache.kv_dtype])
-    if layout.is_sealed and name != "cpu":
+    layout = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
+    if layout.is_int4 and name != "cpu":
         raise InvalidConfig("cache.kv_dtype int4 is for CPUs so far; on a GPU take fp8 or int8")
-    if layout.is_sealed and loaded.groups.mesh.context > 1:
+    if layout.is_int4 and loaded.groups.mesh.context > 1:
         raise InvalidConfig(
             "cache.kv_dtype int4: ranks that share prompts (parallel.context) do not exchange "
             "blocks that are open; take int8"
@@ -81,7 +79,7 @@ def plan_cache(
     )
     own = loaded.own(layout)
     if name == "cpu":
-        beside = open_bytes(own, loaded.info.dtype, plan.limits) if layout.is_sealed else 0
+        beside = open_bytes(own, loaded.info.dtype, plan.limits) if layout.is_int4 else 0
         return plan.with_blocks(_num_blocks(config.cache, own, CPU_CACHE_BYTES, beside))
     gpu = CudaDevice(name) if gpu is None else gpu
     passes = measure(loaded, own, plan.widest_limits, gpu)

@@ -168,7 +168,7 @@ class Engine:
     def adopt(self, request: Request, lease: Holder) -> None:
         """Take in a request whose known tokens, all but the last, are computed in `lease`'s blocks.
 
-        The blocks become the request's; tokens in one that was to be sealed when it is full are
+        The blocks become the request's; tokens in one that was to be quantised when it is full are
         computed again. Raises InvalidRequest as `add` does, ValueError if the lease is too short;
         it then keeps its blocks.
         """

@@ -75,7 +75,7 @@ class KvLayout(message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.bytes
     dtype: builtins.str
-    """float32, bfloat16, float16, int8, float8_e4m3fn"""
+    """float32, bfloat16, float16, int8, fp8, int4"""
     num_layers: builtins.int
     num_kv_heads: builtins.int
     head_dim: builtins.int

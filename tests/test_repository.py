@@ -205,10 +205,11 @@ def test_the_client_sees_only_proto() -> None:
     assert packages(modules) & {"torch", "ray", "numpy", "msgspec", "starlette"} == set()
 
 
-def test_the_command_line_does_not_wait_for_torch_or_ray() -> None:
-    modules = imported_by("baton.platform.cli.main")
+def test_serve_does_not_wait_for_what_its_replicas_need() -> None:
+    modules = imported_by("baton.platform.cli.commands.serve")
 
-    assert packages(modules) & {"torch", "ray", "transformers", "huggingface_hub"} == set()
+    unwanted = {"torch", "ray", "transformers", "huggingface_hub", "grpc", "tokenizers"}
+    assert packages(modules) & unwanted == set()
 
 
 def ours(modules: set[str]) -> set[str]:

@@ -18,9 +18,10 @@ from baton.core.kv_arena import KvArena
 from baton.core.kv_layout import WIDE, KvLayout
 from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
 from baton.engine.memory.kv_staging import KvStaging
-from baton.engine.memory.open_blocks import sealed_arenas
+from baton.engine.memory.open_blocks import int4_arenas
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
 from baton.kernels.paging.grouped_arena import GroupedArena
+from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -83,8 +84,8 @@ class KvCache:
         """The layers as a model writes and reads them; what does so is chosen here, once."""
         if self.dtype is None:
             raise ValueError(f"KV of {self.layout.dtype}: say which dtype the model computes in")
-        if self.layout.is_sealed:
-            arenas = sealed_arenas(self._whole, self.layout, self.dtype, self.limits)
+        if self.layout.is_int4:
+            arenas = int4_arenas(self._whole, self.layout, self.dtype, self.limits)
             return [LayerKv.of(arena, _torch_dtype(self.dtype)) for arena in arenas]
         return [self._layer(layer) for layer in range(self.layout.num_layers)]
 
@@ -124,7 +125,7 @@ class KvCache:
         arena = self._by_plane[plane]
         if isinstance(arena, QuantizedArena):
             arena.clear_tail(block, num_used)
-        elif self.layout.is_sealed:  # as a whole, or not at all
+        elif self.layout.is_int4:  # as a whole, or not at all
             arena[block] = 0
         else:
             arena[block, ..., num_used:, :] = 0
@@ -220,7 +221,7 @@ def _arena_of(memory: Tensor, plane: KvLayout) -> Arena:
 
 
 def _block_shape(plane: KvLayout) -> tuple[int, ...]:
-    if plane.has_scales or plane.is_sealed:
+    if plane.has_scales or plane.is_int4:
         return plane.num_kv_heads, plane.unit_bytes
     if plane.is_latent:
         return plane.num_kv_heads, plane.block_size, plane.head_dim
@@ -229,11 +230,11 @@ def _block_shape(plane: KvLayout) -> tuple[int, ...]:
 
 def _dtype_of(plane: KvLayout) -> torch.dtype:
     """The dtype of the memory: bytes where items and scales lie side by side."""
-    if plane.has_scales or plane.is_sealed:
+    if plane.has_scales or plane.is_int4:
         return torch.uint8
     return _torch_dtype(plane.dtype)
 
 
 def _torch_dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
+    dtype: torch.dtype = QUANTIZED_DTYPES.get(name) or getattr(torch, name)
     return dtype

@@ -1,7 +1,7 @@
-"""Memory for the blocks of KV that are not sealed yet, beside the cache that keeps those that are.
+"""Memory for blocks of KV that are not in 4 bits yet, beside the cache that keeps those that are.
 
 of each layer, and of each lane     one block, as wide as the model computes
-of all layers, for one pass    its tokens, and what was open before (kernels/paging/sealed_arena.py)
+of all layers, for one pass    its tokens, and what was open before (kernels/paging/int4_arena.py)
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.engine.batch.static_batch import PassLimits
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 
 
-def sealed_arenas(
+def int4_arenas(
     units: Sequence[Tensor], layout: KvLayout, dtype: str, limits: PassLimits
-) -> list[SealedArena]:
-    """The arenas of all layers, around what is sealed of them."""
+) -> list[Int4Arena]:
+    """The arenas of all layers, around what they keep in 4 bits."""
     items: torch.dtype = getattr(torch, dtype)
     device = units[0].device
     open_shape, pass_shape = _shapes(layout, limits)
     pass_rows = torch.zeros(pass_shape, dtype=items, device=device)
     return [
-        SealedArena(each, torch.zeros(open_shape, dtype=items, device=device), pass_rows)
+        Int4Arena(each, torch.zeros(open_shape, dtype=items, device=device), pass_rows)
         for each in units
     ]
 
 
 def open_bytes(layout: KvLayout, dtype: str, limits: PassLimits) -> int:
-    """What `sealed_arenas` take beside the units."""
+    """What `int4_arenas` take beside the units."""
     open_shape, pass_shape = _shapes(layout, limits)
     num_items = torch.Size(open_shape).numel() * layout.num_layers + torch.Size(pass_shape).numel()
     return num_items * ITEM_BYTES[dtype]

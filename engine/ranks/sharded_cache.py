@@ -198,9 +198,9 @@ class ShardedCache:
 def _tail_spans(layout: KvLayout, num_used: int) -> Iterator[tuple[int, int]]:
     """Bytes of the slots behind `num_used` in a block of one plane: of items, and of scales.
 
-    A block that would be sealed is written as a whole, or not at all.
+    A block that would be in 4 bits is written as a whole, or not at all.
     """
-    if layout.is_sealed:
+    if layout.is_int4:
         yield 0, layout.layer_block_bytes
         return
     parts = [(0, layout.token_bytes)]

@@ -18,7 +18,7 @@ first. Within a priority nobody starves. One of lesser priority (a larger number
 there are others; but what runs is preempted only for what runs, never for what waits.
 
 The tokens of a pass go to decodes first, of whatever rank: one each, those included that are about
-to be adopted. Where blocks are sealed when they are full, the rest of the block that a handoff left
+to be adopted. Where full blocks have 4 bits an item, the rest of the block that a handoff left
 open is computed again: it counts as decoding, too, as far as everybody else keeps a token. Prompts
 share the rest in their order, so a long one, new or resumed, holds up no decode. No more requests
 run than a pass has tokens: whenever prompts run, the first gets some.
@@ -198,7 +198,7 @@ class Scheduler:
     def _is_decoding(self, request: Request) -> bool:
         """Or does as soon as the rest of a block is computed again."""
         layout = self.pool.layout
-        return request.num_pending <= (layout.block_size if layout.is_sealed else 1)
+        return request.num_pending <= (layout.block_size if layout.is_int4 else 1)
 
     @property
     def _num_joining(self) -> int:

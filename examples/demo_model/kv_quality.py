@@ -17,7 +17,6 @@ from train import encode
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.batch import Chunk
-from baton.engine.cache_plan import KV_DTYPES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.runner import ModelRunner
@@ -26,6 +25,7 @@ from baton.kernels.paging.window import Streaming
 HERE = Path(__file__).parent
 STREAMING = [Streaming(size, num_first) for size in (64, 128, 256) for num_first in (0, 4)]
 NUM_WINDOWS, WINDOW, CHUNK, BLOCK_SIZE = 24, 512, 32, 16
+KV_DTYPES = ("auto", "int8", "fp8", "int4")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def main() -> None:
     loaded = load_model(HERE / "checkpoint", dtype="float32")
     windows = held_out_windows()
     exact = read(loaded, loaded.info.layout(BLOCK_SIZE), windows)
-    for name, dtype in KV_DTYPES.items():
-        layout = loaded.info.layout(BLOCK_SIZE, dtype)
+    for name in KV_DTYPES:
+        layout = loaded.info.layout(BLOCK_SIZE, name)
         quality = compare(exact, read(loaded, layout, windows), windows)
         bits = 8 * layout.block_bytes / (BLOCK_SIZE * 2 * layout.num_layers)
         bits /= layout.num_kv_heads * layout.head_dim

@@ -6,8 +6,6 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig
 
@@ -19,9 +17,9 @@ class TlsIdentity:
     cert_file: str
     key_file: str
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
-        pair = (Path(self.key_file).read_bytes(), Path(self.cert_file).read_bytes())
-        return grpc.ssl_server_credentials([pair])
+    def read(self) -> tuple[bytes, bytes]:
+        """The key and the certificate, as gRPC takes them."""
+        return Path(self.key_file).read_bytes(), Path(self.cert_file).read_bytes()
 
 
 def tls_identity(config: GatewayConfig) -> TlsIdentity | None:

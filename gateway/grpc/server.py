@@ -51,7 +51,9 @@ class GrpcServer:
         if self._tls is None:
             self.port = server.add_insecure_port(address)
         else:
-            self.port = server.add_secure_port(address, self._tls.grpc_credentials())
+            self.port = server.add_secure_port(
+                address, grpc.ssl_server_credentials([self._tls.read()])
+            )
         await self.report_health()
         await server.start()
         self._server = server

@@ -3,8 +3,8 @@
     items           on a GPU                on a CPU                 where there is no operator
     wide, 8 bits    rope_kv_write_gpu       rope_kv_write_cpu        rope_kv_write.reference
                     paged_attention_gpu     paged_attention_cpu      paged_attention.by_torch
-    4 bits          -                       sealed_kv_write_cpu      rope_kv_write.reference
-                                            sealed_attention_cpu     sealed_attention
+    4 bits          -                       int4_kv_write_cpu      rope_kv_write.reference
+                                            int4_attention_cpu     int4_attention
 
 T new tokens, N query heads, K KV heads, H head width.
 """
@@ -18,19 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.kernels.attention import (
-    paged_attention,
-    paged_attention_cpu,
-    sealed_attention,
-    sealed_attention_cpu,
-)
+from baton.kernels.attention import int4_attention as int4_attention
+from baton.kernels.attention import int4_attention_cpu as int4_attention_cpu
+from baton.kernels.attention import paged_attention, paged_attention_cpu
 from baton.kernels.attention.scoring import PLAIN, Scoring
-from baton.kernels.cache_write import rope_kv_write, rope_kv_write_cpu, sealed_kv_write_cpu
+from baton.kernels.cache_write import int4_kv_write_cpu as int4_kv_write_cpu
+from baton.kernels.cache_write import rope_kv_write, rope_kv_write_cpu
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu import operators
 from baton.kernels.paging.arena_cpu import MAX_WIDTH, CpuArena
 from baton.kernels.paging.grouped_arena import GroupedArena
-from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
+from baton.kernels.paging.int4_arena import AnyArena, Int4Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window
 
@@ -126,10 +124,10 @@ LayerCache = LayerKv | Tensor | GroupedArena
 
 def _operations(arena: AnyArena, dtype: torch.dtype, width: int) -> tuple[Any, Write, Attend]:
     """The arena as they take it, what writes, what attends."""
-    if isinstance(arena, SealedArena):
+    if isinstance(arena, Int4Arena):
         if _has_operators(dtype, width, arena.open_rows, arena.pass_rows):
-            return arena, sealed_kv_write_cpu.rope_kv_write, sealed_attention_cpu.sealed_attention
-        return arena, rope_kv_write.reference, sealed_attention.sealed_attention
+            return arena, int4_kv_write_cpu.rope_kv_write, int4_attention_cpu.int4_attention
+        return arena, rope_kv_write.reference, int4_attention.int4_attention
     memory = arena if isinstance(arena, Tensor) else arena.units
     if memory.is_cuda:  # Triton, which CPUs do without
         from baton.kernels.attention import paged_attention_gpu

@@ -3,7 +3,7 @@
     q, k = norm(q), norm(k)    RMS norm over each head, in some models  kernels/residual/rms_norm.py
     q, k = rope(q), rope(k)      in most models                            kernels/positions/rope.py
     k, v --> the arena     each token into its place of its block  kernels/paging/quantized_arena.py
-                                 or full blocks sealed, in 4 bits     kernels/paging/sealed_arena.py
+                                 or full blocks in 4 bits             kernels/paging/int4_arena.py
 
 What is not finite is stored as NaN, in few bits as a scale that is NaN: whoever attends to it gets
 NaN, and its request fails. Nobody reads a slot that is not of its request.
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
+from baton.kernels.paging.int4_arena import AnyArena, Int4Arena
 from baton.kernels.paging.paged_rows import nan_if_infinite
 from baton.kernels.paging.quantized_arena import QuantizedArena
-from baton.kernels.paging.sealed_arena import AnyArena, SealedArena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.positions.rope import rope
 from baton.kernels.residual.rms_norm import rms_norm
@@ -50,7 +50,7 @@ def reference(
 def write_kv(k: Tensor, v: Tensor, arena: AnyArena, sequences: Sequences) -> None:
     """Put k and v [T, K, H] where the tables say."""
     kv = nan_if_infinite(torch.stack((k, v), dim=1))  # [T, 2, K, H]
-    if isinstance(arena, SealedArena):
+    if isinstance(arena, Int4Arena):
         arena.write(kv, sequences)
         return
     starts = sequences.query_starts[: sequences.num_requests + 1]

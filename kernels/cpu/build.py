@@ -50,10 +50,10 @@ FEW_SOURCES = 4
 """As few are compiled before what they begin with were read for all of them."""
 LONGEST = (
     "attention_products",
-    "sealed_attention",
+    "int4_attention",
     "compressed_attention",
     "paged_attention",
-    "experts",
+    "moe",
 )
 """Sources that take longest, and are begun first: else one core would end with them alone."""
 REPORT_S = 1.0

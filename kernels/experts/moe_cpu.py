@@ -1,6 +1,6 @@
-"""Compiled products by experts; source/experts.h says how they share them out.
+"""Compiled products by experts; source/experts/moe.h says how they share them out.
 
-    x [T, D]  --experts_gate_up-->  [P, F], in the order of pairs  --experts_down-->  y [T, D]
+    x [T, D]  --moe_gate_up-->  [P, F], in the order of pairs  --moe_down-->  y [T, D]
 
 P = T C pairs; what lies between is kept as T rows of C F numbers. Weights of few bits multiply rows
 in eight bits: each product rounds its own, `int8_rows`.
@@ -18,7 +18,7 @@ from baton.kernels.cpu.operators import Call, call, of_dtype
 from baton.kernels.products import quantized_linear_cpu as quantized_linear
 
 GATINGS: Mapping[str, int] = {"silu": 0, "gelu_pytorch_tanh": 1, "clamped_swiglu": 2}
-"""As source/experts.h numbers them."""
+"""As source/experts/moe.h numbers them."""
 
 
 class Stack(Protocol):
@@ -113,7 +113,7 @@ def down(
 
 def _name(product: str, weight: Stack, dtype: torch.dtype) -> str:
     kind = f"int{weight.bits}_" if weight.bits else ""
-    return of_dtype(f"experts_{kind}{product}", dtype)
+    return of_dtype(f"moe_{kind}{product}", dtype)
 
 
 def _inputs(

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 _INTEGERS_ONLY = 1.5 * 2.0**23
+QUANTIZED_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""What items of 8 bits are, by the name of their kind (core/kv_layout.py)."""
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 

@@ -36,7 +36,7 @@ class Sequences:
     """At least the tokens of any request."""
     lanes: Tensor | None = None  # [R] int64
     """Where the open block of each is, in caches that have such
-    (kernels/paging/sealed_arena.py)."""
+    (kernels/paging/int4_arena.py)."""
     on_written: Callable[[Tensor], None] | None = None
     """Called with the blocks of a layer when the new tokens are in them, and before anybody
     attends to them: others may have written some of the tokens that these see."""

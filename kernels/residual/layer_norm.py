@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.residual import norms_cpu as cpu
+from baton.kernels.residual import layer_norm_cpu as cpu
+from baton.kernels.residual.rms_norm_cpu import can_normalise
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -20,10 +21,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     if weight.shape != x.shape[-1:] or bias.shape != weight.shape:
         raise ValueError(f"shapes do not fit: {x.shape=} {weight.shape=} {bias.shape=}")
     if x.is_cuda:
-        from baton.kernels.residual import norms_gpu as gpu  # Triton, which CPUs do without
+        from baton.kernels.residual import layer_norm_gpu as gpu  # Triton, which CPUs do without
 
         return gpu.layer_norm(x, None, weight, bias, eps)[0]
-    if cpu.can_normalise(x, weight, bias):
+    if can_normalise(x, weight, bias):
         return cpu.layer_norm(x, None, weight, bias, eps)[0]
     return functional.layer_norm(x, weight.shape, weight, bias, eps)  # float32 inside
 
@@ -35,10 +36,10 @@ def add_layer_norm(
     if residual.shape != x.shape:
         raise ValueError(f"shapes do not fit: {x.shape=} {residual.shape=}")
     if x.is_cuda:
-        from baton.kernels.residual import norms_gpu as gpu  # Triton, which CPUs do without
+        from baton.kernels.residual import layer_norm_gpu as gpu  # Triton, which CPUs do without
 
         return gpu.layer_norm(x, residual, weight, bias, eps)
-    if x.dtype is residual.dtype and cpu.can_normalise(x, weight, bias):
+    if x.dtype is residual.dtype and can_normalise(x, weight, bias):
         y, s = cpu.layer_norm(x, residual, weight, bias, eps)
         return y, s
     s = x + residual

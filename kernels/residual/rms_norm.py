@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.residual import norms_cpu as cpu
+from baton.kernels.residual import rms_norm_cpu as cpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"shapes do not fit: {x.shape=} {weight.shape=}")
     if x.is_cuda:
-        from baton.kernels.residual import norms_gpu as gpu  # Triton, which CPUs do without
+        from baton.kernels.residual import rms_norm_gpu as gpu  # Triton, which CPUs do without
 
         return gpu.rms_norm(x, None, weight, eps)[0]
     if cpu.can_normalise(x, weight):
@@ -36,7 +36,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     if residual.shape != x.shape or weight.shape != x.shape[-1:]:
         raise ValueError(f"shapes do not fit: {x.shape=} {residual.shape=} {weight.shape=}")
     if x.is_cuda:
-        from baton.kernels.residual import norms_gpu as gpu  # Triton, which CPUs do without
+        from baton.kernels.residual import rms_norm_gpu as gpu  # Triton, which CPUs do without
 
         return gpu.rms_norm(x, residual, weight, eps)
     if x.dtype is residual.dtype and cpu.can_normalise(x, weight):

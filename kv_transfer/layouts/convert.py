@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.core.kv_layout import SCALE_BYTES, KvLayout
-from baton.kernels.paging.kv_quantize import dequantize, quantize
+from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES, dequantize, quantize
 
 MAX_ITEMS = (1 << 15) - 1
 """At once: for more torch would take its other threads, which are the engine's."""
@@ -67,5 +67,5 @@ def _scales(units: Tensor, layout: KvLayout) -> Tensor:
 
 
 def _torch_dtype(layout: KvLayout) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, layout.dtype)
+    dtype: torch.dtype = QUANTIZED_DTYPES.get(layout.dtype) or getattr(torch, layout.dtype)
     return dtype

@@ -130,7 +130,7 @@ def _check_pair(sender: KvLayout, receiver: KvLayout) -> None:
 
 def _sealed_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
     """What is sealed is one whole with what was read beside it: neither regrouped nor converted."""
-    if not (sender.is_sealed or receiver.is_sealed):
+    if not (sender.is_int4 or receiver.is_int4):
         return
     for name in ("dtype", "block_size"):
         ours, theirs = getattr(sender, name), getattr(receiver, name)

@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from baton.platform.cli.commands import bench, chaos, config
-from baton.platform.cli.commands.certs import certs
-from baton.platform.cli.commands.chat import chat
-from baton.platform.cli.commands.doctor import doctor
-from baton.platform.cli.commands.drain import drain
-from baton.platform.cli.commands.generate import generate
-from baton.platform.cli.commands.models import models
-from baton.platform.cli.commands.plan import plan
-from baton.platform.cli.commands.profile import profile
-from baton.platform.cli.commands.serve import serve
-from baton.platform.cli.commands.status import status
-from baton.platform.cli.commands.trace import trace
-from baton.platform.cli.commands.verify import verify
 from baton.platform.cli.terminal.errors import OneLineErrors
 
+COMMANDS = (
+    "serve", "generate", "chat", "status", "drain", "models", "plan", "trace", "verify", "profile",
+    "certs", "doctor", "config", "chaos", "bench",
+)  # fmt: skip
+"""In the order in which help lists them: modules of `baton.platform.cli.commands`, each with a
+function of its name, or with an `app` of several commands."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. One is imported when it is asked for: most need not what others do."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def _command(name: str) -> Any:
+    module = import_module(f"baton.platform.cli.commands.{name}")
+    if hasattr(module, "app"):
+        command: Any = typer.main.get_group(module.app)
+    else:
+        alone = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+        )
+        alone.command(name)(getattr(module, name))
+        command = typer.main.get_command(alone)
+    command.name = name
+    return command
+
+
+class LazyCommands(OneLineErrors):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": _Commands()})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+
 app = typer.Typer(
-    cls=OneLineErrors,
+    cls=LazyCommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -32,6 +67,10 @@ app = typer.Typer(
 
 def _show_version(*, is_asked: bool) -> None:
     if is_asked:
+        from importlib.metadata import (
+            version,  # reads all that is installed, which nobody else needs
+        )
+
         typer.echo(f"baton {version('baton-llm')}")
         raise typer.Exit
 
@@ -47,14 +86,6 @@ def baton(
 ) -> None:
     """Serve large language models with prefill and decode on separate replica pools."""
 
-
-for command in (
-    serve, generate, chat, status, drain, models, plan, trace, verify, profile, certs, doctor,
-):  # fmt: skip
-    app.command()(command)
-app.add_typer(config.app, name="config")
-app.add_typer(chaos.app, name="chaos")
-app.add_typer(bench.app, name="bench")
 
 if __name__ == "__main__":
     app()

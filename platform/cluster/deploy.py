@@ -5,8 +5,9 @@
     Prefill     likewise
     Registry    hears the replicas' heartbeats, tells the gateways
 
-Each actor has a module of its own, so that its process imports no more than it needs. No request
-ever passes through Ray.
+Each actor has a module of its own, so that its process imports no more than it needs; what only the
+actor needs is imported when it is made, for the driver reads these modules, too. No request ever
+passes through Ray.
 """
 
 from __future__ import annotations

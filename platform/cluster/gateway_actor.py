@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ray import serve
 
-from baton.platform.cluster.gateway_node import GatewayNode
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.faults.events import ChaoticWatch
@@ -28,6 +27,8 @@ class GatewayActor:
         registry: Handle,
         *pools: Handle,
     ) -> None:
+        from baton.platform.cluster.gateway_node import GatewayNode  # see `deploy.py`
+
         start_log(config.log_format, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         self._drain_s = config.health.drain_s
         self._wanted = config.wanted_replicas

@@ -153,18 +153,18 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError("gateway.port and gateway.grpc_port must differ")
         self._check_encryption()
         self._check_tiers()
-        self._check_sealed()
+        self._check_int4()
         if self.attention_window is not None and self.attention_window < 1:
             raise ValueError(f"attention_window must be at least 1, not {self.attention_window}")
 
-    def _check_sealed(self) -> None:
+    def _check_int4(self) -> None:
         pools = (self.prefill.cache, self.decode.cache)
         are_alike = len({(pool.kv_dtype, pool.block_size) for pool in pools}) == 1
-        is_sealed = any(pool.kv_dtype == "int4" for pool in pools)
-        if self.prefill.replicas and is_sealed and not are_alike:
+        is_int4 = any(pool.kv_dtype == "int4" for pool in pools)
+        if self.prefill.replicas and is_int4 and not are_alike:
             raise ValueError(
                 "cache.kv_dtype int4: prefill and decode must have it both, and the same "
-                "cache.block_size, for sealed blocks are handed over as they are"
+                "cache.block_size, for blocks in 4 bits are handed over as they are"
             )
 
     def _check_tiers(self) -> None:

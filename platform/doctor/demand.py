@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.core.kv_layout import KvLayout
-from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
+from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import read_config
 from baton.engine.config import CacheConfig
@@ -66,7 +66,7 @@ def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:
 
 def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
     """Raises InvalidConfig for a dtype that such KV is not kept in."""
-    kv_dtype, served = KV_DTYPES[cache.kv_dtype], served_dtype(dtype, model)
+    kv_dtype, served = cache.kv_dtype, served_dtype(dtype, model)
     check_kv_dtype(kv_dtype, model.num_vectors)
     return KvLayout(
         model_fingerprint=b"",

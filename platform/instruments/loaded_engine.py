@@ -17,7 +17,7 @@ import torch
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import engine_around, find_device
-from baton.engine.cache_plan import CPU_CACHE_BYTES, KV_DTYPES
+from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -118,7 +118,7 @@ def _sized(
 ) -> EngineConfig:
     cache, scheduler = config.cache, config.scheduler
     if cache.num_blocks is None and cache.memory_gib is None:
-        layout = loaded.info.layout(cache.block_size, KV_DTYPES[cache.kv_dtype])
+        layout = loaded.info.layout(cache.block_size, cache.kv_dtype)
         fitting = int(_free_bytes(device) * CACHE_FRACTION) // layout.block_bytes
         wanted = [layout.num_blocks_for(size) + max_running for size in sizes]
         num_blocks = max((each for each in wanted if each <= fitting), default=fitting)

@@ -34,7 +34,7 @@ from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
 from baton.kernels.attention.layer_kv import LayerKv
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 from baton.kernels.paging.window import Streaming
 
 MAX_LEN = 100
@@ -140,7 +140,7 @@ class Served:
         for plane in engine.runner.cache.planes:
             plane.view(torch.uint8).fill_(GARBAGE)
         for layer in engine.runner.cache.layers:
-            if isinstance(layer, LayerKv) and isinstance(layer.arena, SealedArena):
+            if isinstance(layer, LayerKv) and isinstance(layer.arena, Int4Arena):
                 layer.arena.open_rows.fill_(torch.nan)
                 layer.arena.pass_rows.fill_(torch.nan)
         return engine

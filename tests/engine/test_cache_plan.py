@@ -24,24 +24,24 @@ from baton.engine.memory.open_blocks import open_bytes
 from baton.engine.passes.cuda_graphs import MAX_GRAPH_BYTES, Outputs
 from baton.engine.passes.pass_memory import estimated_bytes, largest_passes, measure
 from baton.kernels.attention.layer_kv import LayerKv
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 
 GIB = 1 << 30
 MEMORY_BYTES = 1 << 20
-SEALED = EngineConfig(
+IN_INT4 = EngineConfig(
     cache=CacheConfig(kv_dtype="int4", memory_gib=MEMORY_BYTES / GIB),
     scheduler=SchedulerConfig(max_running=10, max_batch_tokens=64),
 )
 
 
-def test_open_blocks_are_of_the_same_memory_as_sealed_ones(tmp_path: Path) -> None:
+def test_open_blocks_are_of_the_same_memory_as_full_ones(tmp_path: Path) -> None:
     loaded = load_model(make_llama(tmp_path))
 
-    plan = plan_cache(loaded, SEALED, "cpu")
+    plan = plan_cache(loaded, IN_INT4, "cpu")
 
     cache = KvCache(plan.layout, plan.num_blocks, dtype=loaded.info.dtype, limits=plan.limits)
     kept = [layer.arena for layer in cache.layers if isinstance(layer, LayerKv)]
-    arenas = [arena for arena in kept if isinstance(arena, SealedArena)]
+    arenas = [arena for arena in kept if isinstance(arena, Int4Arena)]
     beside = sum(arena.open_rows.nbytes for arena in arenas) + arenas[0].pass_rows.nbytes
     assert len(arenas) == plan.layout.num_layers
     assert beside == open_bytes(plan.layout, loaded.info.dtype, plan.limits)
@@ -49,15 +49,15 @@ def test_open_blocks_are_of_the_same_memory_as_sealed_ones(tmp_path: Path) -> No
 
 
 def test_memory_that_open_blocks_fill_is_too_little(tmp_path: Path) -> None:
-    crowded = replace(SEALED, scheduler=SchedulerConfig(max_running=1000))
+    crowded = replace(IN_INT4, scheduler=SchedulerConfig(max_running=1000))
 
     with pytest.raises(InvalidConfig, match="beside the open ones"):
         plan_cache(load_model(make_llama(tmp_path)), crowded, "cpu")
 
 
-def test_blocks_are_sealed_in_four_bits_on_cpus_alone(tmp_path: Path) -> None:
+def test_blocks_are_kept_in_four_bits_on_cpus_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="int4 is for CPUs"):
-        plan_cache(load_model(make_llama(tmp_path)), SEALED, "cuda")
+        plan_cache(load_model(make_llama(tmp_path)), IN_INT4, "cuda")
 
 
 class PretendedGpu:

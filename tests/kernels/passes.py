@@ -36,7 +36,7 @@ def empty_arena(
     """With scales, if items of such a dtype have them."""
     layout = KvLayout(
         model_fingerprint=b"m",
-        dtype=str(dtype).removeprefix("torch."),
+        dtype="fp8" if dtype is torch.float8_e4m3fn else str(dtype).removeprefix("torch."),
         num_layers=1,
         num_kv_heads=kv_heads,
         head_dim=width,

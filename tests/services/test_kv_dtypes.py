@@ -120,7 +120,7 @@ async def test_tokens_behind_the_last_full_block_are_computed_again_by_who_decod
     assert receipt.prefill_replica and receipt.notes == ()
 
 
-async def test_what_is_sealed_in_four_bits_is_not_handed_to_who_keeps_other_kv(
+async def test_what_is_kept_in_four_bits_is_not_handed_to_who_keeps_other_kv(
     folder: Path, prompts: list[list[int]]
 ) -> None:
     dtypes = {Role.PREFILL: "auto", Role.DECODE: "int4"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_layout import QUANTIZED, SEALED, KvGroup, KvLayout
+from baton.core.kv_layout import INT4, QUANTIZED, KvGroup, KvLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ModelInfo:
 
 def check_kv_dtype(kv_dtype: str, num_vectors: int) -> None:
     """Raise InvalidConfig for latents in few bits: an error in one is an error in all heads."""
-    if num_vectors == 1 and kv_dtype in (*QUANTIZED, SEALED):
+    if num_vectors == 1 and kv_dtype in (*QUANTIZED, INT4):
         raise InvalidConfig(
             f"cache.kv_dtype {kv_dtype}: latents of DeepSeek's attention are kept as wide as the "
             "model computes, which is little already; set it to auto"

@@ -141,7 +141,7 @@ def test_a_model_that_computes_with_torch_in_between_is_run_as_it_is(
     assert same_bits(logits_in_chunks(runner, prompt, 5), expected)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_kv_of_few_bits_is_played_too(kv_dtype: str, tmp_path: Path) -> None:
     loaded = load_model(make_llama(tmp_path), dtype="bfloat16")
     layout = loaded.info.layout(BLOCK_SIZE, kv_dtype)

@@ -186,10 +186,10 @@ def test_a_rank_that_dies_fails_the_pass_that_it_had_a_share_of(
 def test_blocks_that_are_open_are_not_shared(tmp_path: Path) -> None:
     alone = load_model(FAMILIES["llama"](tmp_path))
     one_of_two = replace(alone, groups=replace(ONE_RANK, mesh=Mesh(context=2)))
-    sealed = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
+    int4 = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
 
     with pytest.raises(InvalidConfig, match="blocks that are open; take int8"):
-        plan_cache(one_of_two, sealed, "cpu")
+        plan_cache(one_of_two, int4, "cpu")
 
 
 @pytest.mark.parametrize(

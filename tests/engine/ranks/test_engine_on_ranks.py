@@ -26,7 +26,7 @@ CONFIG = EngineConfig(
     scheduler=SchedulerConfig(prefill_chunk=7, max_batch_tokens=64),
 )
 NARROW_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int8"))
-SEALED_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
+INT4_KV = replace(CONFIG, cache=replace(CONFIG.cache, kv_dtype="int4"))
 AHEAD = replace(CONFIG, scheduler=replace(CONFIG.scheduler, step_ahead="on"))
 IN_PIECES = replace(CONFIG, scheduler=replace(CONFIG.scheduler, micro_batch_tokens=3))
 TWO, STAGES, STAGES_OF_TWO = Mesh(tensor=2), Mesh(pipeline=2), Mesh(tensor=2, pipeline=2)
@@ -141,7 +141,7 @@ def kv_of(engine: Engine) -> torch.Tensor:
     ("config", "options"),
     [
         (NARROW_KV, {"dtype": "float32"}),
-        (SEALED_KV, {"dtype": "float32"}),
+        (INT4_KV, {"dtype": "float32"}),
         (CONFIG, {"dtype": "bfloat16", "quantize": "int8"}),
     ],
     ids=["int8 KV", "int4 KV", "int8 weights"],

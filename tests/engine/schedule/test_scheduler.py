@@ -76,7 +76,7 @@ def test_no_older_prompt_takes_the_tokens_that_finish_the_open_block_of_a_handof
     scheduler = make_scheduler(kv_dtype="int4", block_size=4, config=config)
     scheduler.add(make_request("long", prompt_len=60))
     compute(scheduler, scheduler.step())
-    adopt(scheduler, make_request("handed off", prompt_len=8))  # 4 of its tokens were sealed
+    adopt(scheduler, make_request("handed off", prompt_len=8))  # 4 of its tokens are in 4 bits
 
     passes = []
     for _ in range(2):
@@ -262,7 +262,7 @@ def assert_nobody_stalls(
     has_chunk = {chunk.request for chunk in chunks}
     still = [request for request in scheduler.running if request in before]
     layout = scheduler.pool.layout
-    most_to_decode = layout.block_size if layout.is_sealed else 1
+    most_to_decode = layout.block_size if layout.is_int4 else 1
     prompts = [request for request in still if request.num_pending > most_to_decode]
     assert has_chunk.issuperset(r for r in still if r.num_pending <= most_to_decode)
     assert has_chunk.issuperset(prompts[:1])

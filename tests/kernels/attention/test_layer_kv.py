@@ -6,10 +6,11 @@ import pytest
 import torch
 from tests.kernels.passes import empty_arena, sequences_of
 
-from baton.kernels.attention import layer_kv, paged_attention, paged_attention_cpu, sealed_attention
+from baton.kernels.attention import int4_attention as int4_attention
+from baton.kernels.attention import layer_kv, paged_attention, paged_attention_cpu
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.cpu.operators import runs
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 
 BFLOAT16, INT8 = torch.bfloat16, torch.int8
 
@@ -44,9 +45,9 @@ def test_blocks_in_four_bits_are_attended_by_torch_where_nothing_is_compiled(
     monkeypatch.setattr(layer_kv, "_has_operators", lambda *of: False)
     units, rows = torch.zeros(2, 1, 128, dtype=torch.uint8), torch.zeros(1, 1, 2, 4, 8)
 
-    kv = LayerKv.of(SealedArena(units, rows, torch.zeros(16, 2, 1, 8)), torch.float32)
+    kv = LayerKv.of(Int4Arena(units, rows, torch.zeros(16, 2, 1, 8)), torch.float32)
 
-    assert kv.attend_by is sealed_attention.sealed_attention
+    assert kv.attend_by is int4_attention.int4_attention
 
 
 def test_heads_that_the_layer_was_not_made_for_are_refused() -> None:

@@ -29,7 +29,8 @@ from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Chunks, Streaming
 from baton.kernels.positions import rotary_angles_gpu as rotary_angles
 from baton.kernels.products.linear_gpu import linear_tiles
-from baton.kernels.residual import norms_gpu as norm
+from baton.kernels.residual.layer_norm_gpu import layer_norm
+from baton.kernels.residual.rms_norm_gpu import rms_norm
 
 BLOCK_SIZE, CONTEXT, TOKENS = 16, 1000, 3
 BFLOAT16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -88,8 +89,8 @@ def write_latents(num_heads: int) -> None:
 
 def rows() -> None:
     x = torch.empty(4, 4096, dtype=BFLOAT16)
-    norm.rms_norm(x, x, x[0], 1e-6)
-    norm.layer_norm(x, None, x[0], x[0], 1e-6)
+    rms_norm(x, x, x[0], 1e-6)
+    layer_norm(x, None, x[0], x[0], 1e-6)
     gate.silu_mul(x)
     gate.gelu_tanh_mul(x)
     rotary_angles.rotary_angles(torch.arange(4), torch.empty(64), 1.0)

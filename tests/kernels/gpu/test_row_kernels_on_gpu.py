@@ -14,7 +14,8 @@ from baton.kernels.elementwise import gelu, silu_mul
 from baton.kernels.positions import rotary_angles
 from baton.kernels.positions import rotary_angles_gpu as angles_on_gpu
 from baton.kernels.residual import layer_norm, rms_norm
-from baton.kernels.residual import norms_gpu as norm
+from baton.kernels.residual.layer_norm_gpu import layer_norm as layer_norm_on_gpu
+from baton.kernels.residual.rms_norm_gpu import rms_norm as rms_norm_on_gpu
 from baton.kernels.sampling import best_token_gpu as best_token
 from baton.kernels.sampling.best_token_gpu import CHUNK
 
@@ -43,7 +44,7 @@ def test_rms_norm_after_an_addition(shape: tuple[int, ...], dtype: torch.dtype) 
     weight = numbers(shape[-1], dtype=dtype)
     expected_y, expected_s = rms_norm.reference(x, residual, weight, 1e-6)
 
-    y, s = norm.rms_norm(x, residual, weight, 1e-6)
+    y, s = rms_norm_on_gpu(x, residual, weight, 1e-6)
 
     assert_near(y, expected_y)
     assert_near(s, expected_s)
@@ -53,7 +54,7 @@ def test_rms_norm_alone_of_heads_with_a_wide_weight() -> None:
     x, weight = numbers(5, 3, 8, dtype=BFLOAT16)[:, 1:], numbers(8)
     expected, _ = rms_norm.reference(x, torch.zeros_like(x), weight, 1e-6)
 
-    y, s = norm.rms_norm(x, None, weight, 1e-6)
+    y, s = rms_norm_on_gpu(x, None, weight, 1e-6)
 
     assert_near(y, expected)
     assert s is x
@@ -76,7 +77,7 @@ def test_layer_norm_after_an_addition(shape: tuple[int, ...], dtype: torch.dtype
     weight, bias = numbers(shape[-1], dtype=dtype), numbers(shape[-1], dtype=dtype) * 2
     expected_y, expected_s = layer_norm.reference(x, residual, weight, bias, 1e-5)
 
-    y, s = norm.layer_norm(x, residual, weight, bias, 1e-5)
+    y, s = layer_norm_on_gpu(x, residual, weight, bias, 1e-5)
 
     assert_near(y, expected_y)
     assert_near(s, expected_s)

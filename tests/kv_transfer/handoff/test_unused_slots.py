@@ -68,7 +68,7 @@ def test_the_unused_slots_of_the_last_block_are_zero_before_anybody_reads_them()
     prefill.finish()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "fp8"])
 def test_a_tail_is_cleared_in_every_dtype_and_nothing_else(dtype: str) -> None:
     layout = replace(LAYOUT, dtype=dtype, head_dim=16)
     cache = KvCache(layout, 3)

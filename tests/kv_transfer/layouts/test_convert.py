@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.core.owner_thread import Inline
-from baton.kernels.paging.kv_quantize import dequantize, quantize
+from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES, dequantize, quantize
 from baton.kv_transfer.handoff.reservation import KvSource, WantedKv
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.receiving.fetch import Fetcher
@@ -29,7 +29,7 @@ from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.transport.memory import MemoryTransport, Switchboard
 
 LAYOUT = replace(SMALL, num_kv_heads=2, head_dim=24, block_size=4)
-LARGEST = {"int8": 127, "float8_e4m3fn": 448}
+LARGEST = {"int8": 127, "fp8": 448}
 RELATIVE_ERROR = {"bfloat16": 2**-8, "float16": 2**-11}
 """Half a unit in the last place."""
 
@@ -40,7 +40,7 @@ def parts(data: memoryview | bytes, layout: KvLayout) -> tuple[Tensor, Tensor | 
     shape = (2, layout.block_size, layout.head_dim)
     for start in range(0, len(data), layout.unit_bytes):
         unit = bytearray(data[start : start + layout.unit_bytes])
-        dtype = getattr(torch, layout.dtype)
+        dtype = QUANTIZED_DTYPES.get(layout.dtype) or getattr(torch, layout.dtype)
         all_items.append(torch.frombuffer(unit[: layout.items_bytes], dtype=dtype).view(shape))
         if layout.has_scales:
             stop = layout.items_bytes + 2 * layout.block_size * 4
@@ -122,7 +122,7 @@ def test_a_number_beyond_float16_stays_finite() -> None:
     assert found.tolist() == [65504.0, -65504.0]
 
 
-@pytest.mark.parametrize("kept", ["bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("kept", ["bfloat16", "int8", "fp8"])
 @pytest.mark.parametrize("block_size", [2, 4, 8])
 async def test_kv_is_converted_and_regrouped_on_its_way_into_the_pool(
     kept: str, block_size: int

@@ -172,7 +172,7 @@ def test_a_latent_is_one_vector_a_token() -> None:
 
 
 @pytest.mark.parametrize("other", [{"dtype": "float16"}, {"dtype": "int4", "block_size": 8}])
-def test_what_is_sealed_goes_only_where_it_is_kept_alike(other: dict[str, Any]) -> None:
+def test_what_is_in_four_bits_goes_only_where_it_is_kept_alike(other: dict[str, Any]) -> None:
     sealed = replace(LAYOUT, dtype="int4", block_size=4)
     kept = replace(LAYOUT, **{"block_size": 4, **other})
 

@@ -10,13 +10,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import iter_modules
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from baton.core.errors import CheckpointError, InvalidConfig, Unavailable
-from baton.platform.cli.main import app
+from baton.platform.cli import commands
+from baton.platform.cli.main import COMMANDS, app
 from baton.platform.cli.terminal.errors import INTERRUPTED, told_in_one_line
 
 run = CliRunner().invoke
@@ -233,6 +235,24 @@ def test_what_needs_no_model_imports_neither_torch_nor_ray(arguments: list[str])
     imported = set(found.stdout.splitlines()[-1].split()[1:])
     assert "baton" in imported
     assert imported & {"torch", "ray", "transformers", "huggingface_hub", "tokenizers"} == set()
+
+
+def test_a_command_is_imported_when_it_is_called_and_no_other_with_it() -> None:
+    script = (
+        "import sys\n"
+        "from baton.platform.cli.main import COMMANDS, app\n"
+        "try: app(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print('imported:', *(name for name in COMMANDS if f'{PACKAGE}.{name}' in sys.modules))"
+    ).replace("{PACKAGE}", "baton.platform.cli.commands")
+
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert found.stdout.splitlines()[-1] == "imported: serve"
+
+
+def test_every_module_of_commands_is_one_that_help_names() -> None:
+    assert sorted(COMMANDS) == sorted(module.name for module in iter_modules(commands.__path__))
 
 
 def test_the_shell_completes_commands_options_and_models(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ constexpr int64_t BAND_ROWS = 8;  // that end together; see each_band
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Keys as the cache keeps them or, where that is not what was computed, those of the query's own block as
-// they were: see attention_sealed.h.
+// they were: see attention_int4.h.
 enum class Rows { KEPT, OPEN };
 
 template <typename T>

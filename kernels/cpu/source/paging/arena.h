@@ -22,7 +22,7 @@ static inline void store_up_to(T* p, f32x16 v, int64_t count) {
     store_part(p, v, count);
 }
 
-enum class Items : int64_t { WIDE = 0, INT8 = 1, E4M3 = 2 };  // WIDE: as the model computes
+enum class Items : int64_t { WIDE = 0, INT8 = 1, FP8 = 2 };  // WIDE: as the model computes
 
 struct Arena {
   uint8_t* units;
@@ -69,7 +69,7 @@ static inline f32x16 from_int8(u8x16 items) {
 
 // Sign, 4 bits of exponent and 3 of mantissa are moved to where float32 has them; the product makes up
 // for the other bias, and is exact for subnormal items too.
-static inline f32x16 from_e4m3(u8x16 items) {
+static inline f32x16 from_fp8(u8x16 items) {
   const u32x16 wide = widen(items);
   const u32x16 bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20);
   return (f32x16)bits * 0x1p120f;
@@ -82,7 +82,7 @@ static inline u8x16 to_int8(f32x16 x) {
 }
 
 // |x| <= 448, to the nearest, ties to even.
-static inline u8x16 to_e4m3(f32x16 x) {
+static inline u8x16 to_fp8(f32x16 x) {
   const u32x16 bits = (u32x16)x, sign = (bits >> 24) & 0x80, size = bits & 0x7FFFFFFF;
   const u32x16 normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120u << 3);
   // Below 2^-6 items are multiples of 2^-9; 2^-6 itself is the eighth and looks like the first normal.

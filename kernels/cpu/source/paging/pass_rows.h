@@ -1,4 +1,4 @@
-// K and V of the blocks that a pass writes into, as they were computed; see kernels/paging/sealed_arena.py.
+// K and V of the blocks that a pass writes into, as they were computed; see kernels/paging/int4_arena.py.
 //
 //   pass rows   [T + R (S - 1)][2][K][H]   of request r from query_starts[r] + r (S - 1) on: first what its
 //                                          open block held before the pass, then its new tokens

@@ -2,7 +2,7 @@
 // eight bits, and a share of what goes in is part of a row's scale.
 #pragma once
 
-#include "experts.h"
+#include "moe.h"
 #include "quantized_linear.h"
 
 // `Product` is made of (rows, weights, expert, num_panels).
@@ -40,11 +40,11 @@ template <typename Product, typename T>
 static inline void narrow_gate_up(const GateUpArgs<T>& args, Work& work) {
   const int64_t half = PANEL / 2;
   const NarrowRows<Product> rows(args, (args.num_outputs / 2 + half - 1) / half);
-  experts_gate_up<NarrowRows<Product>, T>(args, rows, work);
+  moe_gate_up<NarrowRows<Product>, T>(args, rows, work);
 }
 
 template <typename Product, typename T>
 static inline void narrow_down(const DownArgs<T>& args, const Pass& pass, Work& work) {
   const NarrowRows<Product> rows(args, (args.num_outputs + PANEL - 1) / PANEL);
-  experts_down<NarrowRows<Product>, T>(args, rows, row_count(args, pass), work);
+  moe_down<NarrowRows<Product>, T>(args, rows, row_count(args, pass), work);
 }

@@ -1,5 +1,5 @@
-// Products by experts with packed weights; experts.h says how, and what the operators are given.
-#include "experts.h"
+// Products by experts with packed weights; moe.h says how, and what the operators are given.
+#include "moe.h"
 
 #include "rows.h"
 
@@ -46,19 +46,19 @@ struct WideRows {
 template <typename T>
 void gate_up(const GateUpArgs<T>& args, Work& work) {
   const int64_t half = PANEL / 2;
-  experts_gate_up<WideRows<T>, T>(args, {args, (args.num_outputs / 2 + half - 1) / half}, work);
+  moe_gate_up<WideRows<T>, T>(args, {args, (args.num_outputs / 2 + half - 1) / half}, work);
 }
 
 template <typename T>
 void down(const DownArgs<T>& args, const Pass& pass, Work& work) {
   const int64_t num_panels = (args.num_outputs + PANEL - 1) / PANEL;
-  experts_down<WideRows<T>, T>(args, {args, num_panels}, row_count(args, pass), work);
+  moe_down<WideRows<T>, T>(args, {args, num_panels}, row_count(args, pass), work);
 }
 
 }  // namespace
 
-OPERATOR(experts_gate_up_f32, GateUpArgs<float>) { gate_up<float>(args, work); }
-OPERATOR(experts_gate_up_bf16, GateUpArgs<bf16>) { gate_up<bf16>(args, work); }
+OPERATOR(moe_gate_up_f32, GateUpArgs<float>) { gate_up<float>(args, work); }
+OPERATOR(moe_gate_up_bf16, GateUpArgs<bf16>) { gate_up<bf16>(args, work); }
 
-OPERATOR(experts_down_f32, DownArgs<float>) { down<float>(args, pass, work); }
-OPERATOR(experts_down_bf16, DownArgs<bf16>) { down<bf16>(args, pass, work); }
+OPERATOR(moe_down_f32, DownArgs<float>) { down<float>(args, pass, work); }
+OPERATOR(moe_down_bf16, DownArgs<bf16>) { down<bf16>(args, pass, work); }

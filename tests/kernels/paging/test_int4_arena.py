@@ -1,5 +1,5 @@
-"""Attention over sealed blocks: a token sees the blocks before its own in 4 bits and its own as it
-was computed, however its request was cut into passes."""
+"""Attention over int4 KV: a token sees the blocks before its own in 4 bits and its own as it was
+computed, however its request was cut into passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.paging.test_seal import as_read, unit_bytes
+from tests.kernels.paging.test_int4_block import as_read, unit_bytes
 from tests.kernels.passes import sequences_of
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from baton.kernels.attention import layer_kv
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.attention.scoring import PLAIN, Scoring
 from baton.kernels.cpu.operators import runs
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 from baton.kernels.paging.window import Chunks, Streaming, Window, first_seen, num_first_of
 
 LANES, MAX_TOKENS = 4, 700
@@ -76,12 +76,12 @@ class Cache:
     layer: Layer
     dtype: torch.dtype
     length: int
-    arena: SealedArena = field(init=False)
+    arena: Int4Arena = field(init=False)
 
     def __post_init__(self) -> None:
         layer, self.num_blocks = self.layer, -(-self.length // self.layer.block_size)
         heads, size, width = layer.kv_heads, layer.block_size, layer.width
-        self.arena = SealedArena(
+        self.arena = Int4Arena(
             torch.zeros(LANES * self.num_blocks, heads, unit_bytes(size, width), dtype=torch.uint8),
             torch.zeros(LANES, heads, 2, size, width, dtype=self.dtype),
             torch.zeros(MAX_TOKENS + LANES * (size - 1), 2, heads, width, dtype=self.dtype),
@@ -195,7 +195,7 @@ def test_a_row_has_the_same_bits_in_any_batch_on_any_number_of_threads(
 
 @pytest.mark.skipif(not runs(torch.zeros(1)), reason="there is no C++ compiler")
 @each_dtype
-def test_compiled_code_seals_as_torch_does(
+def test_compiled_code_quantises_as_torch_does(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = Layer(width=40)

@@ -1,4 +1,4 @@
-"""Norms by the operators of source/rms_norm.cpp and source/layer_norm.cpp.
+"""RMS norm by the operator of source/rms_norm.cpp, and how operators of norms are called.
 
 With a residual they also give the sum that they normalise.
 """
@@ -20,16 +20,10 @@ def can_normalise(x: Tensor, *weights: Tensor) -> bool:
 
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
-    return _norm("rms_norm", x, residual, weight, eps)
+    return norm("rms_norm", x, residual, weight, eps)
 
 
-def layer_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, ...]:
-    return _norm("layer_norm", x, residual, weight, eps, bias=bias)
-
-
-def _norm(
+def norm(
     name: str, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, **inputs: Tensor
 ) -> tuple[Tensor, ...]:
     """(y, s), or (y,) without a residual."""

@@ -20,19 +20,13 @@ def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """(y, s), both of the shape of x; without a residual s is x."""
-    return _normalise(x, residual, weight, None, eps)
+    return normalise(x, residual, weight, None, eps)
 
 
-def layer_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """(y, s), both of the shape of x; without a residual s is x."""
-    return _normalise(x, residual, weight, bias, eps)
-
-
-def _normalise(
+def normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
+    """Layer norm if there is a bias."""
     width = x.shape[-1]
     rows = x.reshape(-1, width)
     others = None if residual is None else residual.reshape(-1, width)

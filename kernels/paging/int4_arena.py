@@ -1,20 +1,20 @@
-"""An arena of one layer whose blocks are sealed in 4 bits once they are full
-(kernels/paging/seal.py).
+"""An arena of one layer whose blocks have 4 bits an item once they are full
+(kernels/paging/int4_block.py).
 
-    a request's tokens    | sealed | sealed | sealed | open ...        S tokens a block
+    a request's tokens    | 4 bit  | 4 bit  | 4 bit  | open ...        S tokens a block
     the token at t sees     in 4 bits, up to its block | its own block, up to itself, as computed
 
 That is so whatever a pass computes: of a chunk of three blocks, the tokens of the third see the
 second in 4 bits, and those of the second do not. So chunks, prefix hits and batches change nothing.
 
-    units       [blocks][K][unit bytes]     the sealed ones; what an open block holds here is void
+    units       [blocks][K][unit bytes]     the full ones; what an open block holds here is void
     open rows   [lanes][K][2][S][H]         of each request that runs: its open block, from pass to
                                             pass
     pass rows   [T + R (S - 1)][2][K][H]    of a layer, during a pass: the blocks it writes into, as
                                             computed. Of request r from query_starts[r] + r (S - 1)
                                             on: what its open block held before, its new tokens
 
-Whoever takes over a request has its sealed blocks, and computes the tokens behind them again.
+Whoever takes over a request has its full blocks, and computes the tokens behind them again.
 
 T new tokens of R requests, N query heads, K KV heads, H head width.
 """
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from baton.kernels.paging.int4_block import quantize_block
 from baton.kernels.paging.quantized_arena import Arena
-from baton.kernels.paging.seal import seal
 from baton.kernels.paging.sequences import Sequences
 
 
@@ -51,7 +51,7 @@ class RequestPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SealedArena:
+class Int4Arena:
     units: Tensor
     open_rows: Tensor
     pass_rows: Tensor
@@ -75,7 +75,7 @@ class SealedArena:
             )
 
     def write(self, kv: Tensor, sequences: Sequences) -> None:
-        """Put the pass's kv [T, 2, K, H], without infinities, into its blocks; seal full ones."""
+        """Put the pass's kv [T, 2, K, H], without infinities, into its blocks; pack full ones."""
         self.check(len(kv), sequences)
         for part in self.parts(sequences):
             rows = part.rows
@@ -83,11 +83,11 @@ class SealedArena:
             num_open = part.start - part.first
             rows[:num_open] = open_rows[:num_open]
             rows[num_open:] = kv[part.tokens]
-            num_sealed = (part.end - part.first) // self.block_size
-            end = num_sealed * self.block_size
-            for place in range(num_sealed):
+            num_full = (part.end - part.first) // self.block_size
+            end = num_full * self.block_size
+            for place in range(num_full):
                 block = rows[place * self.block_size : (place + 1) * self.block_size]
-                seal(block.permute(2, 1, 0, 3), self.units[part.blocks[place]])
+                quantize_block(block.permute(2, 1, 0, 3), self.units[part.blocks[place]])
             open_rows[: len(rows) - end] = rows[end:]
 
     def parts(self, sequences: Sequences) -> Iterator[RequestPart]:
@@ -112,5 +112,5 @@ class SealedArena:
             token += query_len
 
 
-AnyArena = Arena | SealedArena
+AnyArena = Arena | Int4Arena
 """The KV of one layer, however it is kept."""

@@ -1,4 +1,4 @@
-"""Blocks sealed in 4 bits on their way into the cache, by source/sealed_kv_write.cpp."""
+"""Blocks of 4 bits an item on their way into the cache, by source/int4_kv_write.cpp."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 from baton.kernels.paging.arena_cpu import WIDE
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 from baton.kernels.paging.sequences import Sequences
 
 
 def rope_kv_write(
     qkv: Tensor,
-    arena: SealedArena,
+    arena: Int4Arena,
     sequences: Sequences,
     head_norm: HeadNorm | None,
     rotation: Rotation | None,
@@ -27,7 +27,7 @@ def rope_kv_write(
     cos, sin = (None, None) if rotation is None else [part.contiguous() for part in rotation]
     q_norm, k_norm = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
     made = Call(
-        of_dtype("sealed_kv_write", qkv.dtype),
+        of_dtype("int4_kv_write", qkv.dtype),
         rows=tokens,
         inputs={
             "qkv": qkv.contiguous(),

@@ -1,13 +1,13 @@
-// Norm over each head, rotation, and storing K and V in blocks that are sealed when they are full; see
-// kernels/paging/sealed_arena.py.
+// Norm over each head, rotation, and storing K and V in blocks that are quantised when they are full; see
+// kernels/paging/int4_arena.py.
 #include "head_rows.h"
 #include "pass_rows.h"
-#include "sealed_unit.h"
+#include "int4_unit.h"
 
 namespace {
 
 template <typename T>
-struct SealedWriteArgs : HeadRowsArgs<T> {
+struct Int4WriteArgs : HeadRowsArgs<T> {
   FIELDS(HeadRowsArgs<T>,
          T* open_rows;           // see pass_rows.h
          T* pass_rows;
@@ -15,14 +15,14 @@ struct SealedWriteArgs : HeadRowsArgs<T> {
 };
 
 template <typename T>
-struct SealProblem {
+struct Int4WriteProblem {
   HeadRows<T> heads;
   T* open;  // [lanes][K][2][S][H]
   PassRows<T> pass;
   const int64_t* lanes;
   int64_t num_requests;
 
-  SealProblem(const SealedWriteArgs<T>& args, const Pass& of)
+  Int4WriteProblem(const Int4WriteArgs<T>& args, const Pass& of)
       : heads(args),
         open(args.open_rows),
         pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width},
@@ -62,7 +62,7 @@ struct SealProblem {
     }
   }
 
-  // A block of the pass is sealed if it is full, and stays open if it is not.
+  // A block of the pass is quantised if it is full, and stays open if it is not.
   void finish(int64_t request, int64_t number, int64_t head) const {
     const int64_t block = first_block(request) + number, begin = block * block_size();
     if (begin + block_size() > end(request)) {
@@ -72,8 +72,8 @@ struct SealProblem {
       return;
     }
     const int64_t place = heads.block_tables[request * heads.table_stride + block];
-    const SealedUnit unit{heads.arena.unit(place, head), block_size(), pass.width};
-    Sealing<T>(unit, pass_row(request, begin, head, 0), pass_row(request, begin, head, 1), pass.stride()).seal();
+    const Int4Unit unit{heads.arena.unit(place, head), block_size(), pass.width};
+    Quantizing<T>(unit, pass_row(request, begin, head, 0), pass_row(request, begin, head, 1), pass.stride()).run();
   }
 
  private:
@@ -86,8 +86,8 @@ struct SealProblem {
 };
 
 template <typename T>
-void run(const SealedWriteArgs<T>& args, const Pass& pass, Work& work) {
-  const SealProblem<T> problem(args, pass);
+void run(const Int4WriteArgs<T>& args, const Pass& pass, Work& work) {
+  const Int4WriteProblem<T> problem(args, pass);
   const int64_t kv_heads = problem.pass.num_heads;
   T* copy = static_cast<T*>(work.scratch(size_t(problem.pass.width) * sizeof(T)));
   const int64_t num_heads = row_count(args, pass) * problem.heads.heads_a_token();
@@ -118,5 +118,5 @@ void run(const SealedWriteArgs<T>& args, const Pass& pass, Work& work) {
 
 }  // namespace
 
-OPERATOR(sealed_kv_write_f32, SealedWriteArgs<float>) { run<float>(args, pass, work); }
-OPERATOR(sealed_kv_write_bf16, SealedWriteArgs<bf16>) { run<bf16>(args, pass, work); }
+OPERATOR(int4_kv_write_f32, Int4WriteArgs<float>) { run<float>(args, pass, work); }
+OPERATOR(int4_kv_write_bf16, Int4WriteArgs<bf16>) { run<bf16>(args, pass, work); }

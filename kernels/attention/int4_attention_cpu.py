@@ -1,4 +1,4 @@
-"""Attention to blocks sealed in 4 bits, by source/sealed_attention.cpp."""
+"""Attention to blocks of 4 bits an item, by source/int4_attention.cpp."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from baton.kernels.attention.scoring import Scoring
 from baton.kernels.cpu.operators import Call, Pass, call, of_dtype
 from baton.kernels.paging.arena_cpu import WIDE
-from baton.kernels.paging.sealed_arena import SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, as_number, num_first_of
 
 
-def sealed_attention(
+def int4_attention(
     q: Tensor,
-    arena: SealedArena,
+    arena: Int4Arena,
     sequences: Sequences,
     window: Window,
     scoring: Scoring,
@@ -24,7 +24,7 @@ def sealed_attention(
     tokens, num_heads, width = q.shape
     out = torch.empty_like(q)
     made = Call(
-        of_dtype("sealed_attention", q.dtype),
+        of_dtype("int4_attention", q.dtype),
         rows=tokens,
         inputs={
             "q": q.contiguous(),

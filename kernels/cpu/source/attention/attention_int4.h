@@ -1,25 +1,25 @@
-// Attention over blocks that are sealed in 4 bits, and over the own block of each token as it was computed;
-// see kernels/paging/sealed_arena.py.
+// Attention over blocks that have 4 bits an item, and over the own block of each token as it was computed;
+// see kernels/paging/int4_arena.py.
 #pragma once
 
 #include "attention_kv.h"
 #include "pass_rows.h"
-#include "sealed_unit.h"
+#include "int4_unit.h"
 
 namespace {
 
 template <typename T>
-struct SealedArgs : KvArgs<T> {
+struct Int4Args : KvArgs<T> {
   FIELDS(KvArgs<T>, T* pass_rows;)  // see pass_rows.h
 };
 
 template <typename T>
-struct SealedProblem : KvProblem<T> {
+struct Int4Problem : KvProblem<T> {
   static constexpr bool HAS_OPEN = true;
 
   PassRows<T> pass;
 
-  SealedProblem(const SealedArgs<T>& args, const Pass& of)
+  Int4Problem(const Int4Args<T>& args, const Pass& of)
       : KvProblem<T>(args, of),
         pass{args.pass_rows, args.num_kv_heads, args.block_size, args.width} {}
 
@@ -42,7 +42,7 @@ struct SealedProblem : KvProblem<T> {
   void find_rows(const Tile& tile, int64_t first, int64_t count, Rows rows, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
     if (rows == Rows::KEPT)
-      find_sealed(tile, first, count, copies, keys, values);
+      find_quantized(tile, first, count, copies, keys, values);
     else
       find_open(tile, first, count, copies, keys, values);
   }
@@ -54,17 +54,17 @@ struct SealedProblem : KvProblem<T> {
   }
 
  private:
-  void find_sealed(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
+  void find_quantized(const Tile& tile, int64_t first, int64_t count, T* copies, const uint8_t** keys,
                    const uint8_t** values) const {
     const int64_t padded = this->padded_key(), size = this->block_size;
     T *key_copies = copies, *value_copies = copies + CHUNK * padded;
     for (int64_t key = 0; key < count;) {
       const int64_t slot = (first + key) % size, end = std::min(count, key + size - slot);
       const int64_t block = tile.table[(first + key) / size];
-      const SealedUnit unit{this->arena.unit(block, tile.kv_head), size, this->arena.width};
-      const Unsealing<T> unsealing(unit, slot, slot + end - key, padded);
-      unsealing.keys(key_copies + key * padded);
-      unsealing.values(value_copies + key * padded);
+      const Int4Unit unit{this->arena.unit(block, tile.kv_head), size, this->arena.width};
+      const Dequantizing<T> dequantizing(unit, slot, slot + end - key, padded);
+      dequantizing.keys(key_copies + key * padded);
+      dequantizing.values(value_copies + key * padded);
       for (; key < end; key++) {
         keys[key] = reinterpret_cast<const uint8_t*>(key_copies + key * padded);
         values[key] = reinterpret_cast<const uint8_t*>(value_copies + key * padded);

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.core.kv_layout import KvLayout
-from baton.kernels.paging.seal import seal, unseal
+from baton.kernels.paging.int4_block import dequantize_block, quantize_block
 
 BLOCK_SIZE, WIDTH = 16, 24
 
@@ -25,14 +25,14 @@ def unit_bytes(block_size: int, width: int) -> int:
     ).unit_bytes
 
 
-def sealed(kv: Tensor) -> Tensor:
+def quantized(kv: Tensor) -> Tensor:
     units = torch.zeros(*kv.shape[:-3], unit_bytes(*kv.shape[-2:]), dtype=torch.uint8)
-    seal(kv, units)
+    quantize_block(kv, units)
     return units
 
 
 def as_read(kv: Tensor) -> Tensor:
-    return unseal(sealed(kv), *kv.shape[-2:])
+    return dequantize_block(quantized(kv), *kv.shape[-2:])
 
 
 def half_steps(kv: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def test_what_float16_does_not_reach_counts_as_its_largest() -> None:
     assert bool(found.isfinite().all())
 
 
-def test_sealed_blocks_take_little_more_than_four_bits() -> None:
+def test_full_blocks_take_little_more_than_four_bits() -> None:
     def bits(block_size: int, width: int) -> float:
         return 8 * unit_bytes(block_size, width) / (2 * block_size * width)
 

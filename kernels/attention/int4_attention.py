@@ -1,6 +1,6 @@
-"""Attention to blocks that are sealed in 4 bits, and to the open ones as they were computed.
+"""Attention to blocks that have 4 bits an item, and to the open ones as they were computed.
 
-kernels/paging/sealed_arena.py draws which token sees what. This is the definition, for what has no
+kernels/paging/int4_arena.py draws which token sees what. This is the definition, for what has no
 operators.
 """
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from baton.kernels.attention.explicit_attention import explicit_attention
 from baton.kernels.attention.scoring import Scoring
-from baton.kernels.paging.seal import unseal
-from baton.kernels.paging.sealed_arena import RequestPart, SealedArena
+from baton.kernels.paging.int4_arena import Int4Arena, RequestPart
+from baton.kernels.paging.int4_block import dequantize_block
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window, first_seen, num_first_of
 
 
-def sealed_attention(
+def int4_attention(
     q: Tensor,
-    arena: SealedArena,
+    arena: Int4Arena,
     sequences: Sequences,
     window: Window,
     scoring: Scoring,
@@ -43,10 +43,10 @@ def sealed_attention(
     return out
 
 
-def _past(part: RequestPart, arena: SealedArena, dtype: torch.dtype) -> Tensor:
-    """The blocks of a request before its last, sealed, as [2, K, tokens, H]."""
+def _past(part: RequestPart, arena: Int4Arena, dtype: torch.dtype) -> Tensor:
+    """The blocks of a request before its last, in 4 bits, as [2, K, tokens, H]."""
     units = arena.units[part.table[: (part.end - 1) // arena.block_size]]
-    kv = unseal(units, arena.block_size, arena.width)  # [blocks, K, 2, S, H]
+    kv = dequantize_block(units, arena.block_size, arena.width)  # [blocks, K, 2, S, H]
     return kv.to(dtype).permute(2, 1, 0, 3, 4).flatten(2, 3)
 
 

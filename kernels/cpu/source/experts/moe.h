@@ -98,7 +98,7 @@ enum Gating { SILU_GATE, GELU_GATE, CLAMPED_GATE };
 // `Rows` has row_bytes, gather(token, share or null, row) and
 //     multiply(expert, rows, num_rows, panels, finish)
 template <typename Rows, typename T>
-static inline void experts_gate_up(const GateUpArgs<T>& args, const Rows& rows, Work& work) {
+static inline void moe_gate_up(const GateUpArgs<T>& args, const Rows& rows, Work& work) {
   const Pairs pairs{args.pairs, args.stops,
                     args.num_experts, args.num_choices};
   const T* bias = args.bias;
@@ -164,7 +164,7 @@ struct AddShare {
 constexpr int64_t SUMS_BYTES = 1 << 20;  // of as many panels as one thread does at once
 
 template <typename Rows, typename T>
-static inline void experts_down(const DownArgs<T>& args, const Rows& rows, int64_t num_tokens, Work& work) {
+static inline void moe_down(const DownArgs<T>& args, const Rows& rows, int64_t num_tokens, Work& work) {
   const Pairs pairs{args.pairs, args.stops,
                     args.num_experts, args.num_choices};
   const T* bias = args.bias;

@@ -62,7 +62,7 @@ class _Unit:
         return steps.view(*self.units.shape[:-1], 2, count)
 
 
-def seal(kv: Tensor, units: Tensor) -> None:
+def quantize_block(kv: Tensor, units: Tensor) -> None:
     """Put K and V, [..., 2, S, H], into units [..., bytes] uint8."""
     block_size, width = kv.shape[-2:]
     place = _Unit(units, block_size, width)
@@ -79,7 +79,7 @@ def seal(kv: Tensor, units: Tensor) -> None:
     place.items.copy_(low | high << 4)
 
 
-def unseal(units: Tensor, block_size: int, width: int) -> Tensor:
+def dequantize_block(units: Tensor, block_size: int, width: int) -> Tensor:
     """K and V of units [..., bytes]: [..., 2, S, H] float32."""
     place = _Unit(units, block_size, width)
     items = torch.cat((place.items & 15, place.items >> 4), dim=-1).float()

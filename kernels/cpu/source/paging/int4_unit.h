@@ -1,4 +1,4 @@
-// One block of one KV head in 4 bits, once all its tokens are there; see kernels/paging/seal.py.
+// One block of one KV head in 4 bits, once all its tokens are there; see kernels/paging/int4_block.py.
 //
 //   items    K [S][H/2], V [S][H/2]     two a byte: item d in the low bits, item d + H/2 in the high ones
 //   steps    scales of K [H], zeros of K [H], scales of V [S], zeros of V [S], in float16
@@ -74,7 +74,7 @@ u32x16 items_of(f32x16 x, f32x16 scale, f32x16 zero) {
   return (u32x16)(y + splat(0x1p23f)) & 15;
 }
 
-struct SealedUnit {
+struct Int4Unit {
   uint8_t* bytes;
   int64_t block_size, width;
 
@@ -88,12 +88,12 @@ struct SealedUnit {
 
 // Rows of K and V, `stride` apart, become a unit.
 template <typename T>
-class Sealing {
+class Quantizing {
  public:
-  Sealing(const SealedUnit& unit, const T* keys, const T* values, int64_t stride)
+  Quantizing(const Int4Unit& unit, const T* keys, const T* values, int64_t stride)
       : unit_(unit), keys_(keys), values_(values), stride_(stride) {}
 
-  void seal() const {
+  void run() const {
     for (int64_t d = 0; d < unit_.width; d += 16) find_key_steps(d);
     for (int64_t slot = 0; slot < unit_.block_size; slot++) {
       const f16 *scales = unit_.key_steps(), *zeros = scales + unit_.width;
@@ -153,7 +153,7 @@ class Sealing {
     }
   }
 
-  const SealedUnit& unit_;
+  const Int4Unit& unit_;
   const T *keys_, *values_;
   int64_t stride_;
 };
@@ -164,9 +164,9 @@ f32x16 high_of(u32x16 packed) { return __builtin_convertvector((i32x16)(packed >
 
 // Slots `begin` to `end - 1` of a unit as rows of T, `padded` long: their ends are zeros.
 template <typename T>
-class Unsealing {
+class Dequantizing {
  public:
-  Unsealing(const SealedUnit& unit, int64_t begin, int64_t end, int64_t padded)
+  Dequantizing(const Int4Unit& unit, int64_t begin, int64_t end, int64_t padded)
       : unit_(unit), begin_(begin), end_(end), padded_(padded) {}
 
   void keys(T* rows) const {
@@ -208,7 +208,7 @@ class Unsealing {
       std::fill(rows + row * padded_ + unit_.width, rows + (row + 1) * padded_, T{});
   }
 
-  const SealedUnit& unit_;
+  const Int4Unit& unit_;
   int64_t begin_, end_, padded_;
 };
 

@@ -1,0 +1,8 @@
+// Products by experts with int4 weights; moe.h says how, and what the operators are given.
+#include "moe_quantized.h"
+#include "int4_product.h"
+
+OPERATOR(moe_int4_gate_up_f32, GateUpArgs<float>) { narrow_gate_up<Int4Product, float>(args, work); }
+OPERATOR(moe_int4_gate_up_bf16, GateUpArgs<bf16>) { narrow_gate_up<Int4Product, bf16>(args, work); }
+OPERATOR(moe_int4_down_f32, DownArgs<float>) { narrow_down<Int4Product, float>(args, pass, work); }
+OPERATOR(moe_int4_down_bf16, DownArgs<bf16>) { narrow_down<Int4Product, bf16>(args, pass, work); }
