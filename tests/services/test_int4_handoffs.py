@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.in_process_fleet import Fleet, running_fleet
+from tests.services.migrating import busy, slow_down
 from tests.services.test_kv_dtypes import BLOCK_SIZE, SAMPLING, both, engines
-from tests.services.test_migration import busy, slow_down
 from tests.services.test_tiers import total, written_back
 from tests.tiny_checkpoints import VOCAB_SIZE, make_llama
 
@@ -27,7 +27,7 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Role], En
     return engines(make_llama(tmp_path_factory.mktemp("checkpoint")), both("int4"), num_blocks=40)
 
 
-async def test_who_takes_over_a_running_request_goes_on_from_its_sealed_blocks(
+async def test_who_takes_over_a_running_request_goes_on_from_its_full_blocks(
     make_engine: Callable[[Role], Engine],
 ) -> None:
     async with running_fleet(prefill=0, decode=1, make_engine=make_engine) as fleet:
@@ -49,7 +49,7 @@ async def test_who_takes_over_a_running_request_goes_on_from_its_sealed_blocks(
     assert moved.receipt.pulled_tokens >= len(PROMPT)
 
 
-async def test_sealed_blocks_come_back_from_a_tier(
+async def test_full_blocks_in_four_bits_come_back_from_a_tier(
     make_engine: Callable[[Role], Engine], tmp_path: Path
 ) -> None:
     prompts = [[*PROMPT[start:], *PROMPT[:start], start + 2] * 2 for start in range(4)]
