@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.core.errors import InvalidConfig
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.engine_bench import Measured, Point
 from baton.platform.instruments.model_shape import Part
@@ -21,16 +20,6 @@ from baton.platform.instruments.pass_cost import total
 
 MARKER_OF = dict(zip(Part, "osD^vPX*<>hp", strict=True))
 MIN_INTENSITY = 0.05
-
-
-def check_plots() -> None:
-    """Raises InvalidConfig, saying what to install, if nothing can be drawn here."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InvalidConfig(
-            "--png needs matplotlib; install it with `pip install 'baton-llm[plots]'`"
-        ) from None
 
 
 def draw(measured: Measured, ceilings: Ceilings, title: str, file: Path) -> None:

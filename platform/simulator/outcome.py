@@ -18,6 +18,26 @@ class Served(NamedTuple):
     num_cached: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a row of the table says."""
+
+    num_requests: int
+    mean_s: float
+    """Of wait and prefill, of what was not rejected; so are the percentiles."""
+    p50_s: float
+    p99_s: float
+    hit: float
+    """Share of the prompts' tokens that were cached where they were computed."""
+    imbalance: float
+    """The busiest replica's time over the mean replica's."""
+    goodput: float
+    """Share of all requests, the rejected included, with a first token in time."""
+    rejected: int
+    duration_s: float
+    """From the trace's start to its last first token."""
+
+
 @dataclass(slots=True)
 class Outcome:
     served: list[Served] = field(default_factory=list)
@@ -33,23 +53,22 @@ class Outcome:
         self.duration_s = now
         self.busy_s = busy_s
 
-    def figures(self, slo_ttft_s: float) -> dict[str, float]:
-        """What a row of the table says.
-
-        mean_s, p99_s   of wait and prefill, of what was not rejected
-        hit             share of the prompts' tokens that were cached where they were computed
-        imbalance       the busiest replica's time over the mean replica's
-        goodput         share of all requests, the rejected included, with a first token in time
-        """
+    def figures(self, slo_ttft_s: float) -> Figures:
+        """At least one request was served, or rejected."""
+        num_requests = len(self.served) + self.rejected
         ttft = np.array([one.ttft_s for one in self.served] or [0.0])
+        p50_s, p99_s = np.percentile(ttft, (50, 99))
         num_tokens = sum(one.num_tokens for one in self.served)
         busy_s = np.array(self.busy_s)
         num_good = sum(one.ttft_s <= slo_ttft_s for one in self.served)
-        return {
-            "mean_s": float(ttft.mean()),
-            "p99_s": float(np.percentile(ttft, 99)),
-            "hit": sum(one.num_cached for one in self.served) / max(num_tokens, 1),
-            "imbalance": float(busy_s.max() / busy_s.mean()) if busy_s.any() else 1.0,
-            "goodput": num_good / max(len(self.served) + self.rejected, 1),
-            "rejected": float(self.rejected),
-        }
+        return Figures(
+            num_requests=num_requests,
+            mean_s=float(ttft.mean()),
+            p50_s=float(p50_s),
+            p99_s=float(p99_s),
+            hit=sum(one.num_cached for one in self.served) / max(num_tokens, 1),
+            imbalance=float(busy_s.max() / busy_s.mean()) if busy_s.any() else 1.0,
+            goodput=num_good / num_requests,
+            rejected=self.rejected,
+            duration_s=self.duration_s,
+        )

@@ -10,16 +10,18 @@ dispatch and ended by first tokens. Prompts sent to a replica wait there in the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
+from baton.platform.simulator.arrivals import Arrival, Arrivals
 from baton.platform.simulator.block_cache import BlockCache
+from baton.platform.simulator.block_names import BlockNames
 from baton.platform.simulator.outcome import Outcome, Served
 from baton.platform.simulator.setup import ConstantRate, Setup
-from baton.platform.traces.trace import Trace, TraceRequest
+from baton.platform.traces.trace import Trace
 from baton.router.candidate import Candidate
 from baton.router.kv_index import KvIndex
 from baton.router.line import Line
@@ -44,20 +46,23 @@ class _Replica:
 class _Turn:
     """One request of the trace, under way."""
 
-    __slots__ = ("following", "num_cached", "prompt", "request")
+    __slots__ = ("arrival", "num_cached", "prompt")
 
-    def __init__(self, request: TraceRequest, prompt: Prompt, following: Iterator[TraceRequest]):
-        self.request = request
+    def __init__(self, arrival: Arrival, prompt: Prompt) -> None:
+        self.arrival = arrival
         self.prompt = prompt
-        self.following = following
-        """The turns of its session that come after it."""
         self.num_cached = 0
 
 
 class PrefillPool:
-    def __init__(self, setup: Setup, policy: RoutingPolicy, seed: int) -> None:
+    """Plays one trace, once."""
+
+    def __init__(self, trace: Trace, setup: Setup, policy: RoutingPolicy, seed: int) -> None:
+        """Raises InvalidConfig if the trace's hash ids do not fit the block size."""
         self._setup = setup
         self._seed = seed
+        self._arrivals = Arrivals(trace)
+        self._names_of = BlockNames(trace, setup.block_size, seed).of
         self._replicas = [_Replica(number, setup) for number in range(setup.num_replicas)]
         self._candidates = [replica.candidate for replica in self._replicas]
         self._replica_by_name = {replica.candidate.name: replica for replica in self._replicas}
@@ -68,54 +73,50 @@ class PrefillPool:
         self._turn_by_number: dict[int, _Turn] = {}
         self._sessions = Sessions()
         self._numbers = count()
-        self._events: list[tuple[float, int, TraceRequest | _Replica, Iterator[TraceRequest]]] = []
+        self._computing: list[tuple[float, int, _Replica]] = []
+        """Replicas by the time when they have computed their prompt."""
         self._num_waiting = 0
         self._now = 0.0
         self._outcome = Outcome()
 
-    def run(self, trace: Trace) -> Outcome:
-        """Play the whole trace, until its last first token."""
-        order = count()
-        self._order = order
-        if trace.is_closed_loop:
-            for turns in trace.sessions().values():
-                following = iter(turns)
-                first = next(following)
-                heappush(self._events, (first.gap_s, next(order), first, following))
-        else:
-            for request in trace.requests:
-                heappush(self._events, (request.arrival_s or 0.0, next(order), request, iter(())))
-        while self._events:
-            self._now, _, what, following = heappop(self._events)
-            if isinstance(what, _Replica):
-                self._is_done(what)
+    def play(self) -> Outcome:
+        """From the first request to the last first token."""
+        while True:
+            done_s = self._computing[0][0] if self._computing else inf
+            arrival_s = self._arrivals.next_s
+            if done_s == arrival_s == inf:
+                break
+            self._now = min(done_s, arrival_s)
+            if done_s <= arrival_s:
+                self._is_done(heappop(self._computing)[2])
             else:
-                self._arrives(what, following)
+                self._arrives(self._arrivals.pop())
         self._outcome.ended(self._now, [replica.busy_s for replica in self._replicas])
         return self._outcome
 
-    def _arrives(self, request: TraceRequest, following: Iterator[TraceRequest]) -> None:
+    def _arrives(self, arrival: Arrival) -> None:
         limit = self._setup.max_waiting
         if limit is not None and self._num_waiting >= limit:
             self._outcome.rejected += 1
+            self._arrivals.answered(arrival, self._now)
             return
-        prompt = self._prompt(request)
-        turn = self._turn_by_number[prompt.number] = _Turn(request, prompt, following)
+        prompt = self._prompt(arrival)
+        turn = self._turn_by_number[prompt.number] = _Turn(arrival, prompt)
         held = self._held(prompt)
         self._num_waiting += 1
         chosen = self._line.arrive(prompt, self._candidates, held, self._now)
         if chosen is not None:
             self._send(turn, chosen, held.tokens[self._candidates.index(chosen)])
 
-    def _prompt(self, request: TraceRequest) -> Prompt:
+    def _prompt(self, arrival: Arrival) -> Prompt:
+        request = arrival.request
         number = next(self._numbers)
-        names = _names(request.hash_ids)
+        names = self._names_of(request)
         size = self._setup.block_size
-        whole = names[: request.input_length // size]
         if request.session is not None:
-            session, is_first_turn = request.session, request.turn == 0
+            session, is_first_turn = request.session, arrival.is_first_turn
         else:
-            session, is_first_turn = self._sessions.of(whole)
+            session, is_first_turn = self._sessions.of(names[: request.input_length // size])
         return Prompt(
             number=number,
             num_tokens=request.input_length,
@@ -161,7 +162,7 @@ class PrefillPool:
                 replica.epoch, KvEvents(first_sequence=replica.next_sequence, events=events)
             )
             replica.next_sequence += len(events)
-        heappush(self._events, (self._now + work_s, next(self._order), replica, iter(())))
+        heappush(self._computing, (self._now + work_s, turn.prompt.number, replica))
 
     def _is_done(self, replica: _Replica) -> None:
         turn = replica.computing
@@ -172,7 +173,8 @@ class PrefillPool:
         self._outcome.serve(
             Served(self._now - prompt.arrived_s, prompt.num_tokens, turn.num_cached)
         )
-        self._follow_up(turn)
+        answered_s = self._now + self._setup.decode_s(turn.arrival.request.output_length)
+        self._arrivals.answered(turn.arrival, answered_s)
         if replica.queue:
             self._begin(replica)
             return
@@ -183,15 +185,3 @@ class PrefillPool:
                 replica.candidate,
                 self._num_held(following, replica.candidate),
             )
-
-    def _follow_up(self, turn: _Turn) -> None:
-        """The session's next turn comes once this answer is there and read."""
-        following = next(turn.following, None)
-        if following is not None:
-            answer_s = self._now + self._setup.itl_s * max(turn.request.output_length - 1, 0)
-            at = answer_s + following.gap_s
-            heappush(self._events, (at, next(self._order), following, turn.following))
-
-
-def _names(hash_ids: Sequence[int]) -> tuple[bytes, ...]:
-    return tuple(hash_id.to_bytes(16, "big") for hash_id in hash_ids)

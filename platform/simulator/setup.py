@@ -33,6 +33,10 @@ class Setup:
     """Prompts that wait, in the gateway and at the replicas; more are rejected. None: no limit."""
     slo_ttft_s: float = 10.0
 
+    def decode_s(self, output_length: int) -> float:
+        """From the first token of an answer to its last."""
+        return self.itl_s * max(output_length - 1, 0)
+
 
 def rate_for_load(trace: Trace, load: float, num_replicas: int) -> float:
     """Tokens a second of one replica, so that computing every prompt whole takes `load` of all.

@@ -12,14 +12,14 @@ import msgspec
 import torch
 from rich.console import Console
 
-from baton.platform.cli.terminal.output_files import check_writable
+from baton.platform.cli.terminal.output_files import check_plots, check_writable
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.bench_report import as_json, show
 from baton.platform.instruments.datasheet import datasheet
 from baton.platform.instruments.engine_bench import MAX_STEPS, EngineBench, Measured
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
 from baton.platform.instruments.product_rates import ceilings_of
-from baton.platform.instruments.roofline import check_plots, draw
+from baton.platform.instruments.roofline import draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Job:
 def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
     """Raises CheckpointError or InvalidConfig."""
     if job.png_file is not None:
-        check_plots()
+        check_plots("--png")
         check_writable(job.png_file, "--png")
     if job.json_file is not None:
         check_writable(job.json_file, "--json")

@@ -16,3 +16,13 @@ def check_writable(file: Path, option: str) -> None:
         raise InvalidConfig(f"{option} {file}: there is no folder {file.parent}; make it first")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise InvalidConfig(f"{option} {file}: it cannot be written; give another file")
+
+
+def check_plots(option: str) -> None:
+    """Raises InvalidConfig, saying what to install, if nothing can be drawn here."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InvalidConfig(
+            f"{option} needs matplotlib; install it with `pip install 'baton-llm[plots]'`"
+        ) from None

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TaskID,
     TaskProgressColumn,
@@ -51,6 +52,20 @@ def weights_bar(name: str) -> Iterator[Callable[[int, int], None]]:
             bars.update(task, completed=done, total=total)
 
         yield report
+
+
+@contextmanager
+def counting_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yields what to call whenever one more of `total` is done."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)
 
 
 class StartBars:

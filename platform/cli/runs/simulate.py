@@ -1,0 +1,98 @@
+"""What `baton simulate` does: read the traces, play every case, show what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from baton.core.errors import InvalidConfig
+from baton.platform.cli.terminal.output_files import check_plots, check_writable
+from baton.platform.cli.terminal.progress import counting_bar
+from baton.platform.simulator.experiment import Experiment, play_all
+from baton.platform.simulator.plots import draw
+from baton.platform.simulator.report import show, tree
+from baton.platform.simulator.setup import Setup
+from baton.platform.traces.reader import read_trace
+from baton.platform.traces.trace import Trace
+from baton.router.policies.by_name import ABLATIONS, DEFAULT, POLICIES
+
+LOADS = (0.7, 1.0, 1.3)
+GROUPS = {"all": tuple(POLICIES), "ablation": (DEFAULT, *ABLATIONS)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    traces: Sequence[Path]
+    policies: Sequence[str]
+    loads: Sequence[float]
+    prefill_rate: float | None
+    num_seeds: int
+    setup: Setup
+    num_jobs: int
+    json_file: Path | None
+    plot_file: Path | None
+
+
+def run(job: Job) -> None:
+    """Raises InvalidConfig that names the option, or BatonError."""
+    if job.plot_file is not None:
+        check_plots("--plot")
+        check_writable(job.plot_file, "--plot")
+    if job.json_file is not None:
+        check_writable(job.json_file, "--json")
+    experiment = Experiment(
+        policies=_policies(job.policies),
+        loads=_loads(job),
+        traces=[_read(file) for file in job.traces],
+        num_seeds=job.num_seeds,
+        setup=job.setup,
+    )
+    cases = experiment.cases()
+    with counting_bar("simulating", len(cases)) as advance:
+        rows = []
+        for row in play_all(cases, job.num_jobs):
+            rows.append(row)
+            advance()
+    show(Console(highlight=False), experiment, rows)
+    if job.json_file is not None:
+        encoded = msgspec.json.encode(tree(experiment, rows))
+        job.json_file.write_bytes(msgspec.json.format(encoded) + b"\n")
+    if job.plot_file is not None:
+        draw(rows, job.plot_file)
+
+
+def _policies(names: Sequence[str]) -> tuple[str, ...]:
+    """Each once, in the order in which they were named."""
+    known = {**POLICIES, **ABLATIONS}
+    for name in names:
+        if name not in known and name not in GROUPS:
+            raise InvalidConfig(f"--policy {name}: give one of {', '.join((*known, *GROUPS))}")
+    return tuple(dict.fromkeys(one for name in names for one in GROUPS.get(name, (name,))))
+
+
+def _loads(job: Job) -> Sequence[float]:
+    rate = job.prefill_rate
+    if rate is not None and job.loads:
+        raise InvalidConfig("--load and --prefill-rate: one follows from the other; give one")
+    if rate is not None and not (isfinite(rate) and rate > 0):
+        raise InvalidConfig(f"--prefill-rate {rate:g}: give tokens a second, more than 0")
+    for load in job.loads:
+        if not (isfinite(load) and load > 0):
+            raise InvalidConfig(
+                f"--load {load:g}: give a share of all replicas' time, more than 0, such as 0.7"
+            )
+    return () if rate is not None else tuple(dict.fromkeys(job.loads)) or LOADS
+
+
+def _read(file: Path) -> Trace:
+    try:
+        return read_trace(file)
+    except OSError as error:
+        raise InvalidConfig(
+            f"TRACE {file}: {error.strerror}; give a trace of Mooncake, Azure or sessions"
+        ) from None

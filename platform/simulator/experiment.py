@@ -1,0 +1,118 @@
+"""Policies against each other: each of them on each trace, at each load, with each seed.
+
+    traces x loads x (limit, policies) x seeds --processes--> rows, in this order
+
+A seed spreads arrivals that the trace rounded, settles what costs the same, and names blocks. Rows
+depend on nothing else: neither on the processes nor on the day.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+
+from baton.core.errors import BatonError, InvalidConfig
+from baton.platform.simulator.limit import play_limit
+from baton.platform.simulator.outcome import Figures
+from baton.platform.simulator.prefill_pool import PrefillPool
+from baton.platform.simulator.setup import Setup, rate_for_load
+from baton.platform.traces.ticks import spread
+from baton.platform.traces.trace import Trace
+from baton.router.policies.by_name import policy
+
+LIMIT = "limit"
+"""Stands where a policy's name does: no wait, and one endless cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    trace: Trace
+    load: float | None
+    """Of all replicas' time, if nothing were cached. None where their rate was given."""
+    policy: str
+    seed: int
+    setup: Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    trace: str
+    policy: str
+    load: float | None
+    seed: int
+    tokens_per_s: float
+    """That a replica prefills."""
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    traces: Sequence[Trace]
+    policies: Sequence[str]
+    loads: Sequence[float]
+    """None, if replicas prefill at the rate of `setup`."""
+    num_seeds: int
+    setup: Setup
+
+    def cases(self) -> list[Case]:
+        """Raises InvalidConfig if two traces are named alike."""
+        names = [trace.name for trace in self.traces]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidConfig(f"TRACE: two are named {twice[0]}; give the other another name")
+        return [
+            Case(trace=trace, load=load, policy=name, seed=seed, setup=self._setup_of(trace, load))
+            for trace, load, name in product(
+                self.traces, self.loads or (None,), (LIMIT, *self.policies)
+            )
+            for seed in range(self.num_seeds)
+        ]
+
+    def _setup_of(self, trace: Trace, load: float | None) -> Setup:
+        if load is None:
+            return self.setup
+        rate = rate_for_load(trace, load, self.setup.num_replicas)
+        return replace(self.setup, tokens_per_s=rate)
+
+
+def play(case: Case) -> Row:
+    trace = spread(case.trace, seed=case.seed)
+    if case.policy == LIMIT:
+        outcome = play_limit(trace, case.setup, case.seed)
+    else:
+        outcome = PrefillPool(trace, case.setup, policy(case.policy), case.seed).play()
+    return Row(
+        trace=trace.name,
+        policy=case.policy,
+        load=case.load,
+        seed=case.seed,
+        tokens_per_s=case.setup.tokens_per_s,
+        figures=outcome.figures(case.setup.slo_ttft_s),
+    )
+
+
+def play_all(cases: Sequence[Case], num_jobs: int) -> Iterator[Row]:
+    """In the order of the cases. Raises BatonError if a process is ended by someone else."""
+    if num_jobs == 1:
+        yield from map(play, cases)
+        return
+    workers = ProcessPoolExecutor(
+        min(num_jobs, len(cases)),
+        mp_context=get_context("spawn"),  # threads, such as a progress bar's, and forks do not mix
+        initializer=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        rows: list[Future[Row]] = [workers.submit(play, case) for case in cases]
+        for row in rows:
+            yield row.result()
+    except BrokenProcessPool:
+        raise BatonError(
+            "a simulation was ended from outside, for want of memory most likely; give fewer --jobs"
+        ) from None
+    finally:
+        workers.shutdown(cancel_futures=True)

@@ -1,0 +1,37 @@
+"""What no policy can beat: nobody waits, and whatever was computed once is everywhere for ever.
+
+The mean is a true bound: each block is computed at least once, by whoever asks for it first. The
+percentiles are that of the order in which requests arrive.
+"""
+
+from __future__ import annotations
+
+from baton.platform.simulator.arrivals import Arrivals
+from baton.platform.simulator.block_names import BlockNames
+from baton.platform.simulator.outcome import Outcome, Served
+from baton.platform.simulator.setup import ConstantRate, Setup
+from baton.platform.traces.trace import Trace
+
+
+def play_limit(trace: Trace, setup: Setup, seed: int) -> Outcome:
+    """Play the whole trace; all replicas are one, and equally busy."""
+    names_of = BlockNames(trace, setup.block_size, seed).of
+    speed = ConstantRate(tokens_per_s=setup.tokens_per_s)
+    arrivals = Arrivals(trace)
+    known: set[bytes] = set()
+    outcome = Outcome()
+    busy_s = ended_s = 0.0
+    while arrivals.next_s < float("inf"):
+        arrival = arrivals.pop()
+        request, names = arrival.request, names_of(arrival.request)
+        num_held = next((at for at, name in enumerate(names) if name not in known), len(names))
+        known.update(names[num_held:])
+        num_cached = min(num_held * setup.block_size, request.input_length - 1)
+        work_s = speed.prefill_s(request.input_length, num_cached)
+        first_token_s = arrival.at_s + work_s
+        outcome.serve(Served(work_s, request.input_length, num_cached))
+        busy_s += work_s
+        ended_s = max(ended_s, first_token_s)
+        arrivals.answered(arrival, first_token_s + setup.decode_s(request.output_length))
+    outcome.ended(ended_s, [busy_s / setup.num_replicas] * setup.num_replicas)
+    return outcome

@@ -1,0 +1,107 @@
+"""What an experiment found: a table for people, a tree for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baton.platform.simulator.experiment import LIMIT, Experiment, Row
+
+BEST = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    figure: str
+    format: str
+    best: str = "least"
+    """Or most."""
+
+
+COLUMNS = (
+    Column("mean s", "mean_s", ".2f"),
+    Column("p99 s", "p99_s", ".2f"),
+    Column("hit", "hit", ".3f", "most"),
+    Column("imbalance", "imbalance", ".2f"),
+    Column("goodput", "goodput", ".3f", "most"),
+    Column("rejected", "rejected", ".0f"),
+)
+
+
+def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
+    """A table for each trace and load; a policy's line is the mean over its seeds."""
+    setup = experiment.setup
+    for (trace, load), found in groupby(rows, key=lambda row: (row.trace, row.load)):
+        group = list(found)
+        rate = f"{group[0].tokens_per_s:,.0f} tokens/s a replica"
+        offered = rate if load is None else f"offered {load:.0%} of {rate}"
+        console.print(f"{trace}: {group[0].figures.num_requests:,} requests, {offered}")
+        console.print(_table(group))
+    console.print(
+        f"{setup.num_replicas} replicas with {setup.num_blocks:,} blocks of {setup.block_size} "
+        f"tokens; mean of {experiment.num_seeds} seeds; seconds of wait and prefill, goodput "
+        f"within {setup.slo_ttft_s:g} s",
+    )
+    console.print(f"{BEST} best in its column; {LIMIT}: no wait, one endless cache")
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table("policy", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column.title, justify="right")
+    cells_of = {
+        policy: _cells(list(found)) for policy, found in groupby(rows, key=lambda row: row.policy)
+    }
+    limit = cells_of.pop(LIMIT)
+    marked = [_marked(texts, column) for texts, column in zip(
+        zip(*cells_of.values(), strict=True), COLUMNS, strict=True
+    )]  # fmt: skip
+    for policy, cells in zip(cells_of, zip(*marked, strict=True), strict=True):
+        table.add_row(policy, *cells)
+    table.add_section()
+    table.add_row(LIMIT, *(f"{text} " for text in limit), style="dim")
+    return table
+
+
+def _cells(rows: Sequence[Row]) -> list[str]:
+    return [
+        format(fmean(getattr(row.figures, column.figure) for row in rows), column.format)
+        for column in COLUMNS
+    ]
+
+
+def _marked(texts: Sequence[str], column: Column) -> list[Text]:
+    """A column whose cells are all alike has no best."""
+    best = (min if column.best == "least" else max)(texts, key=float)
+    is_told = len(set(texts)) > 1
+    return [
+        Text(f"{text}{BEST}", style="bold green") if is_told and text == best else Text(f"{text} ")
+        for text in texts
+    ]
+
+
+def tree(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
+    """The set-up, a row a policy and seed, and a limit a seed in rows of its own."""
+    setup = asdict(experiment.setup)
+    del setup["tokens_per_s"]  # stands in each row
+    flat = [_flat(row) for row in rows]
+    return {
+        "setup": {**setup, "num_seeds": experiment.num_seeds},
+        "rows": [row for row in flat if row["policy"] != LIMIT],
+        "limits": [row for row in flat if row["policy"] == LIMIT],
+    }
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    found = asdict(row)
+    figures = found.pop("figures")
+    return {**found, **figures}

@@ -1,0 +1,102 @@
+"""`baton simulate`: rows for programs, a table for people, mistakes in a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.platform.cli.main import app
+
+SESSIONS = (("a", 1, 1.0, 1000, [1]), ("a", 2, 2.0, 2000, [1, 2, 3]), ("b", 1, 1.5, 1000, [9]))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two sessions, whose turns are counted from 1."""
+    names = ("session", "turn", "gap_s", "input_length", "hash_ids")
+    rows = (dict(zip(names, row, strict=True)) for row in SESSIONS)
+    file = tmp_path / "sessions.jsonl"
+    file.write_text("".join(json.dumps({**row, "output_length": 11}) + "\n" for row in rows))
+    return file
+
+
+def baton(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments), "--jobs", "1"])
+
+
+def simulated(json_file: Path, *arguments: object) -> dict[str, Any]:
+    result = baton(*arguments, "--json", json_file)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(json_file.read_text())
+    return found
+
+
+def test_each_policy_and_seed_has_a_row_and_the_limit_stands_apart(
+    trace: Path, tmp_path: Path
+) -> None:
+    plot = tmp_path / "out.png"
+    arguments = (trace, "--policy", "all", "--load", 0.5, "--load", 1, "--seeds", 2)
+
+    found = simulated(tmp_path / "out.json", *arguments, "--plot", plot)
+
+    rows = found["rows"]
+    assert len(rows) == 12 * 2 * 2 and len(found["limits"]) == 2 * 2
+    assert {(row["load"], row["seed"]) for row in rows} == {(0.5, 0), (0.5, 1), (1.0, 0), (1.0, 1)}
+    wanted = {"policy", "mean_s", "p99_s", "hit", "imbalance", "goodput", "rejected"}
+    assert all(wanted <= row.keys() for row in rows)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_turn_comes_after_the_answer_before_it_and_its_gap(trace: Path, tmp_path: Path) -> None:
+    """One replica, 1,000 tokens a second, 0.1 s a token of an answer.
+
+    a 1   comes at 1.0, computed until 2.0; its answer of 11 tokens ends at 3.0
+    b 1   comes at 1.5, computed until 3.0
+    a 2   comes at 5.0, 512 of its tokens are cached: computed until 6.488
+    """
+    arguments = ("--policy", "cost", "--prefill-rate", 1000, "--itl", 0.1, "--replicas", 1)
+
+    row = simulated(tmp_path / "out.json", trace, *arguments, "--seeds", 1)["rows"][0]
+
+    assert row["load"] is None
+    assert row["duration_s"] == pytest.approx(6.488)
+    assert row["mean_s"] == pytest.approx((1.0 + 1.5 + 1.488) / 3)
+    assert row["hit"] == pytest.approx(512 / 4000)
+
+
+def test_the_table_marks_the_best_of_each_column_and_shows_what_none_can_beat(trace: Path) -> None:
+    policies = ("--policy", "cost", "--policy", "random")
+
+    result = baton(trace, *policies, "--prefill-rate", 1000, "--replicas", 2)
+
+    assert result.exit_code == 0, result.output
+    lines = {words[0]: words[1:] for line in result.stdout.splitlines() if (words := line.split())}
+    assert lines["cost"][2] == "0.128*" and lines["limit"][2] == "0.128"
+    assert not lines["random"][2].endswith("*")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--load", "0"), "--load 0: "),
+        (("--load", "1", "--prefill-rate", "5"), "give one"),
+        (("--policy", "best"), "sticky-until-saturated"),
+        (("--block-size", "500"), "stand for 512 tokens"),
+        (("--json", "/no/such/folder/out.json"), "--json"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(trace: Path, arguments: tuple[str, ...], named: str) -> None:
+    result = baton(trace, *arguments)
+
+    assert result.exit_code == 2
+    assert named in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_trace_that_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
+    result = baton(tmp_path / "none.jsonl")
+
+    assert result.exit_code == 2 and "No such file" in result.stderr
