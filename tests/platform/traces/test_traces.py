@@ -109,6 +109,7 @@ def test_rounded_arrivals_are_spread_over_their_ticks_the_same_way_for_a_seed(
     assert arrivals == sorted(arrivals)
     assert len(set(arrivals)) == 300
     assert 176.9 < arrivals[-1] <= 180.0
+    assert sum(arrival % 3 for arrival in arrivals) / 300 == pytest.approx(1.5, abs=0.2)
     assert arrivals == [request.arrival_s for request in spread(trace, seed=1).requests]
     assert arrivals != [request.arrival_s for request in spread(trace, seed=2).requests]
 

@@ -1,4 +1,4 @@
-"""`baton bench`: what an engine does here, beside what this machine allows."""
+"""`baton bench`: an engine beside what this machine allows; any server under load."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from baton.platform.cli.commands.bench.serving import serve
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
     ENGINE_OPTIONS,
@@ -19,7 +20,7 @@ from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
 from baton.platform.models.model_folder import find_model
 
-app = typer.Typer(help="Measure, beside what the machine allows.", no_args_is_help=True)
+app = typer.Typer(help="Measure an engine here, or a server anywhere.", no_args_is_help=True)
 
 LENGTHS = (128, 512, 2048, 8192, 32_768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -34,7 +35,7 @@ class Measures(StrEnum):
 
 @app.callback()
 def bench() -> None:
-    """Measure, beside what the machine allows."""
+    """Measure an engine here, or a server anywhere."""
 
 
 @app.command()
@@ -87,3 +88,6 @@ def engine(  # noqa: PLR0913 - one parameter an option
         )
         with warnings_silenced():
             run(config, folder, job)
+
+
+app.command()(serve)
