@@ -11,10 +11,54 @@ cannot make one to read another tenant's cache.
 from __future__ import annotations
 
 import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import overload
 
 DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames(Sequence[bytes]):
+    """Names kept end to end: a long prompt has thousands, of which none need be an object."""
+
+    packed: bytes = b""
+
+    @classmethod
+    def of(cls, names: Iterable[bytes]) -> BlockNames:
+        return names if isinstance(names, cls) else cls(b"".join(names))
+
+    def __len__(self) -> int:
+        return len(self.packed) // DIGEST_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> BlockNames: ...
+    def __getitem__(self, index: int | slice) -> bytes | BlockNames:
+        if isinstance(index, int):
+            start = range(len(self))[index] * DIGEST_BYTES
+            return self.packed[start : start + DIGEST_BYTES]
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            return BlockNames.of([self[each] for each in range(start, stop, step)])
+        return BlockNames(self.packed[start * DIGEST_BYTES : stop * DIGEST_BYTES])
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self.packed), DIGEST_BYTES):
+            yield self.packed[start : start + DIGEST_BYTES]
+
+    def num_common(self, other: BlockNames) -> int:
+        """How many leading names both have. They are chained: equal at one depth means before."""
+        least, most = 0, min(len(self), len(other))
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self[middle - 1] == other[middle - 1]:
+                least = middle
+            else:
+                most = middle - 1
+        return least
 
 
 def root_hash(fingerprint: bytes, salt: bytes = b"") -> bytes:
@@ -28,7 +72,10 @@ def extend_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """The names of all full blocks of `tokens`, first to last."""
+    """The names of all full blocks of `tokens`, first to last.
+
+    The definition; `baton.kernels.names.block_names` makes the same ones, many at a time.
+    """
     parent = root
     for start in range(0, len(tokens) - block_size + 1, block_size):
         parent = extend_hash(parent, tokens[start : start + block_size])

@@ -3,12 +3,13 @@
     snapshot (all names there are)  ->  events 1, 2, 3 ...  ->  snapshot again, after a gap
 
 Events are numbered from 1 without gaps within one incarnation of a replica. A snapshot stands for
-all events before `first_sequence`: whoever has it needs the event of that number next.
+all events before `first_sequence`: whoever has it needs the event of that number next. It is read
+part by part while the cache changes, so it may have in it what later events did, too. To hear those
+again does no harm: after the last of them each name is stored or not, as its own last event says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,13 +41,12 @@ class KvEvents:
     first_sequence: int
     events: tuple[KvEvent, ...] = ()
     is_snapshot: bool = False
-    """`events` then store all names there are, and have no numbers."""
+    """`events` then store names that there are, and have no numbers."""
+    part: int = 0
+    """Of a snapshot: how many parts of it came before this one."""
+    has_more: bool = False
+    """Of a snapshot: this is not its last part."""
 
     @property
     def next_sequence(self) -> int:
         return self.first_sequence + (0 if self.is_snapshot else len(self.events))
-
-
-def split_names(names: bytes) -> Iterator[bytes]:
-    for start in range(0, len(names), DIGEST_BYTES):
-        yield names[start : start + DIGEST_BYTES]

@@ -3,18 +3,23 @@
     engine thread   blocks named, evicted ... --publish, once a step--> KvEventLog
     event loop      watch(): snapshot, then what happened since, as fast as the follower takes it
 
-A follower that is slow gets more events at once; one that is too slow, a new snapshot.
+A follower that is slow gets more events at once; one that is too slow, a new snapshot. The engine
+does not wait while one is taken: it is read on the event loop, a stretch of blocks at a time, and
+what changes meanwhile is among the events that follow it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.blocks.kv_event_log import MAX_NAMES, KvEventLog
 from baton.engine.engine_thread import EngineThread
+
+PART_BLOCKS = 4096
+"""Blocks of which the names go into one part of a snapshot: a few tenths of a millisecond."""
 
 
 class KvFeed:
@@ -46,12 +51,17 @@ class KvFeed:
                 news.clear()
                 events = None if sequence is None else self._log.read(sequence)
                 if events is None:
-                    events = await self._thread.call(self._snapshot)
-                elif not events.events:
+                    sequence = await self._thread.call(self._publish_all)
+                    for part in self._snapshot(sequence):
+                        yield part
+                        await asyncio.sleep(0)  # others may go on
+                        if self._is_closed:
+                            return
+                elif events.events:
+                    sequence = events.next_sequence
+                    yield events
+                else:
                     await news.wait()
-                    continue
-                sequence = events.next_sequence
-                yield events
         finally:
             self._followers.discard(news)
 
@@ -64,11 +74,19 @@ class KvFeed:
         for news in self._followers:
             news.set()
 
-    def _snapshot(self) -> KvEvents:
-        """On the engine's thread, which alone may look into the cache."""
+    def _publish_all(self) -> int:
+        """The number of the next event. On the engine's thread."""
         self.publish()
-        return KvEvents(
-            first_sequence=self._log.next_sequence,
-            events=(KvEvent(KvChange.STORED, b"".join(self._pool.names())),),
-            is_snapshot=True,
-        )
+        return self._log.next_sequence
+
+    def _snapshot(self, first_sequence: int) -> Iterator[KvEvents]:
+        """The names there are, part by part, each as it is when it is asked for."""
+        for part, start in enumerate(range(0, self._pool.num_blocks, PART_BLOCKS)):
+            stop = min(start + PART_BLOCKS, self._pool.num_blocks)
+            yield KvEvents(
+                first_sequence=first_sequence,
+                events=(KvEvent(KvChange.STORED, self._pool.names_between(start, stop)),),
+                is_snapshot=True,
+                part=part,
+                has_more=stop < self._pool.num_blocks,
+            )

@@ -11,6 +11,8 @@ def kv_events_to_proto(events: KvEvents) -> pb.KvEvents:
         first_sequence=events.first_sequence,
         events=[_event_to_proto(event) for event in events.events],
         is_snapshot=events.is_snapshot,
+        part=events.part,
+        has_more=events.has_more,
     )
 
 
@@ -20,6 +22,8 @@ def kv_events_from_proto(message: pb.KvEvents) -> KvEvents:
         first_sequence=message.first_sequence,
         events=tuple(_event_from_proto(event) for event in message.events),
         is_snapshot=message.is_snapshot,
+        part=message.part,
+        has_more=message.has_more,
     )
 
 

@@ -1372,7 +1372,8 @@ class KvEvent(message.Message):
 @typing.final
 class KvEvents(message.Message):
     """Changes in the order in which they happened. Sequence numbers count events, from 1, without gaps;
-    whoever sees one must watch anew. A snapshot stands for all events before `first_sequence`.
+    whoever sees one must watch anew. A snapshot stands for all events before `first_sequence`; it comes
+    in parts, numbered from 0, and holds once the last one is there.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1380,8 +1381,12 @@ class KvEvents(message.Message):
     FIRST_SEQUENCE_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
     IS_SNAPSHOT_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    HAS_MORE_FIELD_NUMBER: builtins.int
     first_sequence: builtins.int
     is_snapshot: builtins.bool
+    part: builtins.int
+    has_more: builtins.bool
     @builtins.property
     def events(self) -> containers.RepeatedCompositeFieldContainer[KvEvent]: ...
     def __init__(
@@ -1390,10 +1395,12 @@ class KvEvents(message.Message):
         first_sequence: builtins.int = ...,
         events: abc.Iterable[KvEvent] | None = ...,
         is_snapshot: builtins.bool = ...,
+        part: builtins.int = ...,
+        has_more: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["events", b"events", "first_sequence", b"first_sequence", "is_snapshot", b"is_snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["events", b"events", "first_sequence", b"first_sequence", "has_more", b"has_more", "is_snapshot", b"is_snapshot", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,14 +6,15 @@ replicas whose blocks are of unequal size have no name in common.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from baton.core.block_hash import block_hashes, root_hash
+from baton.core.block_hash import BlockNames, root_hash
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import GenerateRequest, Pooling
+from baton.kernels.names.block_names import block_names
 
-Names = tuple[bytes, ...]
-"""Names of all full blocks, first to last."""
+STRETCH = 4096
+"""Tokens that are named in one go: a tenth of a millisecond, or one where nothing is compiled."""
 
 
 class PromptNames:
@@ -22,27 +23,56 @@ class PromptNames:
     def __init__(self, tokens: Sequence[int] = (), salt: bytes = b"") -> None:
         self._tokens = tokens
         self._salt = salt
-        self._names_by_way: dict[tuple[bytes, int], Names] = {}
+        self._names_by_way: dict[tuple[bytes, int], BlockNames] = {}
+        """Of all full blocks, or of the first ones."""
 
-    def under(self, layout: KvLayout) -> Names:
-        way = _way(layout)
-        names = self._names_by_way.get(way)
-        if names is None:
-            root = root_hash(layout.model_fingerprint, self._salt)
-            names = tuple(block_hashes(root, self._tokens, layout.block_size))
-            self._names_by_way[way] = names
-        return names
+    def under(self, layout: KvLayout) -> BlockNames:
+        """The names of all full blocks."""
+        for _ in self._make(layout):
+            pass
+        return self._names_by_way[_way(layout)]
 
-    def under_each(self, layouts: Iterable[KvLayout]) -> Collection[Names]:
+    def under_each(self, layouts: Iterable[KvLayout]) -> Collection[BlockNames]:
         """The names under each layout; those of layouts that name blocks alike, once."""
-        return {_way(layout): self.under(layout) for layout in layouts}.values()
+        by_way = {_way(layout): layout for layout in layouts}
+        return [self.under(layout) for layout in by_way.values()]
+
+    def make(self, layouts: Iterable[KvLayout]) -> Iterator[None]:
+        """Make the names under each layout, yielding between stretches of tokens."""
+        for layout in {_way(layout): layout for layout in layouts}.values():
+            yield from self._make(layout)
+
+    def followed_by(self, output: Sequence[int]) -> PromptNames:
+        """The names of these tokens and of `output` behind them. What is made is not made again."""
+        if not output:
+            return self
+        longer = PromptNames((*self._tokens, *output), self._salt)
+        longer._names_by_way = dict(self._names_by_way)
+        return longer
+
+    def _make(self, layout: KvLayout) -> Iterator[None]:
+        way, size = _way(layout), layout.block_size
+        known = self._names_by_way.get(way, BlockNames())
+        if known and len(known) == len(self._tokens) // size:
+            return
+        parent = known[-1] if known else root_hash(layout.model_fingerprint, self._salt)
+        made = [known.packed]
+        step = max(1, STRETCH // size) * size
+        first = len(known) * size
+        for start in range(first, len(self._tokens) - size + 1, step):
+            if start > first:
+                yield
+            names = block_names(parent, self._tokens[start : start + step], size)
+            made.append(names.packed)
+            parent = names[-1]
+        self._names_by_way[way] = BlockNames(b"".join(made))
 
 
-def names_of(message: GenerateRequest, known: Sequence[int]) -> PromptNames:
-    """The names of `known`, its prompt and output; none where every token must be run anyway."""
+def names_of(message: GenerateRequest, prompt: PromptNames) -> PromptNames:
+    """The names of its prompt and output; none where every token must be run anyway."""
     if message.pooling is Pooling.MEAN or wants_prompt_logprobs(message):
         return PromptNames()
-    return PromptNames(known, message.salt)
+    return prompt.followed_by(message.output)
 
 
 def wants_prompt_logprobs(message: GenerateRequest) -> bool:

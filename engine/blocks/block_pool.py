@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.core.block_hash import block_hashes, extend_hash, root_hash
+from baton.core.block_hash import root_hash
 from baton.core.clock import Clock, monotonic
 from baton.core.kv_layout import KvLayout
 from baton.core.kv_pool import Census, Holder, NameFollower
@@ -27,6 +27,10 @@ from baton.engine.blocks.cache_pins import CachePins
 from baton.engine.blocks.kv_accounts import KvAccounts
 from baton.engine.blocks.kv_event_log import KvEventLog
 from baton.engine.blocks.prefix_cache import PrefixCache
+from baton.kernels.names.block_names import block_names
+
+FEW_BLOCKS = 16
+"""Named at once when it is not known whether any of them is cached."""
 
 
 @dataclass(slots=True)
@@ -113,6 +117,14 @@ class BlockPool:
     def names(self) -> Iterable[bytes]:
         """Names of blocks that a prompt could find here. Live: read it before the next change."""
         return self._prefixes.names()
+
+    def names_between(self, start: int, stop: int) -> bytes:
+        """Names, end to end, of the blocks from number `start` on and below `stop`.
+
+        On any thread, while the pool changes: a block keeps its number for as long as it has its
+        name, so what lasts is found, and whether the rest is found is for `KvEventLog` to tell.
+        """
+        return self._prefixes.names_of(range(start, stop))
 
     def table(self, holder: Holder) -> Sequence[int]:
         """The blocks of `holder` in token order, empty if it has none. Live: copy it to keep it."""
@@ -223,11 +235,13 @@ class BlockPool:
             raise ValueError(f"{holder} has too few blocks for {num_computed} computed tokens")
         if table is None or not (self._is_matching and table.is_nameable):
             return
-        for index in range(len(table.names), num_full):
-            parent = table.names[-1] if index else self._root(salt)
-            start = index * self.layout.block_size
-            name = extend_hash(parent, tokens[start : start + self.layout.block_size])
-            self._prefixes.add(table.blocks[index], name)
+        index = len(table.names)
+        if index >= num_full:
+            return
+        parent = table.names[-1] if index else self._root(salt)
+        size = self.layout.block_size
+        for name in block_names(parent, tokens[index * size : num_full * size], size):
+            self._prefixes.add(table.blocks[len(table.names)], name)
             table.names.append(name)
             if self._follower is not None:
                 self._follower.named(name)
@@ -339,7 +353,7 @@ class BlockPool:
     def _names(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
         if not self._is_matching:
             return iter(())
-        return block_hashes(self._root(salt), tokens, self.layout.block_size)
+        return self._chain(tokens, salt)
 
     def _names_to_match(
         self, tokens: Sequence[int], salt: bytes, names: list[bytes]
@@ -347,9 +361,20 @@ class BlockPool:
         """Names of the full blocks before the last token, also collected in `names`."""
         if not self._is_matching:
             return
-        for name in block_hashes(self._root(salt), tokens[:-1], self.layout.block_size):
+        for name in self._chain(tokens[:-1], salt):
             names.append(name)
             yield name
+
+    def _chain(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
+        """Names of all full blocks, made a few at first and then ever more at a time: most chains
+        are left where they meet the first unknown name."""
+        parent, size = self._root(salt), self.layout.block_size
+        start, stop = 0, FEW_BLOCKS
+        while start * size < len(tokens):
+            for name in block_names(parent, tokens[start * size : stop * size], size):
+                yield name
+                parent = name
+            start, stop = stop, 2 * stop
 
     def _check_alone(self, holder: Holder, index: int, block: int) -> None:
         if self._ref_counts[block] > 1 or self._prefixes.is_named(block):

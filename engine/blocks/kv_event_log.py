@@ -17,6 +17,8 @@ from baton.core.block_hash import DIGEST_BYTES
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 
 MAX_NAMES = 65_536
+MAX_READ = 4096
+"""Names, or one event, that a reader is given at once: less than a millisecond to take in."""
 
 
 class KvEventLog:
@@ -57,14 +59,21 @@ class KvEventLog:
         return True
 
     def read(self, sequence: int) -> KvEvents | None:
-        """What happened from event `sequence` on; None if some of that is forgotten."""
+        """What happened from event `sequence` on, or the beginning of it, if it is much; None if
+        some of that is forgotten."""
+        events: list[KvEvent] = []
+        weight = 0
         with self._lock:
             num_events = self._next_sequence - sequence
             if not 0 <= num_events <= len(self._events):
                 return None
             # From the end: what a follower lacks is short, what is kept is long.
-            events = tuple(self._events[-back] for back in range(num_events, 0, -1))
-        return KvEvents(first_sequence=sequence, events=events)
+            for back in range(num_events, 0, -1):
+                events.append(self._events[-back])
+                weight += _weight(events[-1])
+                if weight >= MAX_READ:
+                    break
+        return KvEvents(first_sequence=sequence, events=tuple(events))
 
     def _record(self, change: KvChange, name: bytes) -> None:
         if self._pending and self._pending[-1][0] is change:

@@ -38,6 +38,10 @@ class PrefixCache:
     def names(self) -> Iterable[bytes]:
         return self._block_by_name.keys()
 
+    def names_of(self, blocks: Iterable[int]) -> bytes:
+        """The names that these blocks have at this moment, end to end. On any thread."""
+        return b"".join(filter(None, map(self._name_by_block.get, blocks)))
+
     def is_named(self, block: int) -> bool:
         return block in self._name_by_block
 

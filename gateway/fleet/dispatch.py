@@ -79,6 +79,7 @@ class ReplicaDispatcher:
     async def start(self, generation: Generation) -> RunningRequest:
         """Return once the request has a place. Raises Overloaded, Unavailable, DeadlineExceeded."""
 
+        prompt = PromptNames(generation.prompt, generation.salt)
         has_begun = False
 
         async def place(
@@ -87,8 +88,11 @@ class ReplicaDispatcher:
             lost: frozenset[Epoch],
             time_left_s: float | None,
         ) -> None:
+            for _ in prompt.make(self.fleet.layouts):
+                await asyncio.sleep(0)  # it may be long: others go on in between
+
             def try_place() -> Placed | None:
-                placed = self._try_place(next_request, lost, generation.near)
+                placed = self._try_place(next_request, prompt, lost, generation.near)
                 if placed is not None:
                     on_placed(placed)
                 return placed
@@ -197,6 +201,7 @@ class ReplicaDispatcher:
     def _try_place(
         self,
         next_request: Callable[[], GenerateRequest],
+        prompt: PromptNames,
         lost: frozenset[Epoch],
         near: RequestId | None,
     ) -> Placed | None:
@@ -204,8 +209,8 @@ class ReplicaDispatcher:
             self.fleet.want(len(self._queue) + 1)
             return None  # most wakes come to this: do not look a long prompt up for nothing
         request = next_request()
-        known = (*request.prompt, *request.output)
-        names = names_of(request, known)
+        known = request.prompt + request.output
+        names = names_of(request, prompt)
         asked = placement_request(request, known, lost=lost, near=self.fleet.where_runs(near))
         placement = self._policy.place(asked, self.fleet.view(names), self._clock())
         return None if placement is None else Placed(self.fleet, placement, request, names)

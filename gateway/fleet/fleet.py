@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
 import grpc.aio
 
 from baton.core.ids import Epoch, RequestId
+from baton.core.kv_layout import KvLayout
 from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch
@@ -150,6 +151,14 @@ class Fleet:
         return tuple(self._replica_by_epoch.values())
 
     @property
+    def layouts(self) -> Iterator[KvLayout]:
+        """Of every replica that a prompt may go to, or be found on."""
+        for link in self._link_by_epoch.values():
+            yield link.info.layout
+        for info in self._replica_by_epoch.values():
+            yield info.layout
+
+    @property
     def connected(self) -> tuple[ReplicaLink, ...]:
         return tuple(link for link in self._link_by_epoch.values() if link.is_connected)
 
@@ -172,8 +181,7 @@ class Fleet:
         """Everybody, with what each has of the prompt by the names that it gives blocks itself."""
         cached: dict[Epoch, int] = {}
         expected: dict[Epoch, int] = {}
-        infos = (*(link.info for link in self._link_by_epoch.values()), *self.replicas)
-        for names in prompt.under_each(info.layout for info in infos):
+        for names in prompt.under_each(self.layouts):
             cached |= self.index.num_cached_blocks(names)
             expected |= self.index.num_expected_blocks(names)
         decode = tuple(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import closing
 
 import grpc
 import grpc.aio
@@ -76,7 +75,7 @@ class KvWatch:
         call = self._stub.WatchKv(pb.WatchKvRequest(epoch=self._info.epoch))
         try:
             async for message in call:
-                await self._receive(kv_events_from_proto(message))
+                self._receive(kv_events_from_proto(message))
         except KvGap as gap:
             self.num_gaps += 1
             return str(gap)
@@ -87,15 +86,13 @@ class KvWatch:
             return f"{type(error).__name__}: {error}"
         finally:
             call.cancel()
+            self._index.break_off(self._info.epoch)
         return "the replica ended the stream"
 
-    async def _receive(self, events: KvEvents) -> None:
+    def _receive(self, events: KvEvents) -> None:
+        self._index.apply(self._info.epoch, events)
         if not events.is_snapshot:
-            self._index.apply(self._info.epoch, events)
             self.num_events += len(events.events)
-            return
-        with closing(self._index.load(self._info.epoch, events)) as loading:
-            for _ in loading:
-                await asyncio.sleep(0)  # others may go on
-        self.num_resyncs += self._has_snapshot
-        self._has_snapshot = self.is_synced = True
+        elif not events.has_more:
+            self.num_resyncs += self._has_snapshot
+            self._has_snapshot = self.is_synced = True

@@ -28,8 +28,6 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import torch  # noqa: F401  # first: what it links is then found, and not loaded a second time
-
 from baton.kernels.cpu import build
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
@@ -44,6 +42,8 @@ logger = logging.getLogger(__name__)
 @cache
 def library() -> ctypes.CDLL | None:
     """The operators of this machine; None, said once in the log, if there are none."""
+    import torch  # noqa: F401  # first: what it links is then found, and not loaded a second time
+
     if os.environ.get("BATON_CPU_KERNELS") == "torch":
         logger.info("BATON_CPU_KERNELS=torch: kernels on the CPU are torch's")
         return None
@@ -51,6 +51,26 @@ def library() -> ctypes.CDLL | None:
         return find_or_build(cache_folder(), find_compiler())
     except (OSError, subprocess.CalledProcessError) as error:
         logger.warning("kernels on the CPU are torch's, and slower: %s", reason(error))
+        return None
+
+
+def library_without_torch() -> ctypes.CDLL | None:
+    """What of the library needs no tensors; None where it is not there already.
+
+    Torch is not imported, nothing is compiled, and nobody is waited for.
+    """
+    return library() if library.cache_info().currsize else _found()
+
+
+@cache
+def _found() -> ctypes.CDLL | None:
+    if os.environ.get("BATON_CPU_KERNELS") == "torch":
+        return None
+    try:
+        folder, supported = cache_folder(), build.supported_targets()
+        return _load_best(folder, supported, None) or _load(folder, supported[1:], None)
+    except OSError as error:
+        logger.warning("the library of this CPU cannot be read: %s", error)
         return None
 
 

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from baton.core.block_hash import block_hashes, root_hash
+from baton.core.block_hash import root_hash
 from baton.core.ids import TransferId
+from baton.kernels.names.block_names import block_names
 from baton.kv_transfer.pulling.prefix_fetch import PrefixOffer
 from baton.kv_transfer.tiers.stack import Stretch, TierStack
 from baton.kv_transfer.tiers.transport import ADDRESS, TierTransport
@@ -58,7 +59,7 @@ class TierSource:
             yield None
             return
         root = root_hash(layout.model_fingerprint, salt)
-        names = list(block_hashes(root, tokens, layout.block_size))
+        names = list(block_names(root, tokens, layout.block_size))
         first = num_held // layout.block_size
         num_blocks = self._choose(await self._stack.find(names[first:]))
         if not num_blocks or num_blocks * layout.block_size < self._worth.min_tokens:

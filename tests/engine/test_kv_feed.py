@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -13,6 +14,7 @@ from baton.core.errors import EngineFailed
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.core.messages import SamplingParams
+from baton.engine import kv_feed
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.kv_feed import KvFeed
@@ -138,6 +140,52 @@ async def test_who_falls_too_far_behind_gets_a_snapshot_on_the_same_stream() -> 
 
         assert caught_up.is_snapshot
         assert index.num_blocks(REPLICA) == 60
+
+
+async def test_what_changes_while_a_snapshot_is_read_is_heard_of_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_feed, "PART_BLOCKS", 4)
+    async with running(num_blocks=12) as one, aclosing(one.feed.watch()) as feed:
+        index = KvIndex()
+        await one.compute(list(range(44)))
+
+        first = await anext(feed)
+        await one.compute(list(range(100, 140)))
+        [second, last] = [await anext(feed) for _ in range(2)]
+        for part in (first, second, last):
+            index.apply(REPLICA, part)
+
+        assert [(part.part, part.has_more) for part in (first, second, last)] == [
+            (0, True),
+            (1, True),
+            (2, False),
+        ]
+        assert len({part.first_sequence for part in (first, second, last)}) == 1
+        await follow(feed, index, one.engine)
+        assert index.num_blocks(REPLICA) == len(list(one.engine.pool.names()))
+
+
+async def test_a_snapshot_is_read_while_the_engine_is_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_feed, "PART_BLOCKS", 16)
+    async with running() as one, aclosing(one.feed.watch()) as feed:
+        await one.compute(list(range(200)))
+        index, goes_on = KvIndex(), threading.Event()
+        index.apply(REPLICA, await anext(feed))
+        one.thread.post(lambda: wait_for(goes_on))
+
+        for _ in range(3):
+            index.apply(REPLICA, await anext(feed))
+
+        assert index.num_blocks(REPLICA) == 50
+        goes_on.set()
+
+
+def wait_for(event: threading.Event) -> None:
+    """A step that takes long."""
+    event.wait(10.0)
 
 
 async def test_changes_between_steps_are_heard_of_once_they_are_published() -> None:

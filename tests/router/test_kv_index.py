@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.kernels.names.both_tables import TABLES
 
-from baton.core.block_hash import block_hashes
+from baton.core.block_hash import BlockNames, block_hashes
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
+from baton.kernels.names.holder_table import ReferenceTable
 from baton.router.kv_index import STRETCH, Expected, KvGap, KvIndex
 
 A, B, C = Epoch("a"), Epoch("b"), Epoch("c")
 EPOCHS = (A, B)
 
 
-def chain(text: str) -> tuple[bytes, ...]:
+def chain(text: str) -> BlockNames:
     """Names of blocks of one letter each."""
-    return tuple(block_hashes(b"root", [ord(letter) for letter in text], 1))
+    return BlockNames.of(block_hashes(b"root", [ord(letter) for letter in text], 1))
 
 
 def stored(*names: bytes) -> KvEvent:
@@ -34,8 +34,16 @@ def evicted(*names: bytes) -> KvEvent:
 CLEARED = KvEvent(KvChange.CLEARED)
 
 
-def snapshot(*names: bytes, first_sequence: int = 1) -> KvEvents:
-    return KvEvents(first_sequence=first_sequence, events=(stored(*names),), is_snapshot=True)
+def snapshot(
+    *names: bytes, first_sequence: int = 1, part: int = 0, has_more: bool = False
+) -> KvEvents:
+    return KvEvents(
+        first_sequence=first_sequence,
+        events=(stored(*names),),
+        is_snapshot=True,
+        part=part,
+        has_more=has_more,
+    )
 
 
 def events(first_sequence: int, *changes: KvEvent) -> KvEvents:
@@ -43,7 +51,7 @@ def events(first_sequence: int, *changes: KvEvent) -> KvEvents:
 
 
 def index_of(*, stretch: int = STRETCH, **text_by_epoch: str) -> KvIndex:
-    index = KvIndex(stretch=stretch)
+    index = KvIndex(ReferenceTable(), stretch=stretch)
     for name, text in text_by_epoch.items():
         index.apply(Epoch(name), snapshot(*chain(text)))
     return index
@@ -124,30 +132,47 @@ def test_a_replica_that_left_has_nothing_and_one_that_comes_gets_nothing_of_it()
     assert index.num_blocks(A) == 0
 
 
-def test_a_snapshot_takes_effect_at_once_when_it_is_complete() -> None:
-    index = index_of(a="old prompt", stretch=2)
+def test_a_snapshot_takes_effect_at_once_when_its_last_part_is_there() -> None:
+    index, names = index_of(a="old prompt"), chain("new prompt")
 
-    loading = index.load(A, snapshot(*chain("new prompt"), first_sequence=7))
-    for _ in loading:
+    for part in range(4):
+        index.apply(A, snapshot(*names[2 * part :][:2], part=part, has_more=True))
         assert index.num_cached_blocks(chain("old prompt")) == {A: 10}
-        assert index.num_cached_blocks(chain("new prompt")) == {}
+        assert index.num_cached_blocks(names) == {}
+    index.apply(A, snapshot(*names[8:], part=4, first_sequence=7))
 
     assert index.num_cached_blocks(chain("old prompt")) == {}
-    assert index.num_cached_blocks(chain("new prompt")) == {A: 10}
+    assert index.num_cached_blocks(names) == {A: 10}
     assert index.num_blocks(A) == 10
 
 
-def test_a_snapshot_given_up_half_way_leaves_everything_as_it_was() -> None:
-    index = index_of(a="old", stretch=2)
+def test_a_snapshot_broken_off_half_way_leaves_everything_as_it_was() -> None:
+    index = index_of(a="old")
 
-    with closing(index.load(A, snapshot(*chain("new prompt")))) as loading:
-        next(loading)
+    index.apply(A, snapshot(*chain("new prompt"), has_more=True))
+    index.break_off(A)
     index.apply(A, events(1, stored(*chain("olds")[3:])))
 
     assert index.num_cached_blocks(chain("olds")) == {A: 4}
     assert index.num_cached_blocks(chain("new prompt")) == {}
     sweep(index, A, 2)
     assert len(index) == 4
+    with pytest.raises(KvGap, match="part 1 of a snapshot came instead of the first"):
+        index.apply(A, snapshot(part=1))
+
+
+def test_parts_of_a_snapshot_that_come_twice_count_once_and_one_that_is_missing_is_missed() -> None:
+    index, names = index_of(a="old"), chain("prompt")
+
+    index.apply(A, snapshot(*names[:2], has_more=True))
+    for _ in range(2):
+        index.apply(A, snapshot(*names[2:4], part=1, has_more=True))
+    with pytest.raises(KvGap, match="part 3 of a snapshot came instead of 2"):
+        index.apply(A, snapshot(part=3))
+    assert index.num_cached_blocks(chain("old")) == {A: 3}
+    index.apply(A, snapshot(*names[4:], part=2))
+
+    assert index.num_cached_blocks(names) == {A: 6}
 
 
 def sweep(index: KvIndex, epoch: Epoch, first_sequence: int) -> None:
@@ -177,14 +202,14 @@ def test_who_leaves_while_memory_is_taken_back_has_its_own_taken_back_later() ->
 
 
 def test_replicas_that_come_and_go_for_ever_use_the_same_few_bits() -> None:
-    index = KvIndex()
+    index = index_of()
     for number in range(1000):
         index.apply(Epoch(str(number)), snapshot(*chain("prompt")))
         index.forget(Epoch(str(number)))
 
     assert len(index) == 0
     index.apply(A, snapshot(*chain("prompt")))
-    assert max(index._slots_by_name.values()) <= 0b1000
+    assert index._num_slots <= 4
 
 
 def test_a_prompt_on_its_way_is_expected_until_it_is_released() -> None:
@@ -249,17 +274,36 @@ class Believed:
         self.num_heard = num_heard
 
 
-class IndexMachine(RuleBasedStateMachine):
-    """Replicas change; some of what they say arrives, late, twice, or never."""
+class Loading:
+    """What was read of a snapshot that is not complete."""
 
-    @initialize(stretch=st.sampled_from([1, 3, STRETCH]))
-    def start(self, stretch: int) -> None:
-        self.index = KvIndex(stretch=stretch)
+    def __init__(self, num_said: int) -> None:
+        self.num_said = num_said
+        self.names: set[bytes] = set()
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Replicas change; some of what they say arrives, late, twice, or never.
+
+    An index over each kind of table hears all of it, and both must answer as the model does.
+    """
+
+    @initialize(stretch=st.sampled_from([1, 3, STRETCH]), num_others=st.sampled_from([0, 70]))
+    def start(self, stretch: int, num_others: int) -> None:
+        self.indexes = [KvIndex(make(), stretch=stretch) for make in TABLES]
+        self.others = {Epoch(str(number)): 2 for number in range(num_others)}
+        for epoch in self.others:
+            self.apply(epoch, snapshot(*chain("ab")))
         self.replica_by_epoch = {epoch: Replica() for epoch in EPOCHS}
         self.believed_by_epoch: dict[Epoch, Believed] = {}
-        self.expected: list[tuple[Expected, str]] = []
+        self.loading_by_epoch: dict[Epoch, Loading] = {}
+        self.expected: list[tuple[list[Expected], str]] = []
         for epoch in EPOCHS:
             self.take_snapshot(epoch)
+
+    def apply(self, epoch: Epoch, said: KvEvents) -> None:
+        for index in self.indexes:
+            index.apply(epoch, said)
 
     @rule(epoch=st.sampled_from(EPOCHS), changes=st.lists(CHANGES, min_size=1, max_size=4))
     def change(self, epoch: Epoch, changes: list[KvEvent]) -> None:
@@ -268,10 +312,40 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.sampled_from(EPOCHS))
     def take_snapshot(self, epoch: Epoch) -> None:
-        replica = self.replica_by_epoch[epoch]
-        first_sequence = len(replica.said) + 1
-        self.index.apply(epoch, snapshot(*replica.names, first_sequence=first_sequence))
-        self.believed_by_epoch[epoch] = Believed(set(replica.names), len(replica.said))
+        self.begin_snapshot(epoch)
+        self.end_snapshot(epoch)
+
+    @rule(epoch=st.sampled_from(EPOCHS))
+    def begin_snapshot(self, epoch: Epoch) -> None:
+        """What is read of it now may be otherwise when the rest is read."""
+        loading = self.loading_by_epoch[epoch] = Loading(len(self.replica_by_epoch[epoch].said))
+        self.load_part(epoch, loading, is_last=False)
+
+    @precondition(lambda self: self.loading_by_epoch)
+    @rule(data=st.data())
+    def end_snapshot_late(self, data: st.DataObject) -> None:
+        self.end_snapshot(data.draw(st.sampled_from(list(self.loading_by_epoch))))
+
+    def end_snapshot(self, epoch: Epoch) -> None:
+        loading = self.loading_by_epoch.pop(epoch)
+        self.load_part(epoch, loading, is_last=True)
+        self.believed_by_epoch[epoch] = Believed(loading.names, loading.num_said)
+
+    def load_part(self, epoch: Epoch, loading: Loading, *, is_last: bool) -> None:
+        names = {name for name in self.replica_by_epoch[epoch].names if name[0] % 2 == is_last}
+        loading.names |= names
+        self.apply(
+            epoch,
+            snapshot(
+                *names, first_sequence=loading.num_said + 1, part=int(is_last), has_more=not is_last
+            ),
+        )
+
+    @rule(epoch=st.sampled_from(EPOCHS))
+    def break_off(self, epoch: Epoch) -> None:
+        for index in self.indexes:
+            index.break_off(epoch)
+        self.loading_by_epoch.pop(epoch, None)
 
     @rule(epoch=st.sampled_from(EPOCHS), data=st.data())
     def hear(self, epoch: Epoch, data: st.DataObject) -> None:
@@ -279,35 +353,42 @@ class IndexMachine(RuleBasedStateMachine):
         believed = self.believed_by_epoch.get(epoch)
         next_one = st.just(believed.num_heard if believed else 0)
         start = data.draw(next_one | st.integers(0, len(said)))
-        end = data.draw(st.integers(start, len(said)))
+        end = data.draw(st.integers(start, len(said)) | st.just(len(said)))
         batch = events(start + 1, *said[start:end])
         if believed is None or start > believed.num_heard:
-            with pytest.raises(KvGap):
-                self.index.apply(epoch, batch)
+            for index in self.indexes:
+                with pytest.raises(KvGap):
+                    index.apply(epoch, batch)
             return
-        self.index.apply(epoch, batch)
+        self.apply(epoch, batch)
         follower = Replica()
         follower.names = believed.names
         for event in said[believed.num_heard : end]:
             follower.change(event)
         believed.num_heard = max(end, believed.num_heard)
+        if believed.num_heard == len(said):
+            assert believed.names == self.replica_by_epoch[epoch].names
 
     @rule(epoch=st.sampled_from(EPOCHS))
     def forget(self, epoch: Epoch) -> None:
-        self.index.forget(epoch)
+        for index in self.indexes:
+            index.forget(epoch)
         self.believed_by_epoch.pop(epoch, None)
+        self.loading_by_epoch.pop(epoch, None)
         self.replica_by_epoch[epoch] = Replica()
-        self.expected = [one for one in self.expected if one[0].epoch != epoch]
+        self.expected = [one for one in self.expected if one[0][0].epoch != epoch]
 
     @rule(epoch=st.sampled_from(EPOCHS), text=PROMPTS)
     def expect(self, epoch: Epoch, text: str) -> None:
-        self.expected.append((self.index.expect(chain(text), epoch), text))
+        expected = [index.expect(chain(text), epoch) for index in self.indexes]
+        self.expected.append((expected, text))
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(self.expected) - 1))
-        self.index.release(self.expected.pop(position)[0])
+        for index, expected in zip(self.indexes, self.expected.pop(position)[0], strict=True):
+            index.release(expected)
 
     @rule(text=PROMPTS)
     def look_up(self, text: str) -> None:
@@ -316,21 +397,24 @@ class IndexMachine(RuleBasedStateMachine):
             epoch: num_leading(wanted, believed.names)
             for epoch, believed in self.believed_by_epoch.items()
         }
+        cached |= dict.fromkeys(self.others, num_leading(wanted, set(chain("ab"))))
         expected = dict.fromkeys(EPOCHS, 0)
-        for one, prompt in self.expected:
+        for (one, *_), prompt in self.expected:
             found = num_leading(wanted, set(chain(prompt)))
             expected[one.epoch] = max(expected[one.epoch], found)
-        assert self.index.num_cached_blocks(wanted) == without_zeros(cached)
-        assert self.index.num_expected_blocks(wanted) == without_zeros(expected)
+        for index in self.indexes:
+            assert index.num_cached_blocks(wanted) == without_zeros(cached)
+            assert index.num_expected_blocks(wanted) == without_zeros(expected)
 
     @invariant()
     def the_books_balance(self) -> None:
         for epoch in EPOCHS:
             believed = self.believed_by_epoch.get(epoch)
-            assert self.index.num_blocks(epoch) == (len(believed.names) if believed else 0)
+            for index in self.indexes:
+                assert index.num_blocks(epoch) == (len(believed.names) if believed else 0)
 
 
-def num_leading(wanted: tuple[bytes, ...], names: set[bytes]) -> int:
+def num_leading(wanted: BlockNames, names: set[bytes]) -> int:
     return next((n for n, name in enumerate(wanted) if name not in names), len(wanted))
 
 
@@ -339,4 +423,4 @@ def without_zeros(counts: dict[Epoch, int]) -> dict[Epoch, int]:
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestIndex.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
+from baton.engine.blocks import kv_event_log
 from baton.engine.blocks.kv_event_log import KvEventLog
 
 
@@ -103,6 +104,18 @@ def test_a_change_that_is_larger_than_the_log_is_forgotten_at_once() -> None:
 
     assert log.read(1) is None
     assert log.read(2) == KvEvents(first_sequence=2)
+
+
+def test_who_is_far_behind_hears_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_event_log, "MAX_READ", 4)
+    log = KvEventLog()
+    store(log, "abcde")
+    sequence, heard = 1, []
+    while (events := log.read(sequence)) is not None and events.events:
+        heard.append(len(events.events))
+        sequence = events.next_sequence
+
+    assert (heard, sequence) == ([2, 2, 1], 6)
 
 
 def test_nothing_is_known_of_events_to_come() -> None:

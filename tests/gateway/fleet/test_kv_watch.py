@@ -184,6 +184,7 @@ async def test_closing_stops_a_watch_whatever_it_is_doing() -> None:
     [
         snapshot(*chain("ab"), first_sequence=3),
         snapshot(),
+        snapshot(*chain("a"), part=3, has_more=True),
         events(1),
         events(7, stored(*chain("ab")), evicted(*chain("c")), stored()),
     ],

@@ -1,0 +1,113 @@
+// Which slots hold which names; see kernels/names/holder_table.py.
+//
+// Whoever calls lets nobody else call meanwhile.
+#include <algorithm>
+
+#include "slot_sets.h"
+
+namespace {
+
+constexpr int64_t AHEAD = 24;  // names whose places are on their way from memory
+
+struct HolderTable {
+  NameMap names;
+  SlotSets sets;
+  SlotSets::Bits sweeping;
+  uint64_t next = 0;  // what the names begin with that are swept next
+  bool is_swept = true;
+};
+
+// Call `change` with each of the names, in order.
+template <typename Change>
+void walk(const NameMap& map, const Name* names, int64_t num_names, Change change) {
+  for (int64_t i = -AHEAD; i < num_names; i++) {
+    if (i + AHEAD < num_names) map.prefetch(names[i + AHEAD]);
+    if (i >= 0) change(names[i]);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+HolderTable* baton_holders_new() { return new HolderTable; }
+
+void baton_holders_free(HolderTable* table) { delete table; }
+
+int64_t baton_holders_size(const HolderTable* table) { return table->names.size(); }
+
+// Let `slot` hold `names`; how many of them it did not hold before.
+int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
+                          int64_t num_names) {
+  int64_t num_new = 0;
+  walk(table->names, names, num_names, [&](const Name& name) {
+    const uint32_t before = table->names.find(name);
+    if (!table->sets.has(before, slot)) {
+      table->names.put(name, table->sets.with(before, slot));
+      num_new++;
+    }
+  });
+  return num_new;
+}
+
+// Let `slot` not hold `names`; how many of them it held.
+int64_t baton_holders_remove(HolderTable* table, uint32_t slot, const Name* names,
+                             int64_t num_names) {
+  int64_t num_gone = 0;
+  walk(table->names, names, num_names, [&](const Name& name) {
+    const uint32_t before = table->names.find(name);
+    if (table->sets.has(before, slot)) {
+      table->names.put(name, table->sets.without(before, slot));
+      num_gone++;
+    }
+  });
+  return num_gone;
+}
+
+// By slot of `live`: how many leading names it holds. `slots` and `depths` have room for all; returned
+// is how many of them were written, which are those that hold any.
+int64_t baton_holders_leading(const HolderTable* table, const Name* names, int64_t num_names,
+                              const uint64_t* live, int64_t num_words, uint32_t* slots,
+                              uint32_t* depths) {
+  SlotSets::Bits still;
+  still.assign(live, size_t(num_words));
+  int64_t num_found = 0;
+  const auto found = [&](uint32_t slot, int64_t depth) {
+    slots[num_found] = slot;
+    depths[num_found++] = uint32_t(depth);
+  };
+  uint32_t before = SlotSets::EMPTY;
+  bool is_over = false;
+  table->names.find_all(names, num_names, [&](uint32_t holders, int64_t depth) {
+    if (depth == 0 || holders != before) {
+      is_over = !table->sets.intersect(still, holders, [&](uint32_t slot) {
+        if (depth) found(slot, depth);
+      });
+      before = holders;
+    }
+    return !is_over;
+  });
+  if (num_names && !is_over)
+    table->sets.intersect(still, SlotSets::EMPTY, [&](uint32_t slot) { found(slot, num_names); });
+  return num_found;
+}
+
+// From now on `sweep` takes these slots, which nobody adds to any more, out of all names.
+void baton_holders_begin_sweep(HolderTable* table, const uint64_t* dead, int64_t num_words) {
+  table->sweeping.assign(dead, size_t(num_words));
+  table->next = 0;
+  table->is_swept = false;
+}
+
+// Go over `stretch` more names, or somewhat more; whether all have been gone over.
+int32_t baton_holders_sweep(HolderTable* table, int64_t stretch) {
+  while (!table->is_swept && stretch > 0) {
+    stretch -= 1 + table->names.change_segment(table->next, [&](uint32_t holders) {
+      return table->sets.without_all(holders, table->sweeping);
+    });
+    table->is_swept = table->next == 0;
+  }
+  return table->is_swept;
+}
+
+}

@@ -1,0 +1,221 @@
+// A hash table from 128-bit names, which are random already, to 32-bit values.
+//
+//   name -> directory, by its first bits -> segment -> line in it, by other bits -> the first free place
+//
+// A full segment is split in two, by one more of the first bits: no call waits until all of a large
+// table has moved. Taking a name out moves those behind it up, so nothing is left to be cleaned up.
+#pragma once
+#include "segment_memory.h"
+
+struct Name {
+  uint64_t low, high;
+  bool operator==(const Name&) const = default;
+};
+
+class NameMap {
+ public:
+  static constexpr uint32_t NONE = 0;
+
+  NameMap() : directory_{new_segment(0, 0)} {}
+  NameMap(const NameMap&) = delete;
+  NameMap& operator=(const NameMap&) = delete;
+
+  int64_t size() const { return size_; }
+
+  // Ask memory for where `name` would be.
+  void prefetch(const Name& name) const { __builtin_prefetch(&line_of(name)); }
+
+  // Call `visit` with the value of each name of `names`, and its number, until it returns false. Lines
+  // are asked for far ahead and, when they have come, those behind the full ones as well.
+  template <typename Visit>
+  void find_all(const Name* names, int64_t num_names, Visit visit) const {
+    constexpr int64_t FAR = 32, NEAR = 12;
+    const Line* lines[FAR];
+    for (int64_t i = -FAR; i < num_names; i++) {
+      if (i >= 0 && !visit(find_from(*lines[i % FAR], names[i]), i)) return;
+      if (const int64_t far = i + FAR; far < num_names) {
+        lines[far % FAR] = &line_of(names[far]);
+        __builtin_prefetch(lines[far % FAR]);
+      }
+      if (const int64_t near = i + NEAR; near >= 0 && near < num_names) {
+        const Line* line = lines[near % FAR];
+        if (line->values[2] != NONE) __builtin_prefetch(line + 1);
+      }
+    }
+  }
+
+  uint32_t find(const Name& name) const {
+    const Segment& segment = *segment_of(name);
+    return segment.value(seek(segment, name));
+  }
+
+  // Let `name` have `value`; with NONE it is taken out.
+  void put(const Name& name, uint32_t value) {
+    Segment* segment = segment_of(name);
+    Place place = seek(*segment, name);
+    const bool is_in = segment->value(place) != NONE;
+    if (value == NONE) {
+      if (is_in) erase_at(*segment, place);
+      return;
+    }
+    if (!is_in) {
+      while (segment->num >= segment->limit) {
+        split(segment, name.high);
+        segment = segment_of(name);
+        place = seek(*segment, name);
+      }
+      segment->name(place) = name;
+      segment->num++;
+      size_++;
+    }
+    segment->value(place) = value;
+  }
+
+  // Let `change` give all names that begin as `first` does another value, or NONE, and let `first` be
+  // what the next begin with: 0 behind the last. How many they were.
+  template <typename Change>
+  int64_t change_segment(uint64_t& first, Change change) {
+    Segment& segment = *directory_[first_bits(first, depth_)];
+    const int64_t num_before = segment.num;
+    for (Place place{0, 0}; place.line < NUM_LINES;) {
+      uint32_t& value = segment.value(place);
+      const uint32_t changed = value == NONE ? NONE : change(value);
+      if (changed == NONE && value != NONE) {
+        erase_at(segment, place);  // another may have come here
+      } else {
+        value = changed;
+        place.advance();
+      }
+    }
+    first = segment.depth ? first + (uint64_t(1) << (64 - segment.depth)) : 0;
+    return num_before;
+  }
+
+ private:
+  struct Line {
+    Name names[3];
+    uint32_t values[3];  // NONE: the place is free
+    uint32_t unused;
+  };
+  static_assert(sizeof(Line) == 64);
+
+  static constexpr uint32_t NUM_LINES = SegmentMemory::BYTES / sizeof(Line) - 1;
+
+  struct Place {
+    uint32_t line, index;
+
+    void advance() {
+      if (++index == 3) line++, index = 0;
+    }
+    void go_round() {
+      advance();
+      if (line == NUM_LINES) line = 0;
+    }
+    // How far `other` is behind this, all round the end.
+    uint32_t distance(Place other) const {
+      const uint32_t from = 3 * line + index, to = 3 * other.line + other.index;
+      return to >= from ? to - from : to + 3 * NUM_LINES - from;
+    }
+  };
+
+  struct alignas(64) Segment {
+    Line lines[NUM_LINES];
+    uint32_t depth;  // how many first bits all of its names share
+    uint32_t num, limit;
+
+    Name& name(Place place) { return lines[place.line].names[place.index]; }
+    const Name& name(Place place) const { return lines[place.line].names[place.index]; }
+    uint32_t& value(Place place) { return lines[place.line].values[place.index]; }
+    uint32_t value(Place place) const { return lines[place.line].values[place.index]; }
+  };
+  static_assert(sizeof(Segment) == SegmentMemory::BYTES);
+
+  static uint64_t first_bits(uint64_t high, uint32_t depth) { return depth ? high >> (64 - depth) : 0; }
+
+  Segment* segment_of(const Name& name) const { return directory_[first_bits(name.high, depth_)]; }
+
+  static uint32_t line(const Name& name) { return uint32_t((name.low >> 32) * NUM_LINES >> 32); }
+
+  const Line& line_of(const Name& name) const { return segment_of(name)->lines[line(name)]; }
+
+  // Where `name` is, or belongs. There is always a free place.
+  static Place seek(const Segment& segment, const Name& name) {
+    Place place{line(name), 0};
+    while (segment.value(place) != NONE && segment.name(place) != name) place.go_round();
+    return place;
+  }
+
+  // As `find`, where the line is known that the name belongs to.
+  uint32_t find_from(const Line& line, const Name& name) const {
+    for (int i = 0; i < 3; i++)
+      if (line.values[i] == NONE || line.names[i] == name) return line.values[i];
+    return find(name);
+  }
+
+  // Of the names that begin with `first`, the first `depth` bits. Segments are full when 60 to 80 % of
+  // their places are taken, each at another number: all grow alike, and are not to split at once.
+  static void assign(Segment& segment, uint64_t first, uint32_t depth) {
+    constexpr uint32_t PLACES = 3 * NUM_LINES;
+    const uint64_t random = (first + 1) * 0x9E3779B97F4A7C15;
+    segment.depth = depth;
+    segment.limit = PLACES / 5 * 3 + uint32_t((random >> 32) * (PLACES / 5) >> 32);
+  }
+
+  Segment* new_segment(uint64_t first, uint32_t depth) {
+    auto* segment = static_cast<Segment*>(memory_.take());
+    assign(*segment, first, depth);
+    return segment;
+  }
+
+  // Move half of the names of the segment that `high` belongs to into a new one.
+  void split(Segment* full, uint64_t high) {
+    if (full->depth == depth_) {
+      std::vector<Segment*> wider(2 * directory_.size());
+      for (size_t i = 0; i < wider.size(); i++) wider[i] = directory_[i / 2];
+      directory_.swap(wider);
+      depth_++;
+    }
+    const uint64_t moved = first_bits(high, full->depth + 1) | 1;  // the upper half
+    assign(*full, moved - 1, full->depth + 1);
+    Segment* other = new_segment(moved, full->depth);
+    const size_t span = size_t(1) << (depth_ - full->depth);
+    for (size_t i = 0; i < span; i++) directory_[moved * span + i] = other;
+    for (Place place{0, 0}; place.line < NUM_LINES;) {
+      const Name name = full->name(place);
+      const uint32_t value = full->value(place);
+      if (value != NONE && first_bits(name.high, full->depth) == moved) {
+        const Place there = seek(*other, name);
+        other->name(there) = name;
+        other->value(there) = value;
+        other->num++;
+        size_++;
+        erase_at(*full, place);
+      } else {
+        place.advance();
+      }
+    }
+  }
+
+  void erase_at(Segment& segment, Place hole) {
+    for (Place place = hole;;) {
+      place.go_round();
+      const uint32_t value = segment.value(place);
+      if (value == NONE) break;
+      const Name name = segment.name(place);
+      const Place home{line(name), 0};
+      if (home.distance(place) >= hole.distance(place)) {  // else it would come before its home
+        segment.name(hole) = name;
+        segment.value(hole) = value;
+        hole = place;
+      }
+    }
+    segment.value(hole) = NONE;
+    segment.num--;
+    size_--;
+  }
+
+  SegmentMemory memory_;
+  uint32_t depth_ = 0;
+  int64_t size_ = 0;
+  std::vector<Segment*> directory_;  // by the first `depth_` bits; a segment is there several times
+};

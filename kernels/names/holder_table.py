@@ -1,0 +1,106 @@
+"""Who holds which named blocks: the memory of an index of caches.
+
+    name -> the slots that hold it          one entry a name, however many hold it
+
+A *slot* is a small number that stands for one holder. A set of slots is given as bits of an int.
+Compiled where the library is there (`kernels/cpu/source/names/holder_table.cpp`), else in dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from baton.core.block_hash import BlockNames
+from baton.kernels.cpu.library import library_without_torch
+from baton.kernels.names.holder_table_cpu import CompiledTable
+
+MAX_EQUAL_SETS = 10_000
+
+
+class HolderTable(Protocol):
+    def __len__(self) -> int:
+        """Names that somebody holds, or that await the sweep."""
+
+    def add(self, slot: int, names: BlockNames) -> int:
+        """Let `slot` hold `names`; how many of them it did not hold before."""
+
+    def remove(self, slot: int, names: BlockNames) -> int:
+        """Let `slot` not hold `names`; how many of them it held."""
+
+    def num_leading(self, names: BlockNames, live: int) -> Iterable[tuple[int, int]]:
+        """Each slot of `live` that holds the first of `names`, and how many it holds before one
+        that it does not."""
+
+    def begin_sweep(self, dead: int) -> None:
+        """From now on `sweep` takes these slots out of all names. Nothing is added to them."""
+
+    def sweep(self, stretch: int) -> bool:
+        """Go over about `stretch` more names; whether all have been gone over."""
+
+
+def new_holder_table() -> HolderTable:
+    found = library_without_torch()
+    return ReferenceTable() if found is None else CompiledTable(found)
+
+
+class ReferenceTable:
+    """The definition, in dicts."""
+
+    def __init__(self) -> None:
+        self._slots_by_name: dict[bytes, int] = {}
+        self._equal_sets: dict[int, int] = {}
+        """Equal sets of slots are one object, of which a million entries take no memory."""
+        self._sweeping = 0
+        self._unswept: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._slots_by_name)
+
+    def add(self, slot: int, names: BlockNames) -> int:
+        return sum(self._put(name, self._slots(name) | 1 << slot) for name in names)
+
+    def remove(self, slot: int, names: BlockNames) -> int:
+        return sum(self._put(name, self._slots(name) & ~(1 << slot)) for name in names)
+
+    def num_leading(self, names: BlockNames, live: int) -> Iterable[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for depth, name in enumerate(names):
+            still = live & self._slots(name)
+            if depth:
+                found += [(slot, depth) for slot in _members(live & ~still)]
+            live = still
+            if not live:
+                return found
+        return found + [(slot, len(names)) for slot in _members(live)] if names else found
+
+    def begin_sweep(self, dead: int) -> None:
+        self._sweeping, self._unswept = dead, list(self._slots_by_name)
+
+    def sweep(self, stretch: int) -> bool:
+        names, self._unswept[-stretch:] = self._unswept[-stretch:], []
+        for name in names:
+            self._put(name, self._slots(name) & ~self._sweeping)
+        return not self._unswept
+
+    def _slots(self, name: bytes) -> int:
+        return self._slots_by_name.get(name, 0)
+
+    def _put(self, name: bytes, slots: int) -> bool:
+        """Whether that is anything new."""
+        if slots == self._slots(name):
+            return False
+        if not slots:
+            del self._slots_by_name[name]
+            return True
+        if len(self._equal_sets) > MAX_EQUAL_SETS:
+            self._equal_sets.clear()
+        self._slots_by_name[name] = self._equal_sets.setdefault(slots, slots)
+        return True
+
+
+def _members(slots: int) -> Iterable[int]:
+    while slots:
+        slot = slots.bit_length() - 1
+        slots ^= 1 << slot
+        yield slot

@@ -1,0 +1,88 @@
+"""The calls of source/names/holder_table.cpp.
+
+The interpreter waits meanwhile: no other Python thread finds a table half changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from baton.core.block_hash import BlockNames
+
+_WORD_BYTES = 8
+_TABLE, _SLOT, _NUM = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64
+_BYTES, _OUT = ctypes.c_char_p, ctypes.c_void_p
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "new": (_TABLE, ()),
+    "free": (None, (_TABLE,)),
+    "size": (_NUM, (_TABLE,)),
+    "add": (_NUM, (_TABLE, _SLOT, _BYTES, _NUM)),
+    "remove": (_NUM, (_TABLE, _SLOT, _BYTES, _NUM)),
+    "leading": (_NUM, (_TABLE, _BYTES, _NUM, _BYTES, _NUM, _OUT, _OUT)),
+    "begin_sweep": (None, (_TABLE, _BYTES, _NUM)),
+    "sweep": (ctypes.c_int32, (_TABLE, _NUM)),
+}
+"""By name: what it returns, and what it takes."""
+
+
+class CompiledTable:
+    """A `baton.kernels.names.holder_table.HolderTable`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._call = _functions(library)
+        self._table = self._call.new()
+        weakref.finalize(self, self._call.free, self._table)
+        self._slots: Any = (_SLOT * 0)()
+        self._depths: Any = (_SLOT * 0)()
+        """What a look-up writes, one beside the other: room for all slots there are."""
+
+    def __len__(self) -> int:
+        return int(self._call.size(self._table))
+
+    def add(self, slot: int, names: BlockNames) -> int:
+        return int(self._call.add(self._table, slot, names.packed, len(names)))
+
+    def remove(self, slot: int, names: BlockNames) -> int:
+        return int(self._call.remove(self._table, slot, names.packed, len(names)))
+
+    def num_leading(self, names: BlockNames, live: int) -> Iterable[tuple[int, int]]:
+        words = _words(live)
+        if live.bit_length() > len(self._slots):
+            self._slots = (_SLOT * live.bit_length())()
+            self._depths = (_SLOT * live.bit_length())()
+        num_found = self._call.leading(
+            self._table,
+            names.packed,
+            len(names),
+            words,
+            len(words) // _WORD_BYTES,
+            self._slots,
+            self._depths,
+        )
+        return zip(self._slots[:num_found], self._depths[:num_found], strict=True)
+
+    def begin_sweep(self, dead: int) -> None:
+        words = _words(dead)
+        self._call.begin_sweep(self._table, words, len(words) // _WORD_BYTES)
+
+    def sweep(self, stretch: int) -> bool:
+        return bool(self._call.sweep(self._table, stretch))
+
+
+def _words(slots: int) -> bytes:
+    return slots.to_bytes(-(-slots.bit_length() // 64) * _WORD_BYTES, "little")
+
+
+@cache
+def _functions(library: ctypes.CDLL) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{
+            name: ctypes.PYFUNCTYPE(returned, *taken)((f"baton_holders_{name}", library))
+            for name, (returned, taken) in _FUNCTIONS.items()
+        }
+    )

@@ -1,0 +1,49 @@
+"""Compiled names of blocks are hashlib's, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.block_hash import BlockNames, block_hashes, root_hash
+from baton.kernels.cpu.library import library
+from baton.kernels.names.block_names import block_names, reference
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=200)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=TOKENS, block_size=st.integers(1, 100), salt=st.binary(max_size=3))
+def test_names_are_those_of_the_definition(tokens: list[int], block_size: int, salt: bytes) -> None:
+    root = root_hash(b"model", salt)
+
+    names = block_names(root, tokens, block_size)
+
+    assert list(names) == list(block_hashes(root, tokens, block_size))
+    assert names == reference(root, tokens, block_size)
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_what_is_no_token_is_refused(token: int) -> None:
+    for named in (block_names, reference):
+        with pytest.raises(OverflowError):
+            named(root_hash(b"model"), [1, token], 2)
+
+
+@pytest.mark.skipif(library() is None, reason="nothing is compiled here")
+def test_half_a_name_has_no_descendants() -> None:
+    with pytest.raises(ValueError, match="has 16 bytes, not 5"):
+        block_names(b"short", [1, 2], 2)
+
+
+def test_names_end_to_end_are_a_sequence_of_names() -> None:
+    one_by_one = list(block_hashes(root_hash(b"model"), range(12), 2))
+    names = BlockNames.of(one_by_one)
+
+    assert (len(names), list(names), names[-1]) == (6, one_by_one, one_by_one[-1])
+    assert list(names[1:4]) == one_by_one[1:4] and list(names[::-2]) == one_by_one[::-2]
+    assert names.num_common(BlockNames.of([*one_by_one[:4], b"x" * 16])) == 4
+    assert names.num_common(BlockNames()) == 0
+    with pytest.raises(IndexError):
+        names[6]

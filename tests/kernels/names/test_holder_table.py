@@ -1,0 +1,90 @@
+"""The compiled table of holders answers as the one in dicts does, also when it is large."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+from tests.kernels.names.both_tables import TABLES
+
+from baton.core.block_hash import BlockNames
+from baton.kernels.names.holder_table import HolderTable
+
+NUM_NAMES, NUM_SLOTS = 20_000, 130
+
+
+def some_names(draw: random.Random, pool: list[bytes]) -> BlockNames:
+    """A stretch of them, with holes."""
+    start = draw.randrange(len(pool))
+    stretch = pool[start : start + draw.choice([1, 40, 3000])]
+    return BlockNames.of([name for name in stretch if draw.random() < 0.98])
+
+
+@pytest.mark.skipif(len(TABLES) < 2, reason="nothing is compiled here")
+def test_both_tables_hold_the_same_after_thousands_of_names_came_and_went() -> None:
+    draw = random.Random(1)
+    pool = [draw.randbytes(16) for _ in range(NUM_NAMES)]
+    tables = [make() for make in TABLES]
+    every_slot = (1 << NUM_SLOTS) - 1
+
+    for _ in range(120):
+        slot, names, is_added = (
+            draw.randrange(NUM_SLOTS),
+            some_names(draw, pool),
+            draw.random() < 0.7,
+        )
+        changed = [
+            table.add(slot, names) if is_added else table.remove(slot, names) for table in tables
+        ]
+        assert changed[0] == changed[1]
+        start, live = draw.randrange(NUM_NAMES), every_slot & ~(1 << draw.randrange(NUM_SLOTS))
+        asked = BlockNames.of(pool[start : start + 50])
+        reference, compiled = (dict(table.num_leading(asked, live)) for table in tables)
+        assert compiled == reference
+
+    assert len(tables[0]) == len(tables[1]) > NUM_NAMES / 2
+    dead = 0x5555 << 60 | 1
+    for table in tables:
+        sweep(table, dead)
+    assert len(tables[0]) == len(tables[1])
+    for name in pool[::7]:
+        reference, compiled = (
+            dict(table.num_leading(BlockNames(name), every_slot)) for table in tables
+        )
+        assert compiled == reference
+        assert not any(dead >> slot & 1 for slot in compiled)
+
+
+@pytest.mark.parametrize("make", TABLES)
+def test_a_table_that_all_have_left_is_empty(make: type[HolderTable]) -> None:
+    table, draw = make(), random.Random(2)
+    names = BlockNames.of(draw.randbytes(16) for _ in range(6000))
+    for slot in (0, 1, 64, 200):
+        assert table.add(slot, names) == 6000
+    table.remove(64, names)
+
+    sweep(table, 1 << 200 | 0b11)
+
+    assert len(table) == 0
+    assert list(table.num_leading(names, (1 << 201) - 1)) == []
+    assert table.add(3, names) == 6000
+
+
+@pytest.mark.skipif(len(TABLES) < 2, reason="nothing is compiled here")
+def test_a_process_without_torch_has_the_compiled_table() -> None:
+    script = (
+        "import sys; from baton.router.kv_index import KvIndex; "
+        "print(type(KvIndex()._table).__name__, 'torch' in sys.modules)"
+    )
+
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert run.stdout.split() == ["CompiledTable", "False"]
+
+
+def sweep(table: HolderTable, dead: int) -> None:
+    table.begin_sweep(dead)
+    while not table.sweep(1000):
+        pass
