@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -79,7 +80,10 @@ def test_a_process_without_torch_has_the_compiled_table() -> None:
         "print(type(KvIndex()._table).__name__, 'torch' in sys.modules)"
     )
 
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
 
     assert run.stdout.split() == ["CompiledTable", "False"]
 
