@@ -59,6 +59,22 @@ def test_both_tables_hold_the_same_after_thousands_of_names_came_and_went() -> N
 
 
 @pytest.mark.parametrize("make", TABLES)
+def test_names_need_not_be_random(make: type[HolderTable]) -> None:
+    table = make()
+    names = BlockNames.of(number.to_bytes(16, "big") for number in range(10_000))
+
+    assert table.add(7, names) == 10_000
+    assert list(table.num_leading(names, 1 << 7)) == [(7, 10_000)]
+    assert table.remove(7, names[1::2]) == 5_000
+    assert [bool(list(table.num_leading(names[n : n + 1], 1 << 7))) for n in range(4)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("make", TABLES)
 def test_a_table_that_all_have_left_is_empty(make: type[HolderTable]) -> None:
     table, draw = make(), random.Random(2)
     names = BlockNames.of(draw.randbytes(16) for _ in range(6000))

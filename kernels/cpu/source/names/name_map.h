@@ -1,6 +1,6 @@
-// A hash table from 128-bit names, which are random already, to 32-bit values.
+// A hash table from 128-bit names to 32-bit values.
 //
-//   name -> directory, by its first bits -> segment -> line in it, by other bits -> the first free place
+//   hash of a name -> directory, by its first bits -> segment -> line in it, by its last -> a free place
 //
 // A full segment is split in two, by one more of the first bits: no call waits until all of a large
 // table has moved. Taking a name out moves those behind it up, so nothing is left to be cleaned up.
@@ -10,6 +10,13 @@
 struct Name {
   uint64_t low, high;
   bool operator==(const Name&) const = default;
+
+  // Digests are random as they are; a simulator's names, say, are not.
+  uint64_t hash() const {
+    const auto product =
+        (unsigned __int128)(low ^ 0x9E3779B97F4A7C15) * (high ^ 0xD1B54A32D192ED03);
+    return uint64_t(product) ^ uint64_t(product >> 64);
+  }
 };
 
 class NameMap {
@@ -60,7 +67,7 @@ class NameMap {
     }
     if (!is_in) {
       while (segment->num >= segment->limit) {
-        split(segment, name.high);
+        split(segment, name.hash());
         segment = segment_of(name);
         place = seek(*segment, name);
       }
@@ -71,7 +78,7 @@ class NameMap {
     segment->value(place) = value;
   }
 
-  // Let `change` give all names that begin as `first` does another value, or NONE, and let `first` be
+  // Let `change` give all names whose hashes begin as `first` does another value, or NONE, and let `first` be
   // what the next begin with: 0 behind the last. How many they were.
   template <typename Change>
   int64_t change_segment(uint64_t& first, Change change) {
@@ -120,7 +127,7 @@ class NameMap {
 
   struct alignas(64) Segment {
     Line lines[NUM_LINES];
-    uint32_t depth;  // how many first bits all of its names share
+    uint32_t depth;  // how many first bits the hashes of its names share
     uint32_t num, limit;
 
     Name& name(Place place) { return lines[place.line].names[place.index]; }
@@ -130,17 +137,20 @@ class NameMap {
   };
   static_assert(sizeof(Segment) == SegmentMemory::BYTES);
 
-  static uint64_t first_bits(uint64_t high, uint32_t depth) { return depth ? high >> (64 - depth) : 0; }
+  static uint64_t first_bits(uint64_t hash, uint32_t depth) { return depth ? hash >> (64 - depth) : 0; }
 
-  Segment* segment_of(const Name& name) const { return directory_[first_bits(name.high, depth_)]; }
+  Segment* segment_of(const Name& name) const { return directory_[first_bits(name.hash(), depth_)]; }
 
-  static uint32_t line(const Name& name) { return uint32_t((name.low >> 32) * NUM_LINES >> 32); }
+  static uint32_t line(uint64_t hash) { return uint32_t((hash & 0xFFFFFFFF) * NUM_LINES >> 32); }
 
-  const Line& line_of(const Name& name) const { return segment_of(name)->lines[line(name)]; }
+  const Line& line_of(const Name& name) const {
+    const uint64_t hash = name.hash();
+    return directory_[first_bits(hash, depth_)]->lines[line(hash)];
+  }
 
   // Where `name` is, or belongs. There is always a free place.
   static Place seek(const Segment& segment, const Name& name) {
-    Place place{line(name), 0};
+    Place place{line(name.hash()), 0};
     while (segment.value(place) != NONE && segment.name(place) != name) place.go_round();
     return place;
   }
@@ -152,7 +162,7 @@ class NameMap {
     return find(name);
   }
 
-  // Of the names that begin with `first`, the first `depth` bits. Segments are full when 60 to 80 % of
+  // For hashes that begin with `first`, their first `depth` bits. Segments are full when 60 to 80 % of
   // their places are taken, each at another number: all grow alike, and are not to split at once.
   static void assign(Segment& segment, uint64_t first, uint32_t depth) {
     constexpr uint32_t PLACES = 3 * NUM_LINES;
@@ -167,15 +177,15 @@ class NameMap {
     return segment;
   }
 
-  // Move half of the names of the segment that `high` belongs to into a new one.
-  void split(Segment* full, uint64_t high) {
+  // Move half of the names of the segment that `hash` belongs to into a new one.
+  void split(Segment* full, uint64_t hash) {
     if (full->depth == depth_) {
       std::vector<Segment*> wider(2 * directory_.size());
       for (size_t i = 0; i < wider.size(); i++) wider[i] = directory_[i / 2];
       directory_.swap(wider);
       depth_++;
     }
-    const uint64_t moved = first_bits(high, full->depth + 1) | 1;  // the upper half
+    const uint64_t moved = first_bits(hash, full->depth + 1) | 1;  // the upper half
     assign(*full, moved - 1, full->depth + 1);
     Segment* other = new_segment(moved, full->depth);
     const size_t span = size_t(1) << (depth_ - full->depth);
@@ -183,7 +193,7 @@ class NameMap {
     for (Place place{0, 0}; place.line < NUM_LINES;) {
       const Name name = full->name(place);
       const uint32_t value = full->value(place);
-      if (value != NONE && first_bits(name.high, full->depth) == moved) {
+      if (value != NONE && first_bits(name.hash(), full->depth) == moved) {
         const Place there = seek(*other, name);
         other->name(there) = name;
         other->value(there) = value;
@@ -202,7 +212,7 @@ class NameMap {
       const uint32_t value = segment.value(place);
       if (value == NONE) break;
       const Name name = segment.name(place);
-      const Place home{line(name), 0};
+      const Place home{line(name.hash()), 0};
       if (home.distance(place) >= hole.distance(place)) {  // else it would come before its home
         segment.name(hole) = name;
         segment.value(hole) = value;
