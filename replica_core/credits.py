@@ -27,6 +27,8 @@ STEP_SHARE = 16
 """While nobody goes short, credits are not changed by less than this part of the budget."""
 KEEP_S = 2.0
 """For how long a gateway keeps what it wanted when it wants less."""
+REVIEW_S = 0.1
+"""While nothing changes, what is due by time alone is looked at so often."""
 RECALL_S = 2.0
 """How long a gateway has to go by a lower credit."""
 
@@ -69,13 +71,21 @@ class Credits(Generic[B]):
         """May change; lent is what is left of it."""
         self._borrowers: dict[B, _Borrower] = {}
         self._last_id = 0
+        self._num_words = 0
+        """Heard so far: a change of anything but of what is used."""
+        self._asked: object = None
+        """What `lend` was asked last, and what it answered then."""
+        self._lent: dict[B, Credit] = {}
+        self._lent_at = float("-inf")
 
     def join(self, borrower: B) -> None:
         self._borrowers[borrower] = _Borrower()
+        self._num_words += 1
 
     def leave(self, borrower: B) -> None:
         """What it had is back."""
         self._borrowers.pop(borrower, None)
+        self._num_words += 1
 
     def hear(self, borrower: B, *, demand: int, credit_id: int) -> None:
         """It has so much in line, and goes by this credit. Nothing happens to one that has left."""
@@ -83,11 +93,19 @@ class Credits(Generic[B]):
         if known is None:
             return
         known.demand = demand
+        self._num_words += 1
         while len(known.told) > 1 and known.told[1].id <= credit_id:
             known.told.pop(0)
 
-    def lend(self, used: Mapping[B, int], now: float) -> dict[B, Credit]:
+    def lend(self, used: Mapping[B, int], now: float) -> Mapping[B, Credit]:
         """What each may have now, `used` included."""
+        asked = (self._num_words, self.budget, tuple(used.values()))
+        if asked != self._asked or now - self._lent_at >= REVIEW_S:
+            self._lent = self._divide(used, now)
+            self._asked, self._lent_at = asked, now
+        return self._lent
+
+    def _divide(self, used: Mapping[B, int], now: float) -> dict[B, Credit]:
         wants = [known.want(used.get(b, 0), now) for b, known in self._borrowers.items()]
         shares = _shares(wants, self.budget)
         is_short = any(share < want for share, want in zip(shares, wants, strict=True))

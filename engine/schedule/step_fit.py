@@ -5,15 +5,16 @@
 
 Weighted least squares of the relative error, so that a short step counts as much as a long one:
 
-    minimise over x >= 0    sum of w (1 - work . x / seconds)^2  +  a little (x - guess)^2
+    minimise over x >= 0    sum of w ((seconds - work . x) / predicted)^2  +  a little (x - guess)^2
 
+`predicted` is what the fit said before, but within twice and half of what was measured.
 Steps with a prompt and steps that only decode are summed apart, and each sum is forgotten by the
 time of its own kind: hours of decoding leave what is known of prompts alone. Where the samples say
 nothing the guess stands: ratios as transformers have them, at the speed that was measured.
 
-A long stall weighs little, for relative errors of slow steps end at 1; what is off by more than is
-usual weighs less still, measured by what is usual lately: a machine that stays slow is believed.
-Long before the fit has followed, `slowness` tells.
+What is off by more than is usual weighs less, so that a long stall says little; measured by what is
+usual lately, so that a machine that stays slow is believed. Long before the fit has followed,
+`slowness` tells.
 """
 
 from __future__ import annotations
@@ -97,16 +98,37 @@ class _Sums:
         self.moment = [0.0] * _NUM
         self.num_steps = 0
 
-    def add(self, sample: _Sample, weight: float) -> None:
+    def add(self, sample: _Sample, weight: float, predicted_s: float) -> None:
         kept = 0.5 ** min(sample.seconds / HALF_LIFE_S, 1 / HALF_LIFE_SAMPLES)
-        row = [value / sample.seconds for value in sample.values]  # times x: 1 where it fits
+        scale_s = min(max(predicted_s, sample.seconds / 2), 2 * sample.seconds)
+        row = [value / scale_s for value in sample.values]
+        ratio = sample.seconds / scale_s
         for i, one in enumerate(row):
-            self.moment[i] = kept * self.moment[i] + weight * one
+            self.moment[i] = kept * self.moment[i] + weight * one * ratio
             self.gram[i] = [
                 kept * past + weight * one * other
                 for past, other in zip(self.gram[i], row, strict=True)
             ]
         self.num_steps += sample.num_steps
+
+
+class _Recent:
+    """What recent steps took against what was predicted, all together."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._seconds = self._predicted_s = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self._seconds / self._predicted_s if self.num_samples else 1.0
+
+    def add(self, seconds: float, predicted_s: float) -> None:
+        seconds = min(seconds, MAX_STALL * predicted_s)
+        kept = 0.5 ** min(seconds / RECENT_HALF_LIFE_S, 1 / MIN_RECENT_SAMPLES)
+        self._seconds = kept * self._seconds + seconds
+        self._predicted_s = kept * self._predicted_s + predicted_s
+        self.num_samples += 1
 
 
 class StepFit:
@@ -121,8 +143,7 @@ class StepFit:
         """Empty before the first sample."""
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
         self._spread = 1.0
-        self._recent_s = self._recent_predicted_s = 0.0
-        self._num_recent = 0
+        self._recent = _Recent()
         self._measured_at = 0.0
         self._fitted_at = float("-inf")
 
@@ -166,14 +187,10 @@ class StepFit:
     def slowness(self, now: float) -> float:
         """How many times what was predicted recent steps took. 1: as ever, or too few to say."""
         self._take_in(now)
-        if self._num_recent < MIN_RECENT_SAMPLES:
+        if self._recent.num_samples < MIN_RECENT_SAMPLES:
             return 1.0
         idle_s = max(0.0, now - self._measured_at)
-        return float(self._recent_slowness ** (0.5 ** (idle_s / FORGIVEN_AFTER_S)))
-
-    @property
-    def _recent_slowness(self) -> float:
-        return self._recent_s / self._recent_predicted_s if self._num_recent else 1.0
+        return float(self._recent.ratio ** (0.5 ** (idle_s / FORGIVEN_AFTER_S)))
 
     def _take_in(self, now: float) -> None:
         if not self._waiting or now - self._fitted_at < REFIT_S:
@@ -182,25 +199,24 @@ class StepFit:
         samples = [self._waiting.popleft() for _ in range(len(self._waiting))]
         for sample in samples:
             sums = self._prompts if sample.is_of_prompts else self._decodes
-            sums.add(sample, self._weight(sample) if self._coefficients else 1.0)
+            if self._coefficients:
+                predicted_s = _dot(sample.values, self._coefficients)
+                sums.add(sample, self._weight(sample, predicted_s), predicted_s)
+            else:
+                sums.add(sample, 1.0, sample.seconds)
         self._measured_at = samples[-1].at
         self._coefficients = self._solve()
         self._errors.extend(self._error(sample) for sample in samples)
         self._spread = median(self._errors)
 
-    def _weight(self, sample: _Sample) -> float:
+    def _weight(self, sample: _Sample, predicted_s: float) -> float:
         """Huber's: 1 for what is usual. Counts the sample as recent, too."""
-        predicted_s = _dot(sample.values, self._coefficients)
-        seconds = min(sample.seconds, MAX_STALL * predicted_s)
-        kept = 0.5 ** min(seconds / RECENT_HALF_LIFE_S, 1 / MIN_RECENT_SAMPLES)
-        self._recent_s = kept * self._recent_s + seconds
-        self._recent_predicted_s = kept * self._recent_predicted_s + predicted_s
-        self._num_recent += 1
+        self._recent.add(sample.seconds, predicted_s)
         error = self._error(sample)
         return min(1.0, UNUSUAL * max(self._spread, 1e-3) / error) if error else 1.0
 
     def _error(self, sample: _Sample) -> float:
-        predicted_s = _dot(sample.values, self._coefficients) * self._recent_slowness
+        predicted_s = _dot(sample.values, self._coefficients) * self._recent.ratio
         return abs(min(sample.seconds / predicted_s, MAX_STALL) - 1.0)
 
     def _solve(self) -> list[float]:
