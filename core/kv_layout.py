@@ -15,10 +15,10 @@ the compressed part, and behind it the part that turns. It cannot be split into 
 tensor-parallel rank holds all of it, and any sender serves any receiver.
 
 Some layers may keep more of a token than that: keys of an index, say (DeepSeek V3.2). What they
-keep of one kind is a *group*. A block of the one block table has bytes in each *plane*: that of a
-layer's KV, and those of its groups behind it,
+keep of one kind is a *side cache*. A block of the one block table has bytes in each *plane*: that
+of a layer's KV, and those of its side caches behind it,
 
-    planes   KV of layer 0 | group of layer 0 | KV of layer 1 | KV of layer 2 | group of layer 2 ...
+    planes   KV of layer 0 | its side cache | KV of layer 1 | KV of layer 2 | its side cache ...
 
 and a plane is laid out as the KV of a model of one layer is, which has vectors of its own. Whoever
 moves blocks walks over planes and need not know what they are.
@@ -46,7 +46,7 @@ UNIT_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvGroup:
+class SideCache:
     """One vector for each token that some layers keep beside their KV.
 
     All heads share it, so each tensor-parallel rank holds all of it.
@@ -61,12 +61,12 @@ class KvGroup:
 
     def __post_init__(self) -> None:
         if self.dtype not in WIDE:
-            raise ValueError(f"vectors of group {self.name!r} of dtype {self.dtype!r}")
+            raise ValueError(f"vectors of side cache {self.name!r} of dtype {self.dtype!r}")
         is_ascending = list(self.layers) == sorted({*self.layers})
         if not self.layers or min(self.layers) < 0 or not is_ascending:
-            raise ValueError(f"layers of group {self.name!r}: {self.layers}")
+            raise ValueError(f"layers of side cache {self.name!r}: {self.layers}")
         if self.width < 1:
-            raise ValueError(f"vectors of group {self.name!r} of width {self.width}")
+            raise ValueError(f"vectors of side cache {self.name!r} of width {self.width}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class KvLayout:
     """The model's number of the first head held here: a tensor-parallel rank holds some of them."""
     num_vectors: int = 2
     """Vectors of a token and head: a key and a value, or 1, a latent that is both."""
-    groups: tuple[KvGroup, ...] = ()
+    side_caches: tuple[SideCache, ...] = ()
     """What layers keep beside that. The sizes above, and below up to a block, do not count it."""
 
     def __post_init__(self) -> None:
@@ -99,9 +99,9 @@ class KvLayout:
             raise ValueError(f"latents are of one head, and kept as wide as they are: {self}")
         if self.is_int4 and self.head_dim % 2:
             raise ValueError(f"4 bits an item, two a byte, of heads of odd width: {self}")
-        for group in self.groups:
-            if group.layers[-1] >= self.num_layers:
-                raise ValueError(f"{group} does not fit {self.num_layers} layers")
+        for side in self.side_caches:
+            if side.layers[-1] >= self.num_layers:
+                raise ValueError(f"{side} does not fit {self.num_layers} layers")
 
     @property
     def is_latent(self) -> bool:
@@ -152,24 +152,24 @@ class KvLayout:
     @cached_property
     def planes(self) -> tuple[KvLayout, ...]:
         """Each as if there were nothing else."""
-        own = replace(self, num_layers=1, groups=())
+        own = replace(self, num_layers=1, side_caches=())
         return tuple(
-            own if group is None else _plane_of(group, self)
+            own if side is None else _plane_of(side, self)
             for layer in range(self.num_layers)
-            for group in (None, *self.groups_of(layer))
+            for side in (None, *self.side_caches_of(layer))
         )
 
     @property
     def num_planes(self) -> int:
-        return self.num_layers + sum(len(group.layers) for group in self.groups)
+        return self.num_layers + sum(len(side.layers) for side in self.side_caches)
 
     def planes_of(self, layer: int) -> range:
-        """The numbers of a layer's planes: of its KV first, then of its groups."""
-        first = layer + sum(sum(each < layer for each in group.layers) for group in self.groups)
-        return range(first, first + 1 + len(self.groups_of(layer)))
+        """The numbers of a layer's planes: of its KV first, then of its side caches."""
+        first = layer + sum(sum(each < layer for each in side.layers) for side in self.side_caches)
+        return range(first, first + 1 + len(self.side_caches_of(layer)))
 
-    def groups_of(self, layer: int) -> tuple[KvGroup, ...]:
-        return tuple(group for group in self.groups if layer in group.layers)
+    def side_caches_of(self, layer: int) -> tuple[SideCache, ...]:
+        return tuple(side for side in self.side_caches if layer in side.layers)
 
     @cached_property
     def block_bytes(self) -> int:
@@ -184,13 +184,13 @@ class KvLayout:
         return -(-num_tokens // self.block_size)
 
 
-def _plane_of(group: KvGroup, layout: KvLayout) -> KvLayout:
+def _plane_of(side: SideCache, layout: KvLayout) -> KvLayout:
     return KvLayout(
         model_fingerprint=layout.model_fingerprint,
-        dtype=group.dtype,
+        dtype=side.dtype,
         num_layers=1,
         num_kv_heads=1,
-        head_dim=group.width,
+        head_dim=side.width,
         block_size=layout.block_size,
         num_vectors=1,
     )

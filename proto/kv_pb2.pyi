@@ -72,7 +72,7 @@ class KvLayout(message.Message):
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     FIRST_KV_HEAD_FIELD_NUMBER: builtins.int
     NUM_VECTORS_FIELD_NUMBER: builtins.int
-    GROUPS_FIELD_NUMBER: builtins.int
+    SIDE_CACHES_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.bytes
     dtype: builtins.str
     """float32, bfloat16, float16, int8, fp8, int4"""
@@ -86,7 +86,7 @@ class KvLayout(message.Message):
     num_vectors: builtins.int
     """of a token and head: 1 if it is a latent; 0, of older peers, means 2"""
     @builtins.property
-    def groups(self) -> containers.RepeatedCompositeFieldContainer[KvGroup]: ...
+    def side_caches(self) -> containers.RepeatedCompositeFieldContainer[SideCache]: ...
     def __init__(
         self,
         *,
@@ -98,16 +98,16 @@ class KvLayout(message.Message):
         block_size: builtins.int = ...,
         first_kv_head: builtins.int = ...,
         num_vectors: builtins.int = ...,
-        groups: abc.Iterable[KvGroup] | None = ...,
+        side_caches: abc.Iterable[SideCache] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "groups", b"groups", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors", "side_caches", b"side_caches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
-class KvGroup(message.Message):
+class SideCache(message.Message):
     """What some layers keep beside that: one vector for each token, of all heads."""
 
     DESCRIPTOR: descriptor.Descriptor
@@ -286,7 +286,7 @@ class KvPiece(message.Message):
     sender_epoch: builtins.str
     receiver_epoch: builtins.str
     plane: builtins.int
-    """without groups: the layer"""
+    """without side caches: the layer"""
     first_block: builtins.int
     """index within the prompt, not within any pool"""
     data: builtins.bytes

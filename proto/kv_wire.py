@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.core.kv_layout import KvGroup, KvLayout
+from baton.core.kv_layout import KvLayout, SideCache
 from baton.proto import kv_pb2 as pb
 
 KEY_AND_VALUE = 2
@@ -19,9 +19,9 @@ def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
         block_size=layout.block_size,
         first_kv_head=layout.first_kv_head,
         num_vectors=layout.num_vectors,
-        groups=[
-            pb.KvGroup(name=group.name, layers=group.layers, width=group.width, dtype=group.dtype)
-            for group in layout.groups
+        side_caches=[
+            pb.SideCache(name=side.name, layers=side.layers, width=side.width, dtype=side.dtype)
+            for side in layout.side_caches
         ],
     )
 
@@ -37,13 +37,13 @@ def layout_from_proto(message: pb.KvLayout) -> KvLayout:
         block_size=message.block_size,
         first_kv_head=message.first_kv_head,
         num_vectors=message.num_vectors or KEY_AND_VALUE,
-        groups=tuple(
-            KvGroup(
-                name=group.name,
-                layers=tuple(group.layers),
-                width=group.width,
-                dtype=group.dtype,
+        side_caches=tuple(
+            SideCache(
+                name=side.name,
+                layers=tuple(side.layers),
+                width=side.width,
+                dtype=side.dtype,
             )
-            for group in message.groups
+            for side in message.side_caches
         ),
     )

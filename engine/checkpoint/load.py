@@ -167,7 +167,7 @@ def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelI
         num_kv_heads=config.heads.num_kv_heads,
         head_dim=config.heads.head_dim,
         num_vectors=config.num_vectors,
-        groups=config.kv_groups(dtype),
+        side_caches=config.side_caches(dtype),
     )
 
 

@@ -9,7 +9,7 @@ Of entries a layer reads all, or those that an index chooses: entries of its own
 keys are compared with queries made of r (kernels/latent_attention/compressed_attention.py).
 
     arena of the layer      kv          [blocks][1][S][H]
-                            groups      [blocks][1][S][row]     kernels/cache_write/compress.py: row
+                            side caches [blocks][1][S][row]     kernels/cache_write/compress.py: row
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.cache_write.windows import Windows
 from baton.kernels.latent_attention.compressed_attention import compressed_attention
 from baton.kernels.latent_attention.entries import Entries, EntryIndex
-from baton.kernels.paging.grouped_arena import GroupedArena
+from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.paged_rows import write_rows
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.positions.rope_tail import rope_tail
@@ -52,7 +52,7 @@ class Compression:
     index: IndexConfig | None = None
 
     @property
-    def group(self) -> str:
+    def side_cache(self) -> str:
         """What its rows are called in the cache."""
         return f"compressed by {self.windows.num_tokens}"
 
@@ -68,15 +68,15 @@ class Compression:
         )
 
     @property
-    def index_group(self) -> str:
-        return f"index of {self.group}"
+    def index_side_cache(self) -> str:
+        return f"index of {self.side_cache}"
 
     @property
     def kept(self) -> list[tuple[str, int]]:
-        """What the cache keeps of a token for it: groups, and the width of their rows."""
-        own = (self.group, self.windows.row_width)
+        """What the cache keeps of a token for it: side caches, and the width of their rows."""
+        own = (self.side_cache, self.windows.row_width)
         index = self.index_windows
-        return [own] if index is None else [own, (self.index_group, index.row_width)]
+        return [own] if index is None else [own, (self.index_side_cache, index.row_width)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class EntryChooser(nn.Module):
         index, windows = compression.index, compression.index_windows
         assert index is not None and windows is not None
         self.config = index
-        self.group = compression.index_group
+        self.side_cache = compression.index_side_cache
         self.q = Linear(config.query_rank, index.num_heads * index.width, split=Split.NONE)
         self.weights = ExactLinear(width, index.num_heads, split=Split.NONE)
         self.compressor = Compressor(width, windows, angles, config.norm_eps)
@@ -114,11 +114,11 @@ class EntryChooser(nn.Module):
         x: Tensor,
         query_latent: Tensor,
         rotation: Rotation,
-        arena: GroupedArena,
+        arena: LayerArenas,
         sequences: Sequences,
     ) -> EntryIndex:
         """Write what x gives, and ask for the best."""
-        rows, index = arena.groups[self.group], self.config
+        rows, index = arena.side_caches[self.side_cache], self.config
         self.compressor(x, rows, sequences)
         q: Tensor = self.q(query_latent).view(len(x), index.num_heads, index.width)
         scale = (index.width * index.num_heads) ** -0.5
@@ -157,7 +157,7 @@ class CompressedAttention(nn.Module):
             config.out_groups, query_width // config.out_groups, config.out_rank
         )
         self.out = Linear(config.out_groups * config.out_rank, width, split=Split.NONE)
-        self.group = None if compression is None else compression.group
+        self.side_cache = None if compression is None else compression.side_cache
         self.compressor: Compressor | None = None
         self.chooser: EntryChooser | None = None
         if compression is not None:
@@ -169,12 +169,12 @@ class CompressedAttention(nn.Module):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        arena: Tensor | GroupedArena,
+        arena: Tensor | LayerArenas,
         sequences: Sequences,
     ) -> Tensor:
         """x is [T, D]."""
         assert rotation is not None and isinstance(self.kind.window, int)
-        own = arena.kv if isinstance(arena, GroupedArena) else arena
+        own = arena.kv if isinstance(arena, LayerArenas) else arena
         latent = self.q_a_norm(self.q_a(x))
         q = self.q_b(latent).view(len(x), self.heads.num_heads, self.heads.head_dim)
         q = rope_tail(q, *rotation, unit_eps=self.config.norm_eps)  # [T, N, H]
@@ -195,14 +195,14 @@ class CompressedAttention(nn.Module):
         x: Tensor,
         latent: Tensor,
         rotation: Rotation,
-        arena: Tensor | GroupedArena,
+        arena: Tensor | LayerArenas,
         sequences: Sequences,
     ) -> Entries | None:
         """What x gives is written to."""
-        if self.compressor is None or self.group is None:
+        if self.compressor is None or self.side_cache is None:
             return None
-        assert isinstance(arena, GroupedArena), "a layer that compresses has rows to do it in"
-        rows, index = arena.groups[self.group], None
+        assert isinstance(arena, LayerArenas), "a layer that compresses has rows to do it in"
+        rows, index = arena.side_caches[self.side_cache], None
         self.compressor(x, rows, sequences)
         if self.chooser is not None:
             index = self.chooser(x, latent, rotation, arena, sequences)

@@ -1,7 +1,7 @@
 """The index of sparse attention (DeepSeek V3.2, 2025): which tokens a query attends to.
 
     q = W_qb c                     [T, N, D]     c the queries' latent, as attention has it
-    k = norm(W_k x)                [T, D]        one key a token, kept in a cache group of its own
+    k = norm(W_k x)                [T, D]        one key a token, kept in a side cache of its own
     w = W_w x                      [T, N]        never rounded: it decides between tokens
     chosen = the best by  sum over n of w_n relu(q_n . k)
 
@@ -27,7 +27,7 @@ from baton.kernels.latent_attention.choose_tokens import Chosen, choose_tokens
 from baton.kernels.paging.sequences import Sequences
 
 INDEX_KEYS = "index keys"
-"""The cache group."""
+"""The side cache."""
 NORM_EPS = 1e-6
 
 
@@ -42,7 +42,7 @@ class IndexConfig:
 
     @property
     def kept(self) -> tuple[str, int]:
-        """The cache group, and the width of what is kept of a token."""
+        """The side cache, and the width of what is kept of a token."""
         return INDEX_KEYS, self.head_dim
 
 
@@ -69,7 +69,7 @@ class Indexer(nn.Module):
     def forward(
         self, x: Tensor, query: Tensor, rotation: Rotation, keys: Tensor, sequences: Sequences
     ) -> Chosen:
-        """x [T, width], and the queries' latent [T, query rank]; `keys` is the group's arena."""
+        """x [T, width], and the queries' latent [T, query rank]; `keys` are those kept."""
         config = self.config
         q = index_write(
             self.q(query).view(len(x), config.num_heads, config.head_dim),

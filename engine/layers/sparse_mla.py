@@ -18,7 +18,7 @@ from baton.engine.layers.mla import LatentAttention, LatentConfig
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.latent_attention.choose_tokens import Chosen
 from baton.kernels.latent_attention.chosen_attention import chosen_attention
-from baton.kernels.paging.grouped_arena import GroupedArena
+from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.head_linear import head_linear
 
@@ -43,7 +43,7 @@ class SparseLatentAttention(LatentAttention):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        arena: Tensor | GroupedArena,
+        arena: Tensor | LayerArenas,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> tuple[Tensor, Chosen]:
@@ -66,13 +66,13 @@ class SparseLatentAttention(LatentAttention):
         x: Tensor,
         query: Tensor,
         rotation: Rotation,
-        arena: Tensor | GroupedArena,
+        arena: Tensor | LayerArenas,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> Chosen:
         if self.indexer is not None:
-            assert isinstance(arena, GroupedArena), "a layer with an index keeps its keys"
-            chosen = self.indexer(x, query, rotation, arena.groups[INDEX_KEYS], sequences)
+            assert isinstance(arena, LayerArenas), "a layer with an index keeps its keys"
+            chosen = self.indexer(x, query, rotation, arena.side_caches[INDEX_KEYS], sequences)
         assert chosen is not None, "no layer before this one has an index"
         return chosen
 
@@ -80,7 +80,7 @@ class SparseLatentAttention(LatentAttention):
         self,
         x: Tensor,
         rotation: Rotation | None,
-        arena: Tensor | GroupedArena,
+        arena: Tensor | LayerArenas,
         sequences: Sequences,
         chosen: Chosen | None,
     ) -> Tensor:
@@ -101,5 +101,5 @@ class SparseLatentAttention(LatentAttention):
         return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def _latents(arena: Tensor | GroupedArena) -> Tensor:
-    return arena.kv if isinstance(arena, GroupedArena) else arena
+def _latents(arena: Tensor | LayerArenas) -> Tensor:
+    return arena.kv if isinstance(arena, LayerArenas) else arena

@@ -20,8 +20,8 @@ from baton.engine.batch.static_batch import DEFAULT_LIMITS, PassLimits
 from baton.engine.memory.kv_staging import KvStaging
 from baton.engine.memory.open_blocks import int4_arenas
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
-from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.kv_quantize import QUANTIZED_DTYPES
+from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -160,16 +160,16 @@ class KvCache:
         self.write_part(block, plane, 0, data)
 
     def _layer(self, layer: int) -> LayerCache:
-        """Its KV, and with it what groups keep of it."""
+        """Its KV, and with it what side caches keep of it."""
         own, *others = self.layout.planes_of(layer)
         if not self.layout.is_latent:
-            assert not others and self.dtype is not None, "groups are kept beside latents"
+            assert not others and self.dtype is not None, "side caches are kept beside latents"
             return LayerKv.of(self._by_plane[own], _torch_dtype(self.dtype))
         if not others:
             return self._whole[own]
-        names = [group.name for group in self.layout.groups_of(layer)]
-        groups = [self._whole[plane] for plane in others]
-        return GroupedArena(self._whole[own], dict(zip(names, groups, strict=True)))
+        names = [side.name for side in self.layout.side_caches_of(layer)]
+        side_caches = [self._whole[plane] for plane in others]
+        return LayerArenas(self._whole[own], dict(zip(names, side_caches, strict=True)))
 
     def _block_bytes(self, plane: int) -> int:
         return self.layout.planes[plane].layer_block_bytes

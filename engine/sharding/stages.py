@@ -110,11 +110,11 @@ def keep_stage(model: Decoder, layers: range) -> None:
 def kv_of_layers(layout: KvLayout, layers: range) -> KvLayout:
     """What is kept of those; they are counted from 0."""
     kept = (
-        (group, tuple(layer - layers.start for layer in group.layers if layer in layers))
-        for group in layout.groups
+        (side, tuple(layer - layers.start for layer in side.layers if layer in layers))
+        for side in layout.side_caches
     )
-    groups = tuple(replace(group, layers=own) for group, own in kept if own)
-    return replace(layout, num_layers=len(layers), groups=groups)
+    side_caches = tuple(replace(side, layers=own) for side, own in kept if own)
+    return replace(layout, num_layers=len(layers), side_caches=side_caches)
 
 
 def _size(module: nn.Module | None) -> int:

@@ -27,8 +27,8 @@ from baton.kernels.cache_write import rope_kv_write, rope_kv_write_cpu
 from baton.kernels.cache_write.rotation import HeadNorm, Rotation
 from baton.kernels.cpu import operators
 from baton.kernels.paging.arena_cpu import MAX_WIDTH, CpuArena
-from baton.kernels.paging.grouped_arena import GroupedArena
 from baton.kernels.paging.int4_arena import AnyArena, Int4Arena
+from baton.kernels.paging.layer_arenas import LayerArenas
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.paging.window import Window
 
@@ -118,7 +118,7 @@ class LayerKv:
         )
 
 
-LayerCache = LayerKv | Tensor | GroupedArena
+LayerCache = LayerKv | Tensor | LayerArenas
 """The part of the cache that a layer is given: latents as they are, grouped only with a group."""
 
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from baton.core.errors import LayoutMismatch
-from baton.core.kv_layout import SCALE_BYTES, WIDE, KvGroup, KvLayout
+from baton.core.kv_layout import SCALE_BYTES, WIDE, KvLayout, SideCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStream:
     """What one receiver rank reads from one sender rank: some of its heads, in all planes.
 
-    Of what groups keep, which every rank holds, all comes with each stream.
+    Of what side caches keep, which every rank holds, all comes with each stream.
     """
 
     sender: int
@@ -112,10 +112,10 @@ def _check_pair(sender: KvLayout, receiver: KvLayout) -> None:
         for name in must_agree
         if getattr(sender, name) != getattr(receiver, name)
     ]
-    if _groups(sender) != _groups(receiver):
+    if _side_caches(sender) != _side_caches(receiver):
         differences.append(
-            f"groups are {_names(sender)} at the sender, {_names(receiver)} at the receiver, or of "
-            "other sizes"
+            f"side caches are {_names(sender)} at the sender, {_names(receiver)} at the receiver, "
+            "or of other sizes"
         )
     small, large = sorted((sender.block_size, receiver.block_size))
     if large % small:
@@ -123,13 +123,13 @@ def _check_pair(sender: KvLayout, receiver: KvLayout) -> None:
             f"block_size is {sender.block_size} at the sender, {receiver.block_size} at the "
             "receiver, and neither divides the other"
         )
-    differences += _sealed_apart(sender, receiver)
+    differences += _int4_apart(sender, receiver)
     if differences:
         raise LayoutMismatch("KV cannot be handed over: " + "; ".join(differences))
 
 
-def _sealed_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
-    """What is sealed is one whole with what was read beside it: neither regrouped nor converted."""
+def _int4_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    """A block of int4 is one whole with what was read beside it: not regrouped, not converted."""
     if not (sender.is_int4 or receiver.is_int4):
         return
     for name in ("dtype", "block_size"):
@@ -138,13 +138,13 @@ def _sealed_apart(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
             yield f"{name} is {ours} at the sender, {theirs} at the receiver, and one is sealed"
 
 
-def _groups(layout: KvLayout) -> list[KvGroup]:
+def _side_caches(layout: KvLayout) -> list[SideCache]:
     """But for their dtypes, which may differ."""
-    return [replace(group, dtype=WIDE[0]) for group in layout.groups]
+    return [replace(side, dtype=WIDE[0]) for side in layout.side_caches]
 
 
 def _names(layout: KvLayout) -> str:
-    return ", ".join(group.name for group in layout.groups) or "none"
+    return ", ".join(side.name for side in layout.side_caches) or "none"
 
 
 def _show(value: object) -> str:

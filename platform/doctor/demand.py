@@ -76,7 +76,7 @@ def kv_layout(cache: CacheConfig, model: ModelConfig, dtype: str) -> KvLayout:
         head_dim=model.heads.head_dim,
         block_size=cache.block_size,
         num_vectors=model.num_vectors,
-        groups=model.kv_groups(served),
+        side_caches=model.side_caches(served),
     )
 
 

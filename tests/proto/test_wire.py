@@ -22,7 +22,7 @@ from baton.core.errors import (
     Unavailable,
 )
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
-from baton.core.kv_layout import ITEM_BYTES, WIDE, KvGroup, KvLayout
+from baton.core.kv_layout import ITEM_BYTES, WIDE, KvLayout, SideCache
 from baton.core.messages import (
     CachePoint,
     Capacity,
@@ -113,8 +113,8 @@ layouts = st.builds(
     head_dim=sizes,
     block_size=sizes,
     num_vectors=st.just(1),
-    groups=st.builds(
-        KvGroup, name=texts, layers=st.just((0,)), width=sizes, dtype=st.sampled_from(WIDE)
+    side_caches=st.builds(
+        SideCache, name=texts, layers=st.just((0,)), width=sizes, dtype=st.sampled_from(WIDE)
     ).map(lambda group: (group,)),
 )
 cache_points = st.lists(

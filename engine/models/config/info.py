@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_layout import INT4, QUANTIZED, KvGroup, KvLayout
+from baton.core.kv_layout import INT4, QUANTIZED, KvLayout, SideCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ModelInfo:
     head_dim: int
     num_vectors: int = 2
     """The vectors of a token and KV head: a key and a value, or a latent that is both."""
-    groups: tuple[KvGroup, ...] = ()
+    side_caches: tuple[SideCache, ...] = ()
     """What layers keep beside that."""
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
@@ -45,7 +45,7 @@ class ModelInfo:
             head_dim=self.head_dim,
             block_size=block_size,
             num_vectors=self.num_vectors,
-            groups=self.groups,
+            side_caches=self.side_caches,
         )
 
 

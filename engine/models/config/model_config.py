@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.core.errors import CheckpointError, InvalidConfig
-from baton.core.kv_layout import WIDE, KvGroup
+from baton.core.kv_layout import WIDE, SideCache
 from baton.engine.layers.attention import AttentionKind, HeadShape
 from baton.engine.layers.compressed_attention import CompressedConfig, Compression
 from baton.engine.layers.hyper_connections import HyperConfig
@@ -89,7 +89,7 @@ class ModelConfig:
         """The vectors of a token and KV head, as `KvLayout` counts them."""
         return 2 if self.latent is None and self.compressed is None else 1
 
-    def kv_groups(self, dtype: str) -> tuple[KvGroup, ...]:
+    def side_caches(self, dtype: str) -> tuple[SideCache, ...]:
         """What layers keep beside their KV, of a model that computes in `dtype`."""
         layers: dict[tuple[str, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
@@ -98,7 +98,7 @@ class ModelConfig:
             if self.index is not None and layer.has_index:
                 layers.setdefault(self.index.kept, []).append(number)
         return tuple(
-            KvGroup(name=name, layers=tuple(numbers), width=width, dtype=dtype)
+            SideCache(name=name, layers=tuple(numbers), width=width, dtype=dtype)
             for (name, width), numbers in layers.items()
         )
 

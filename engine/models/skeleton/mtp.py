@@ -55,8 +55,8 @@ class MtpHead(nn.Module):
 
     def layout(self, of_model: KvLayout) -> KvLayout:
         """The layout of its own KV."""
-        groups = self.config.kv_groups(of_model.dtype)
-        return replace(of_model, num_layers=1, groups=groups)
+        side_caches = self.config.side_caches(of_model.dtype)
+        return replace(of_model, num_layers=1, side_caches=side_caches)
 
     def share(self, model: Decoder) -> None:
         """Once there are weights: embedding and head are those of `model`."""

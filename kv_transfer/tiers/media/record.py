@@ -120,7 +120,7 @@ class RecordFormat:
             first += plane.num_kv_heads
 
     def _checksums(self, payload: memoryview) -> tuple[int, ...]:
-        if not self.layout.groups:  # all units are as long as each other
+        if not self.layout.side_caches:  # all units are as long as each other
             return unit_checksums(payload, self.layout.unit_bytes)
         parts = zip(self._split(payload), self.layout.planes, strict=True)
         return tuple(

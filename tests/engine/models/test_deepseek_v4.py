@@ -99,7 +99,7 @@ def test_the_cache_keeps_a_row_of_each_token_for_each_compressor(tmp_path: Path)
     layout = load_model(make_deepseek_v4(tmp_path)).info.layout(BLOCK_SIZE)
 
     assert (layout.num_vectors, layout.num_kv_heads, layout.head_dim) == (1, 1, 16)
-    found = {group.name: (group.layers, group.width) for group in layout.groups}
+    found = {side.name: (side.layers, side.width) for side in layout.side_caches}
     assert found == {
         "compressed by 4": ((1, 3), 64),
         "index of compressed by 4": ((1, 3), 32),

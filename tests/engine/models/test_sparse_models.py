@@ -29,7 +29,7 @@ from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of
 from baton.engine.sharding.cutting import share_of
 from baton.engine.sharding.stages import first_layers
-from baton.kernels.paging.grouped_arena import GroupedArena
+from baton.kernels.paging.layer_arenas import LayerArenas
 
 
 def parsed(folder: Path, **changes: Any) -> ModelConfig:
@@ -46,18 +46,18 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_glm_moe_dsa(tmp_path_factory.mktemp("glm"))
 
 
-def test_index_keys_are_a_cache_group_of_the_layers_that_have_an_index(glm: Path) -> None:
+def test_index_keys_are_a_side_cache_of_the_layers_that_have_an_index(glm: Path) -> None:
     runner, (table,) = make_runner(glm), scrambled_tables([20])
 
     runner.forward([Chunk(make_prompt(20), 0, table, 1)])
 
     arenas, layout = runner.cache.layers, runner.cache.layout
-    assert [isinstance(arena, GroupedArena) for arena in arenas] == [True, False, False, True]
+    assert [isinstance(arena, LayerArenas) for arena in arenas] == [True, False, False, True]
     assert (layout.num_layers, layout.num_planes) == (4, 6)
     assert layout.block_bytes == BLOCK_SIZE * 4 * (4 * (24 + 8) + 2 * 12)
     for arena in (arenas[0], arenas[3]):
-        assert isinstance(arena, GroupedArena)
-        written = arena.groups[INDEX_KEYS][table].any(-1).flatten()
+        assert isinstance(arena, LayerArenas)
+        written = arena.side_caches[INDEX_KEYS][table].any(-1).flatten()
         assert written[:20].all() and not written[20:].any()
 
 

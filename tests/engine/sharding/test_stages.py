@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.tiny_checkpoints import FAMILIES
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_layout import KvGroup, KvLayout
+from baton.core.kv_layout import KvLayout, SideCache
 from baton.engine.checkpoint.load import read_config
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.models.registry import family_of
@@ -67,7 +67,7 @@ def test_stages_have_all_parts_of_a_model_and_only_a_shared_table_twice(
 
 
 def test_groups_of_layers_go_with_their_layers() -> None:
-    keys = KvGroup(name="keys", layers=(0, 2, 3), width=4, dtype="float32")
+    keys = SideCache(name="keys", layers=(0, 2, 3), width=4, dtype="float32")
     layout = KvLayout(
         model_fingerprint=b"",
         dtype="float32",
@@ -75,16 +75,16 @@ def test_groups_of_layers_go_with_their_layers() -> None:
         num_kv_heads=1,
         head_dim=8,
         block_size=4,
-        groups=(keys,),
+        side_caches=(keys,),
     )
 
     first, second, third = (
         kv_of_layers(layout, run) for run in (range(1), range(1, 2), range(2, 4))
     )
 
-    assert [group.layers for group in first.groups] == [(0,)]
-    assert second.groups == ()
-    assert [group.layers for group in third.groups] == [(0, 1)]
+    assert [side.layers for side in first.side_caches] == [(0,)]
+    assert second.side_caches == ()
+    assert [side.layers for side in third.side_caches] == [(0, 1)]
     assert (*first.planes, *second.planes, *third.planes) == layout.planes
 
 

@@ -14,7 +14,7 @@ from tests.kv_transfer.tiers.blocks import LAYOUT
 
 from baton.core.clock import ManualClock
 from baton.core.ids import new_epoch
-from baton.core.kv_layout import KvGroup
+from baton.core.kv_layout import SideCache
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OneThread
 from baton.engine.blocks.block_pool import BlockPool
@@ -28,10 +28,10 @@ from baton.kv_transfer.tiers.media.record import RecordFormat
 from baton.kv_transfer.tiers.stack import TierStack
 from baton.kv_transfer.tiers.tiers import PoolParts, Tiers
 
-INDEX = KvGroup(name="index", layers=(1,), width=3, dtype="float32")
-GROUPED = replace(LAYOUT, groups=(INDEX,))
-SIZE = GROUPED.block_size
-FORMAT = RecordFormat(GROUPED)
+INDEX = SideCache(name="index", layers=(1,), width=3, dtype="float32")
+WITH_SIDES = replace(LAYOUT, side_caches=(INDEX,))
+SIZE = WITH_SIDES.block_size
+FORMAT = RecordFormat(WITH_SIDES)
 
 
 def host(num_blocks: int = 1000) -> HostTier:
@@ -41,7 +41,7 @@ def host(num_blocks: int = 1000) -> HostTier:
 def kv_of(tokens: Sequence[int], salt: bytes, block: int, plane: int) -> bytes:
     """A hash of all there is up to the block's end; of the salt, too, so that any mix-up shows."""
     seen = array.array("I", tokens[: (block + 1) * SIZE]).tobytes()
-    num_bytes = GROUPED.planes[plane].layer_block_bytes
+    num_bytes = WITH_SIDES.planes[plane].layer_block_bytes
     return shake_128(salt + bytes([plane, block]) + seen).digest(num_bytes)
 
 
@@ -97,8 +97,8 @@ class PoolWorld:
         holder = Holder(HolderKind.REQUEST, f"request-{next(self.numbers)}")
         num_cached = self.pool.reserve(holder, tokens, salt)
         assert num_cached is not None, "no blocks"
-        for index in range(GROUPED.num_blocks_for(len(tokens))):
-            for plane in range(GROUPED.num_planes):
+        for index in range(WITH_SIDES.num_blocks_for(len(tokens))):
+            for plane in range(WITH_SIDES.num_planes):
                 data = kv_of(tokens, salt, index, plane)
                 if index * SIZE < num_cached:
                     assert self.pool.view(holder, index, plane) == data, "wrong KV was found"
@@ -114,7 +114,7 @@ async def running_world(
     *tiers: Tier, num_blocks: int = 16, config: TiersConfig | None = None
 ) -> AsyncIterator[PoolWorld]:
     clock, owner = ManualClock(), OneThread()
-    pool = BlockPool(KvCache(GROUPED, num_blocks))
+    pool = BlockPool(KvCache(WITH_SIDES, num_blocks))
     receiver = Receiver(pool, new_epoch(), ReceiverConfig(max_leased_fraction=1.0))
     parts = PoolParts(pool=pool, owner=owner, receiver=receiver, clock=clock)
     stack = TierStack(FORMAT, tiers or (host(),))

@@ -1,4 +1,4 @@
-"""KV in groups: what some layers keep beside their KV travels as the KV does."""
+"""Side caches: what some layers keep beside their KV travels as the KV does."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from tests.kv_transfer.replicas import (
 from tests.kv_transfer.world import connected, each_transport
 
 from baton.core.errors import CorruptPiece, LayoutMismatch
-from baton.core.kv_layout import KvGroup, KvLayout
+from baton.core.kv_layout import KvLayout, SideCache
 from baton.kv_transfer.handoff.messages import KvPiece
 from baton.kv_transfer.layouts.agreement import check_layouts
 from baton.kv_transfer.layouts.convert import converted
 from baton.kv_transfer.layouts.plan import BlockPlacement
 
-INDEX = KvGroup(name="index", layers=(0, 2), width=5, dtype="float32")
-PAIRS = KvGroup(name="pairs", layers=(1, 2), width=3, dtype="bfloat16")
-GROUPED = replace(
-    LAYOUT, num_layers=3, num_kv_heads=1, head_dim=6, num_vectors=1, groups=(INDEX, PAIRS)
+INDEX = SideCache(name="index", layers=(0, 2), width=5, dtype="float32")
+PAIRS = SideCache(name="pairs", layers=(1, 2), width=3, dtype="bfloat16")
+WITH_SIDES = replace(
+    LAYOUT, num_layers=3, num_kv_heads=1, head_dim=6, num_vectors=1, side_caches=(INDEX, PAIRS)
 )
-NUM_BLOCKS = GROUPED.num_blocks_for(len(PROMPT))
+NUM_BLOCKS = WITH_SIDES.num_blocks_for(len(PROMPT))
 
 
 @each_transport
-async def test_groups_arrive_whole_and_equal(name: str) -> None:
-    async with connected(name, layout=GROUPED) as it:
+async def test_side_caches_arrive_whole_and_equal(name: str) -> None:
+    async with connected(name, layout=WITH_SIDES) as it:
         reservation = await it.grant()
         await it.compute()
 
         report = await it.fetch(reservation)
 
-        assert report.num_bytes == NUM_BLOCKS * GROUPED.block_bytes
+        assert report.num_bytes == NUM_BLOCKS * WITH_SIDES.block_bytes
         await it.on_d.call(it.decode.adopt)
         assert it.decode.holds_kv()
         await it.assert_nothing_is_left()
 
 
-async def test_what_groups_keep_of_a_layer_leaves_with_the_layer() -> None:
+async def test_what_side_caches_keep_of_a_layer_leaves_with_the_layer() -> None:
     seen: list[int] = []
 
     def note(number: int, piece: KvPiece) -> KvPiece:
         seen.append(piece.plane)
         return piece
 
-    async with connected("memory", alter=note, layout=GROUPED) as it:
+    async with connected("memory", alter=note, layout=WITH_SIDES) as it:
         fetching = asyncio.create_task(it.fetch(await it.grant()))
         await it.compute()
         await fetching
 
-        first_of = [seen.index(plane) for plane in range(GROUPED.num_planes)]
+        first_of = [seen.index(plane) for plane in range(WITH_SIDES.num_planes)]
         assert first_of == sorted(first_of)
         await it.on_d.call(it.decode.adopt)
         await it.assert_nothing_is_left()
@@ -69,9 +69,9 @@ async def test_what_groups_keep_of_a_layer_leaves_with_the_layer() -> None:
 
 @each_transport
 @pytest.mark.parametrize("block_size", [2, 8])
-async def test_groups_are_regrouped_to_blocks_of_another_size(name: str, block_size: int) -> None:
-    ours = replace(GROUPED, block_size=block_size)
-    async with connected(name, layout=GROUPED, decode_layout=ours) as it:
+async def test_side_caches_come_in_blocks_of_another_size(name: str, block_size: int) -> None:
+    ours = replace(WITH_SIDES, block_size=block_size)
+    async with connected(name, layout=WITH_SIDES, decode_layout=ours) as it:
         fetching = asyncio.create_task(it.fetch(await it.grant()))
         await it.compute(9)
         await it.compute()
@@ -82,15 +82,15 @@ async def test_groups_are_regrouped_to_blocks_of_another_size(name: str, block_s
         await it.assert_nothing_is_left()
 
 
-async def test_a_changed_byte_of_a_group_is_noticed() -> None:
+async def test_a_changed_byte_of_a_side_cache_is_noticed() -> None:
     def change(number: int, piece: KvPiece) -> KvPiece:
-        if piece.plane not in GROUPED.planes_of(2)[1:]:
+        if piece.plane not in WITH_SIDES.planes_of(2)[1:]:
             return piece
         first, *others = (bytearray(view) for view in piece.views)
         first[-1] ^= 1
         return replace(piece, views=tuple(map(memoryview, (first, *others))))
 
-    async with connected("grpc", alter=change, layout=GROUPED) as it:
+    async with connected("grpc", alter=change, layout=WITH_SIDES) as it:
         reservation = await it.grant()
         await it.compute()
 
@@ -101,10 +101,10 @@ async def test_a_changed_byte_of_a_group_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(("num_p", "num_d"), [(1, 2), (4, 2), (2, 4)])
-async def test_each_rank_gets_all_of_a_group_however_heads_are_split(
+async def test_each_rank_gets_all_of_a_side_cache_however_heads_are_split(
     num_p: int, num_d: int
 ) -> None:
-    layout = replace(GROUPED, num_kv_heads=4, num_vectors=2)
+    layout = replace(WITH_SIDES, num_kv_heads=4, num_vectors=2)
     it = Ranks(ranks(layout, num_p), ranks(layout, num_d))
     it.offer("kv")
     it.compute("kv")
@@ -114,13 +114,15 @@ async def test_each_rank_gets_all_of_a_group_however_heads_are_split(
     await it.assert_nothing_is_left()
 
 
-def test_groups_are_converted_as_their_own_dtypes_say() -> None:
+def test_side_caches_are_converted_as_their_own_dtypes_say() -> None:
     narrow = replace(
-        GROUPED, dtype="bfloat16", groups=tuple(replace(g, dtype="float16") for g in GROUPED.groups)
+        WITH_SIDES,
+        dtype="bfloat16",
+        side_caches=tuple(replace(g, dtype="float16") for g in WITH_SIDES.side_caches),
     )
-    planes = BlockPlacement(GROUPED, narrow).planes
+    planes = BlockPlacement(WITH_SIDES, narrow).planes
 
-    assert [plane.is_converting for plane in planes] == [True] * GROUPED.num_planes
+    assert [plane.is_converting for plane in planes] == [True] * WITH_SIDES.num_planes
     assert [plane.placed.dtype for plane in planes] == [plane.dtype for plane in narrow.planes]
     data = memoryview(array.array("f", [1.5] * 20)).cast("B")
     narrowed = converted(data, planes[1].arriving, planes[1].receiver.dtype)
@@ -130,22 +132,22 @@ def test_groups_are_converted_as_their_own_dtypes_say() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(GROUPED, groups=()),
-        replace(GROUPED, groups=(INDEX,)),
-        replace(GROUPED, groups=(INDEX, replace(PAIRS, width=4))),
-        replace(GROUPED, groups=(INDEX, replace(PAIRS, layers=(0, 2)))),
+        replace(WITH_SIDES, side_caches=()),
+        replace(WITH_SIDES, side_caches=(INDEX,)),
+        replace(WITH_SIDES, side_caches=(INDEX, replace(PAIRS, width=4))),
+        replace(WITH_SIDES, side_caches=(INDEX, replace(PAIRS, layers=(0, 2)))),
     ],
 )
-def test_other_groups_are_refused_before_anything_travels(other: KvLayout) -> None:
-    with pytest.raises(LayoutMismatch, match="groups are index, pairs at the sender"):
-        check_layouts(GROUPED, other)
+def test_other_side_caches_are_refused_before_anything_travels(other: KvLayout) -> None:
+    with pytest.raises(LayoutMismatch, match="side caches are index, pairs at the sender"):
+        check_layouts(WITH_SIDES, other)
 
 
 def test_an_open_block_keeps_nothing_of_an_earlier_owner() -> None:
-    p, d = PrefillReplica(layout=GROUPED), DecodeReplica(layout=GROUPED)
+    p, d = PrefillReplica(layout=WITH_SIDES), DecodeReplica(layout=WITH_SIDES)
     assert p.grant(d.receiver.epoch, prompt=PROMPT[:7])
     p.compute()
-    block, plane = p.pool.table(request_holder(TRANSFER))[1], GROUPED.planes_of(1)[1]
+    block, plane = p.pool.table(request_holder(TRANSFER))[1], WITH_SIDES.planes_of(1)[1]
     p.cache.planes[plane][block] = 1.0  # tokens 4 and 5, and what an earlier owner left there
 
     p.pool.clear_tail(request_holder(TRANSFER), 7, plane)
