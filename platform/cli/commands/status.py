@@ -38,14 +38,15 @@ def status(
 
 OLD_S = 60.0
 """A prediction from steps older than this says so."""
+SLOW = 1.5
+"""So do recent steps that took so many times what was predicted."""
 COLUMNS = (
     "running",
     "waiting",
     "queued\ntokens",
     "KV blocks\nused",
     "sampled",
-    "tokens/s\npredicted",
-    "times\nas slow",
+    "tokens/s",
 )
 
 
@@ -76,17 +77,18 @@ def _cells(replica: dict[str, Any], pool: str) -> list[str]:
         f"{num_used} of {num_blocks}",
         f"{replica['metrics'].get('tokens_sampled_total', 0):.0f}",
         _pace(replica["metrics"], pool),
-        f"{replica['slowness']:.1f}",
     ]
 
 
 def _pace(metrics: dict[str, float], pool: str) -> str:
-    """What its own fit predicts, of prompts or of decoding as it does now; and how old that is."""
+    """What its own fit predicts, of prompts or of decoding as it does now; and what to doubt."""
     rate = metrics.get(f"{pool}_tokens_per_second")
     if rate is None:
         return "-"
-    age_s = metrics["step_times_age_seconds"]
-    return f"{rate:.0f}" if age_s < OLD_S else f"{rate:.0f} ({age_s:.0f} s ago)"
+    age_s, slowness = metrics["step_times_age_seconds"], metrics["slowness"]
+    if slowness >= SLOW:
+        return f"{rate:.0f}, {slowness:.1f} x slower"
+    return f"{rate:.0f}" if age_s < OLD_S else f"{rate:.0f}, {age_s:.0f} s ago"
 
 
 def _engines(report: dict[str, Any]) -> list[str]:

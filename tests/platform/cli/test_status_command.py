@@ -16,12 +16,17 @@ def test_a_refused_token_is_told_from_a_dead_replica(trouble: str, shown: str) -
     assert _trouble({"trouble": trouble}) == shown
 
 
-def test_a_predicted_rate_says_when_it_is_old_and_nothing_before_the_first_step() -> None:
-    known = {"prefill_tokens_per_second": 812.4, "step_times_age_seconds": 3.0}
+def test_a_predicted_rate_says_when_to_doubt_it_and_nothing_before_the_first_step() -> None:
+    known = {
+        "prefill_tokens_per_second": 812.4,
+        "step_times_age_seconds": 3.0,
+        "slowness": 1.1,
+    }
 
     assert _pace({}, "prefill") == "-"
     assert _pace(known, "prefill") == "812"
-    assert _pace({**known, "step_times_age_seconds": 600.0}, "prefill") == "812 (600 s ago)"
+    assert _pace({**known, "step_times_age_seconds": 600.0}, "prefill") == "812, 600 s ago"
+    assert _pace({**known, "slowness": 2.04}, "prefill") == "812, 2.0 x slower"
 
 
 def test_engines_that_are_alike_are_told_of_once_a_pool() -> None:
