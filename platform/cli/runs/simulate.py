@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -22,6 +23,8 @@ from baton.platform.traces.trace import Trace
 from baton.router.policies.by_name import ABLATIONS, DEFAULT, POLICIES
 
 LOADS = (0.7, 1.0, 1.3)
+FILE_WIDTH = 100
+"""Of a table that is written elsewhere than to a terminal."""
 GROUPS = {"all": tuple(POLICIES), "ablation": (DEFAULT, *ABLATIONS)}
 
 
@@ -58,7 +61,8 @@ def run(job: Job) -> None:
         for row in play_all(cases, job.num_jobs):
             rows.append(row)
             advance()
-    show(Console(highlight=False), experiment, rows)
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    show(Console(highlight=False, width=width), experiment, rows)
     if job.json_file is not None:
         encoded = msgspec.json.encode(tree(experiment, rows))
         job.json_file.write_bytes(msgspec.json.format(encoded) + b"\n")

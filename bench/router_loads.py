@@ -1,0 +1,159 @@
+"""Six loads that ask a router for different things, as traces for `baton simulate`.
+
+    chat     sessions of a few short turns behind one system prompt
+    agent    sessions of many turns that come seconds after one another, behind eight system prompts
+    long     sessions of few turns that grow by a document each
+    hotdoc   every other prompt begins with the same 8,192 tokens: one replica alone is too few
+    thrash   3,000 documents of 20,480 tokens, asked for by a power law: more than caches keep
+    burst    ten times the rate for 30 s of every 150 s
+
+Sessions are closed loops. Ids stand for blocks of 512 tokens; the same seed writes the same bytes.
+
+    python -m bench.router_loads FOLDER [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+BLOCK_SIZE = 512
+MAX_TOKENS = 120_000
+NUM_PROMPTS = 8000
+NUM_DOCUMENTS = 3000
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """Means of exponential distributions, but for the counts and the system prompts."""
+
+    num_sessions: int
+    sessions_per_s: float
+    turns: float
+    system_tokens: int
+    num_systems: int = 1
+    user_tokens: float
+    answer_tokens: float
+    gap_s: float
+
+
+SESSIONS = {
+    "chat": Conversations(
+        num_sessions=1500, sessions_per_s=1.0, turns=6, system_tokens=1024,
+        user_tokens=800, answer_tokens=400, gap_s=30,
+    ),
+    "agent": Conversations(
+        num_sessions=400, sessions_per_s=0.25, turns=25, system_tokens=4096, num_systems=8,
+        user_tokens=1500, answer_tokens=300, gap_s=2,
+    ),
+    "long": Conversations(
+        num_sessions=300, sessions_per_s=0.2, turns=5, system_tokens=512,
+        user_tokens=12_000, answer_tokens=500, gap_s=60,
+    ),
+}  # fmt: skip
+
+
+class Blocks:
+    """Ids that nobody has had yet."""
+
+    def __init__(self) -> None:
+        self._ids = count()
+
+    def take(self, num_tokens: int) -> list[int]:
+        """As many as are whole."""
+        return [next(self._ids) for _ in range(num_tokens // BLOCK_SIZE)]
+
+    def extend(self, ids: list[int], num_tokens: int) -> None:
+        ids += self.take(num_tokens - len(ids) * BLOCK_SIZE)
+
+
+def conversations(kind: Conversations, seed: int) -> Iterator[Line]:
+    random_, blocks = random.Random(seed), Blocks()
+    systems = [blocks.take(kind.system_tokens) for _ in range(kind.num_systems)]
+    begin_s = 0.0
+    for session in range(kind.num_sessions):
+        begin_s += random_.expovariate(kind.sessions_per_s)
+        known = list(systems[int(kind.num_systems * random_.random() ** 3)])
+        num_tokens = len(known) * BLOCK_SIZE
+        for turn in range(max(1, int(random_.expovariate(1 / kind.turns)))):
+            num_tokens += int(random_.expovariate(1 / kind.user_tokens)) + 20
+            blocks.extend(known, num_tokens)
+            num_answered = int(random_.expovariate(1 / kind.answer_tokens)) + 10
+            gap_s = random_.expovariate(1 / kind.gap_s) if turn else begin_s
+            yield {
+                "session": f"s{session}", "turn": turn, "gap_s": gap_s,
+                "input_length": num_tokens, "output_length": num_answered, "hash_ids": known[:],
+            }  # fmt: skip
+            num_tokens += num_answered
+            blocks.extend(known, num_tokens)
+            if num_tokens > MAX_TOKENS:
+                break
+
+
+class Documents:
+    """Prompts of an open loop: what they begin with, and a question of their own."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._blocks = Blocks()
+        self._hot = self._blocks.take(16 * BLOCK_SIZE)
+        self._documents = [self._blocks.take(40 * BLOCK_SIZE) for _ in range(NUM_DOCUMENTS)]
+
+    def hotdoc(self) -> Line:
+        return self._asked(self._hot if self._random.random() < 0.5 else [], mean=3000, least=200)
+
+    def thrash(self) -> Line:
+        place = int(self._random.paretovariate(0.6)) % NUM_DOCUMENTS
+        return self._asked(self._documents[place], mean=600, least=50)
+
+    def burst(self) -> Line:
+        place = int(NUM_DOCUMENTS * self._random.random() ** 4)
+        return self._asked(self._documents[place][:10], mean=2000, least=50)
+
+    def _asked(self, document: list[int], *, mean: float, least: int) -> Line:
+        own = int(self._random.expovariate(1 / mean)) + least
+        ids = document + self._blocks.take(own)
+        num_tokens = len(document) * BLOCK_SIZE + own
+        return {"input_length": num_tokens, "output_length": 200, "hash_ids": ids}
+
+
+def arriving(prompt: Callable[[], Line], per_s: Callable[[float], float], seed: int) -> list[Line]:
+    """Poisson arrivals, at a rate that may change with time."""
+    random_, at_s, lines = random.Random(seed), 0.0, []
+    for _ in range(NUM_PROMPTS):
+        at_s += random_.expovariate(per_s(at_s))
+        lines.append({"timestamp": at_s * 1e3, **prompt()})
+    return lines
+
+
+def loads(seed: int) -> Iterator[tuple[str, list[Line]]]:
+    for name, kind in SESSIONS.items():
+        yield name, list(conversations(kind, seed))
+    yield "hotdoc", arriving(Documents(seed).hotdoc, lambda at_s: 5.0, seed)
+    yield "thrash", arriving(Documents(seed).thrash, lambda at_s: 5.0, seed)
+    in_turns = arriving(Documents(seed).burst, lambda at_s: 2.0 if at_s % 150 >= 30 else 20.0, seed)
+    yield "burst", in_turns
+
+
+def write(folder: Path, seed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in loads(seed):
+        file = folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        print(f"{file}: {len(lines):,} requests")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    write(arguments.folder, arguments.seed)

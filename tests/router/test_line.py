@@ -1,0 +1,152 @@
+"""Prompts in the gateway's line: each leaves it once, in its turn, to a candidate that takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from baton.router.candidate import Candidate
+from baton.router.line import Line
+from baton.router.policies.cost import Cost
+from baton.router.prompt import Prompt
+from baton.router.routing_policy import Held
+
+TOKENS_PER_S = 1000.0
+CREDIT = 4000
+NAMES = ("a", "b", "c")
+
+
+@dataclass(frozen=True)
+class Rate:
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        return max(num_tokens - num_cached, 1) / TOKENS_PER_S
+
+
+class LineMachine(RuleBasedStateMachine):
+    """A gateway with three replicas; one of them may stop, and finishes nothing from then on."""
+
+    prompts = Bundle("prompts")
+    sessions = st.sampled_from("xyz")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.candidates = [Candidate(name, Rate(), credit_tokens=CREDIT) for name in NAMES]
+        self.cached: dict[tuple[str, str], int] = {}
+        """By conversation and replica."""
+        self.line = Line(Cost(), self.held_by)
+        self.waiting: set[int] = set()
+        self.sent: set[int] = set()
+        self.num_arrived = 0
+        self.stopped: Candidate | None = None
+
+    def held_by(self, prompt: Prompt, candidate: Candidate) -> int:
+        return min(self.cached.get((prompt.session, candidate.name), 0), prompt.num_tokens - 1)
+
+    def send(self, prompt: Prompt, candidate: Candidate) -> None:
+        assert prompt.number not in self.sent
+        num_held = self.held_by(prompt, candidate)
+        assert candidate.takes(prompt, num_held)
+        self.sent.add(prompt.number)
+        self.waiting.discard(prompt.number)
+        candidate.book(prompt, num_held, self.now)
+        self.cached[prompt.session, candidate.name] = prompt.num_tokens
+
+    def offer(self, candidate: Candidate) -> None:
+        while (prompt := self.line.free(candidate, self.candidates, self.now)) is not None:
+            assert prompt.number in self.waiting
+            self.send(prompt, candidate)
+
+    def arrive(self, prompt: Prompt) -> None:
+        held = Held([self.held_by(prompt, candidate) for candidate in self.candidates])
+        candidate = self.line.arrive(prompt, self.candidates, held, self.now)
+        self.waiting.add(prompt.number)
+        if candidate is not None:
+            self.send(prompt, candidate)
+
+    def finish_oldest(self, candidate: Candidate) -> None:
+        booking = next(iter(candidate.open.values()), None)
+        if booking is not None:
+            assert candidate.finished(booking.prompt, self.now) is booking
+            assert candidate.finished(booking.prompt, self.now) is None
+        self.offer(candidate)
+
+    @rule(sizes=st.lists(st.integers(1, 3000), min_size=6, max_size=12), session=sessions)
+    def a_burst_arrives(self, sizes: list[int], session: str) -> None:
+        for num_tokens in sizes:
+            self.a_prompt_arrives(num_tokens, session)
+
+    @rule(target=prompts, num_tokens=st.integers(1, 6000), session=sessions)
+    def one_arrives(self, num_tokens: int, session: str) -> Prompt:
+        return self.a_prompt_arrives(num_tokens, session)
+
+    def a_prompt_arrives(self, num_tokens: int, session: str) -> Prompt:
+        prompt = Prompt(
+            number=self.num_arrived,
+            num_tokens=num_tokens,
+            arrived_s=self.now,
+            names=(session.encode() * 16,),
+            num_blocks=1,
+            block_size=num_tokens,
+            session=session,
+            draw=self.num_arrived * 7919,
+        )
+        self.num_arrived += 1
+        self.arrive(prompt)
+        return prompt
+
+    @rule(place=st.integers(0, 2), after_s=st.floats(0.0, 8.0))
+    def a_first_token_comes(self, place: int, after_s: float) -> None:
+        self.now += after_s
+        if self.candidates[place] is not self.stopped:
+            self.finish_oldest(self.candidates[place])
+
+    @rule(prompt=consumes(prompts))
+    def a_caller_leaves(self, prompt: Prompt) -> None:
+        if prompt.number in self.waiting:
+            self.line.leave(prompt)
+            self.line.leave(prompt)
+            self.waiting.discard(prompt.number)
+
+    @rule(place=st.integers(0, 2))
+    def one_stops(self, place: int) -> None:
+        self.stopped = self.stopped or self.candidates[place]
+
+    @rule(place=st.integers(0, 2))
+    def one_is_gone_and_back(self, place: int) -> None:
+        for prompt in self.line.abandon(self.candidates[place]):
+            assert prompt.number in self.waiting
+            self.arrive(prompt)
+
+    @invariant()
+    def who_waits_stands_in_one_line_in_the_order_of_turns(self) -> None:
+        lines = [candidate.waiting for candidate in self.candidates]
+        assert sorted(one.prompt.number for line in lines for one in line) == sorted(self.waiting)
+        assert {one.prompt.number for one in self.line} == self.waiting
+        assert all(line == sorted(line, key=lambda one: one.order) for line in lines)
+
+    @invariant()
+    def nothing_is_sent_beyond_credit(self) -> None:
+        for candidate in self.candidates:
+            tokens = [booking.num_new_tokens for booking in candidate.open.values()]
+            assert candidate.num_open_tokens == sum(tokens)
+            assert candidate.num_open_tokens <= CREDIT or len(tokens) == 1
+            assert candidate.num_open_blocks == len(tokens)
+            assert candidate.busy_s(self.now) >= 0.0
+            assert tokens or candidate.busy_s(self.now) == 0.0
+
+    def teardown(self) -> None:
+        """Whoever waits is served by those that still answer, and soon."""
+        for _ in range(self.num_arrived + 30):
+            self.now += 60.0
+            for candidate in self.candidates:
+                if candidate is not self.stopped:
+                    self.finish_oldest(candidate)
+        assert not self.waiting
+
+
+LineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+test_each_prompt_leaves_the_line_once_and_none_waits_for_ever = LineMachine.TestCase

@@ -1,0 +1,158 @@
+"""What each policy costs, by hand: published formulas on one picture of three replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+
+from baton.router.candidate import Candidate
+from baton.router.heat import Heat
+from baton.router.line import Line
+from baton.router.policies.by_name import POLICIES, policy
+from baton.router.policies.cost import Cost, CostWeights
+from baton.router.policies.sticky_until_saturated import FAR
+from baton.router.prompt import Prompt
+from baton.router.routing_policy import Held, cheapest
+from baton.router.sessions import Sessions
+
+BLOCK_SIZE = 100
+
+
+@dataclass(frozen=True)
+class Rate:
+    tokens_per_s: float = 100.0
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        return max(num_tokens - num_cached, 1) / self.tokens_per_s
+
+
+def prompt(number: int, num_tokens: int, names: str = "", *, arrived_s: float = 0.0) -> Prompt:
+    """A block for each letter of `names`."""
+    return Prompt(
+        number=number,
+        num_tokens=num_tokens,
+        arrived_s=arrived_s,
+        names=tuple(letter.encode() * 16 for letter in names),
+        num_blocks=num_tokens // BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        session=names[:1],
+        draw=number,
+    )
+
+
+def replicas() -> list[Candidate]:
+    """a computes 500 and 300 tokens, b computes 600, c nothing."""
+    a, b, c = (Candidate(name, Rate(), credit_tokens=10_000) for name in "abc")
+    for candidate, number, num_tokens in ((a, 1, 500), (a, 2, 300), (b, 3, 600)):
+        candidate.book(prompt(number, num_tokens), 0, now=0.0)
+    return [a, b, c]
+
+
+ASKS = prompt(9, 1000, "uvwxyz")
+HELD = Held([800, 0, 200])
+
+
+@pytest.mark.parametrize(
+    ("name", "costs"),
+    [
+        ("random", [0, 0, 0]),
+        ("least-requests", [2, 1, 0]),
+        ("least-tokens", [8 - 2, 6 - 2, 0]),
+        ("longest-match", [200 * 2**20 + 2, 1000 * 2**20 + 1, 800 * 2**20]),
+        ("sticky-until-saturated", [2, 1 + FAR, 0 + FAR]),
+        ("additive", [(800 + 200) / 100 + 18, (600 + 1000) / 100 + 16, 800 / 100 + 10]),
+        ("new-tokens-times-batch", [(800 + 200) * 3, (600 + 1000) * 2, 800 * 1]),
+        ("session-sticky", [8 - 2, 6 - 2, 0]),
+    ],
+)
+def test_a_policy_costs_what_its_formula_says(name: str, costs: Sequence[float]) -> None:
+    assert list(policy(name).costs(ASKS, replicas(), HELD, 2.0)) == costs
+
+
+def test_the_default_costs_wait_and_work_before_it_has_learnt_anything() -> None:
+    """a: 6 s until it is free, 2 s of work; b: 4 s and 10 s; c: 8 s of work alone."""
+    cost = Cost(CostWeights(balance=0.0))
+
+    terms = cost.terms(ASKS, replicas(), HELD, 2.0)
+
+    assert [(one.wait_s, one.work_s) for one in terms] == [(6, 2), (4, 10), (0, 8)]
+    assert [one.total_s for one in terms] == pytest.approx([8, 14, 8])
+
+
+def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
+    """By 3 of its work for each prompt a replica in line; who is overtaken waits for all of it."""
+    cost, candidates = Cost(), replicas()
+    full = [replace(candidate, credit_tokens=0) for candidate in candidates]
+    line = Line(cost, lambda *_: 0)
+    for number in range(10, 13):
+        line.arrive(prompt(number, 100, arrived_s=100.0), full[:2], Held([0, 0]), 1.0)
+
+    terms = cost.terms(ASKS, full, HELD, 2.0)
+
+    assert len(line) == 3
+    assert [one.charged_s / one.work_s for one in terms] == [1 + 3 * 1.0] * 3
+    assert [one.harm_s for one in terms] == [
+        len(candidate.waiting) * one.work_s for candidate, one in zip(full, terms, strict=True)
+    ]
+
+
+def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() -> None:
+    candidates = replicas()
+    sticky = policy("session-sticky")
+    sticky.placed(ASKS, candidates[0])
+    assert sticky.costs(ASKS, candidates, HELD, 2.0) == [6, inf, inf]
+    assert inf not in sticky.costs(ASKS, candidates[1:], Held([0, 200]), 2.0)
+
+    of_two = policy("two-choice").costs(ASKS, candidates, HELD, 2.0)
+    assert 1 <= sum(cost != inf for cost in of_two) <= 2
+
+    hashed = policy("prefix-hash")
+    place = cheapest(ASKS, candidates, hashed.costs(ASKS, candidates, HELD, 2.0))
+    alike = prompt(10, 700, "uvx")
+    assert cheapest(alike, candidates, hashed.costs(alike, candidates, HELD, 9.0)) == place
+    fewer = [candidates[place], candidates[place - 1]]  # one of the others is gone
+    assert cheapest(ASKS, fewer, hashed.costs(ASKS, fewer, HELD, 2.0)) == 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_equals_are_filled_evenly(name: str) -> None:
+    chosen, candidates = policy(name), [Candidate(name, Rate()) for name in "abc"]
+    counts = [0, 0, 0]
+    for number in range(300):
+        one = prompt(number, 100)
+        one = replace(one, draw=number * 0x9E3779B97F4A7C15)
+        place = cheapest(one, candidates, chosen.costs(one, candidates, Held([0, 0, 0]), 0.0))
+        chosen.placed(one, candidates[place])
+        counts[place] += 1
+
+    assert min(counts) > 60
+
+
+def test_what_conversations_begin_with_is_charged_to_all_of_them() -> None:
+    """Four replicas; three conversations begin with u v: two others share it, at 1 / (1 + 2/4)."""
+    heat = Heat()
+    for number, names in enumerate(("uvwx", "uvab", "uvcd")):
+        heat.hear(prompt(number, 450, names), 0.0)
+
+    charge = heat.charge(prompt(5, 450, "uvwx"), 4, 0.0)
+
+    assert charge.before(200) == pytest.approx(200 / 1.5)
+    assert charge.before(450) == pytest.approx(200 / 1.5 + 250)
+    later = heat.charge(prompt(5, 450, "uvwx"), 4, 600.0)  # half as many, half a life later
+    assert later.before(200) == pytest.approx(200 / (1 + 0.5 / 4))
+    assert heat.charge(prompt(5, 450, "uvwx"), 0, 0.0).before(450) == 450
+
+
+def test_a_session_is_known_by_the_tail_that_its_next_turn_continues() -> None:
+    sessions = Sessions()
+    a, b, c, d, x = (letter.encode() for letter in "abcdx")
+
+    first, begins = sessions.of([a, b])
+    assert begins and sessions.of([a, b, c]) == (first, False)
+    branched, begins = sessions.of([a, b, x])  # b is no tail any more
+    assert begins and branched != first
+    assert sessions.of([a, b, c, d]) == (first, False)
+    assert sessions.of([]) == ("", True)
