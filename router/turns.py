@@ -1,10 +1,10 @@
 """Who goes first of the prompts that wait for one replica.
 
-    due = arrival + min(3 * work, 3 * typical work)                       (seconds; the least first)
+    due = arrival + min(3 * work, 12 * typical work)                      (seconds; the least first)
 
 Between first come first served, where a short prompt waits for every long one before it, and
 shortest first, where a long one may wait for ever: a prompt lets those pass that come a little
-later and take much less, but nobody by more than three typical prompts' time.
+later and take much less, but nobody by more than twelve typical prompts' time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from baton.router.prompt import Prompt
 
 STRETCH = 3.0
-"""Mean against tail: 1 to 10 were tried on Mooncake's conversations (docs/router.md)."""
-MAX_LATER = 3.0
-"""In typical prompts: 1 to 8 were tried."""
+"""Mean against tail: 1 to 20 were tried (docs/router.md)."""
+MAX_LATER = 12.0
+"""In typical prompts: 1 to 60 were tried. It counts where minutes of work wait: a tighter bound is
+first come first served there."""
 WEIGHT = 0.01
 """Of the last prompt in what is typical."""
 
