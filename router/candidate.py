@@ -17,13 +17,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
+from baton.core.ids import Epoch
 from baton.router.prompt import Prompt, drawn
+
+LATE_S = 0.1
+"""A prediction that is off by less says nothing of the replica."""
 
 RECENT_HALF_LIFE_S = 600.0
 
 
 class Speed(Protocol):
-    """How long a replica computes a prompt that has it to itself."""
+    """How long a replica computes a prompt that has it to itself (`speed.py`)."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether that was learnt from the replica itself."""
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """Seconds for a prompt of `num_tokens`, of which it has the first `num_cached`."""
@@ -60,6 +68,8 @@ class Waiting:
 class Candidate:
     name: str
     speed: Speed
+    epoch: Epoch | None = None
+    """Which incarnation of it."""
     draw: int = 0
     """What rendezvous hashing mixes with a prompt's; made of the name if it is 0."""
     open: dict[int, Booking] = field(default_factory=dict)
@@ -69,35 +79,51 @@ class Candidate:
     next_free_s: float = 0.0
     corrected_s: float = 0.0
     """By how much later than predicted first tokens came, all in all."""
-    credit_tokens: int = 0
-    """Tokens that it has lent this gateway: more are not sent, unless it has none open at all."""
+    credit_tokens: int | None = 0
+    """Tokens that it has lent this gateway: more are not sent, unless it has none open at all.
+    None: it lends nothing, and takes all."""
+    num_running: int = 0
+    """Requests that decode there, which a prompt holds up."""
     waiting: list[Waiting] = field(default_factory=list)
     """In order."""
+    _told_s: float = 0.0
+    _told_at_s: float = 0.0
     _recent_s: float = 0.0
+    _num_recent: float = 0.0
     _recent_at_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.draw = self.draw or drawn(self.name)
 
-    def recent_s(self, now: float) -> float:
-        """Seconds of work that it was sent lately; older work counts less and less."""
-        return self._recent_s * math.exp2((self._recent_at_s - now) / RECENT_HALF_LIFE_S)
+    def recent(self, now: float) -> tuple[float, float]:
+        """Seconds of work that it was sent lately, and prompts: older ones count less and less."""
+        left = math.exp2((self._recent_at_s - now) / RECENT_HALF_LIFE_S)
+        return self._recent_s * left, self._num_recent * left
 
     def busy_s(self, now: float) -> float:
         """Seconds until it has computed what was sent there, as far as can be told."""
+        told_s = max(self._told_s - (now - self._told_at_s), 0.0)
         if not self.open:
-            return 0.0
-        return max(self.next_free_s - now, 0.0) + self.overdue_s(now)
+            return told_s
+        return max(max(self.next_free_s - now, 0.0) + self.overdue_s(now), told_s)
+
+    def hear(self, num_queued_tokens: int, num_running: int, now: float) -> None:
+        """Its own word of what it has to compute, for all gateways, and of who decodes there."""
+        self._told_s = self.speed.prefill_s(num_queued_tokens, 0) if num_queued_tokens else 0.0
+        self._told_at_s = now
+        self.num_running = num_running
 
     def overdue_s(self, now: float) -> float:
-        """For how long its oldest prompt should have been over."""
+        """For how long its oldest prompt should have been over, clearly."""
         oldest = next(iter(self.open.values()), None)
-        return 0.0 if oldest is None else max(now - self._ends_s(oldest), 0.0)
+        return 0.0 if oldest is None else max(now - self._ends_s(oldest) - LATE_S, 0.0)
 
     def takes(self, prompt: Prompt, num_cached: int) -> bool:
         """Whether it has credit for `prompt`; one that is larger than any goes when it is idle."""
-        num_new = prompt.num_tokens - num_cached
-        return not self.open or self.num_open_tokens + num_new <= self.credit_tokens
+        if self.credit_tokens is None or not self.open:
+            return True
+        num_new_tokens = prompt.num_tokens - num_cached
+        return self.num_open_tokens + num_new_tokens <= self.credit_tokens
 
     def book(self, prompt: Prompt, num_cached: int, now: float) -> Booking:
         """`prompt` is sent there, of which it should have `num_cached` tokens."""
@@ -106,7 +132,9 @@ class Candidate:
         self.next_free_s += work_s
         num_new_tokens = prompt.num_tokens - num_cached
         booking = Booking(prompt, num_new_tokens, work_s, self.next_free_s - self.corrected_s)
-        self._recent_s = self.recent_s(now) + work_s
+        self._recent_s, num_recent = self.recent(now)
+        self._recent_s += work_s
+        self._num_recent = num_recent + 1.0
         self._recent_at_s = now
         self.open[prompt.number] = booking
         self.num_open_tokens += booking.num_new_tokens

@@ -105,7 +105,7 @@ class Line:
 
         More work here than there delays everybody who waits.
         """
-        best, most_s = None, 0.0
+        best, most_s = None, candidate.busy_s(now)
         num_waiting = len(self._waiting)
         for other in candidates:
             before_s = other.busy_s(now) if other.waiting else 0.0

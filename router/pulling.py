@@ -85,6 +85,13 @@ class RateMeter:
             tokens_per_s=self._tokens_per_s or known.tokens_per_s,
         )
 
+    is_measured = False
+    """Of one replica: it is the pool's rate."""
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        """What any replica takes, until it says how fast it is (`candidate.Speed`)."""
+        return max(num_tokens - num_cached, 1) / self.rates.tokens_per_s
+
     def hear(self, receipt: Receipt) -> None:
         """Learn from the receipt of one attempt: D's own.
 

@@ -10,7 +10,7 @@ sent at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +41,11 @@ class RoutingPolicy(Protocol):
     ) -> Sequence[float]:
         """One a candidate; infinite where it must not go unless it may go nowhere else."""
 
+    def explain(
+        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+    ) -> Sequence[Mapping[str, float]]:
+        """What each cost is made of, by name; empty for one that has no parts."""
+
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Hear where `prompt` went."""
 
@@ -49,6 +54,12 @@ class RoutesAtOnce:
     """What most policies share: they send at once, and keep nothing of what they have placed."""
 
     turns: Turns | None = None
+
+    def explain(
+        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+    ) -> Sequence[Mapping[str, float]]:
+        """Say nothing: the cost is one number."""
+        return [{}] * len(candidates)
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Forget it."""

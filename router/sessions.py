@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from baton.router.recent import Recent
 
 MAX_TAILS = 200_000
+MAX_BACK = 1024
+"""Blocks that a turn may add to its conversation and be known as its continuation."""
 
 
 class Sessions:
@@ -26,7 +28,7 @@ class Sessions:
         """Name the session of a prompt with these whole blocks, and tell whether it begins here."""
         if not names:
             return "", True
-        for name in reversed(names):
+        for name in reversed(names[-MAX_BACK:]):
             session = self._session_by_tail.pop(name)
             if session is not None:
                 break

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.core.messages import Capacity, ReplicaInfo
+from baton.router.candidate import Candidate
 from baton.router.pulling import PullRates
 
 
@@ -16,12 +17,11 @@ class ReplicaView:
     """What the gateway knows of one replica, for one request."""
 
     info: ReplicaInfo
+    candidate: Candidate
+    """What it has to compute, as far as this gateway can tell: kept from request to request."""
     is_connected: bool = True
     num_open: int = 0
     """Requests this gateway has there."""
-    num_queued_tokens: int = 0
-    """Tokens waiting to be computed there, as far as this gateway can tell: of a prefill replica,
-    those it placed there itself and whose first token it has not heard."""
     num_cached_tokens: int = 0
     """Leading tokens of this prompt that are in its prefix cache."""
     num_expected_tokens: int = 0
@@ -32,6 +32,11 @@ class ReplicaView:
     """How long ago it was said. Replicas say something each second, so much more is a sign."""
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Tokens waiting to be computed there, by its own word."""
+        return 0 if self.capacity is None else self.capacity.num_queued_tokens
+
+    @property
     def num_soon_tokens(self) -> int:
         return max(self.num_cached_tokens, self.num_expected_tokens)
 
@@ -39,21 +44,6 @@ class ReplicaView:
     def has_room(self) -> bool:
         max_open = self.info.max_open if self.capacity is None else self.capacity.max_open
         return self.num_open < max_open
-
-    @property
-    def num_credit_tokens(self) -> int | None:
-        """Prefill: tokens that may be placed there now; None if it does not say."""
-        if self.capacity is None:
-            return None
-        return max(0, self.capacity.credit_tokens - self.num_queued_tokens)
-
-    def takes_prompt(self, num_tokens: int) -> bool:
-        """Prefill: whether there is credit for so many tokens to be computed.
-
-        A prompt longer than any credit goes when nothing of this gateway's is there.
-        """
-        credit = self.num_credit_tokens
-        return credit is None or num_tokens <= credit or not self.num_queued_tokens
 
     @property
     def is_draining(self) -> bool:

@@ -23,7 +23,8 @@ from baton.platform.registry.registry import Registry
 from baton.platform.replica.replica import Replica, start_replica
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 VOCAB_SIZE = 256
@@ -161,7 +162,7 @@ async def running_fleet(
     config = override(DeploymentConfig(), {"transfer.transport": "grpc", **(changes or {})})
     registry = Registry()
     dispatcher = ReplicaDispatcher(
-        LeastWork(local_prefill_tokens=local_prefill_tokens),
+        Routing(Cost(), local_prefill_tokens=local_prefill_tokens),
         channels=Channels(load_security(config.security)),
         **{"max_waiting": 100, "no_replica_grace_s": 5.0, **admission},
     )

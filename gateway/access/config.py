@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count, Fraction, Port, Seconds
+from baton.router.placer import LOCAL_PREFILL_TOKENS
+from baton.router.policies.by_name import DEFAULT as DEFAULT_POLICY
+from baton.router.policies.by_name import POLICIES
 
 MEBIBYTE = 1 << 20
 
@@ -66,7 +69,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     the deployment hold nothing for its tenants."""
     max_waiting: Count = 1024
     """Requests that may wait here for a decode replica; more are refused (429)."""
-    short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 64
+    policy: str = DEFAULT_POLICY
+    """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
+    short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = LOCAL_PREFILL_TOKENS
     """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
@@ -86,6 +91,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """PEM private key of the certificate."""
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy {self.policy!r}: give one of {', '.join(POLICIES)}")
         self._check_keys()
         self._check_shares()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):

@@ -1,9 +1,9 @@
 """Finds each request of this gateway a place among the replicas it knows.
 
-    start -> RunningRequest --place--> AdmissionQueue, in turn --> policy, on the fleet's view
+    start -> RunningRequest --place--> AdmissionQueue, in turn --> Seeking, on the fleet's view
                                 <----- Placed: an attempt, open on a decode replica
 
-A request waits here, never after an expensive prefill. Where it goes is the policy's to say.
+A request waits here, never after an expensive prefill. Where it goes is the placer's to say.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Unavailable
-from baton.core.ids import Epoch, RequestId, new_epoch
+from baton.core.ids import Epoch, new_epoch
 from baton.core.messages import GenerateRequest
 from baton.gateway.fleet.admission import AdmissionQueue
 from baton.gateway.fleet.draining import drain
@@ -25,12 +25,13 @@ from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import leaks_report, metrics_report, status_report
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.running_request import RunningRequest
+from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.requests.generation import Generation
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
-from baton.router.policy import PlacementPolicy, placement_request
-from baton.router.prompt_names import PromptNames, names_of
-from baton.router.pulling import PullRates, RateMeter
+from baton.router.placer import Placer, Routing
+from baton.router.prompt_names import PromptNames
+from baton.router.pulling import RateMeter
 
 log = logging.getLogger(__name__)
 
@@ -50,30 +51,33 @@ class ReplicaDispatcher:
 
     def __init__(
         self,
-        policy: PlacementPolicy,
+        routing: Routing,
         *,
         max_waiting: int,
         no_replica_grace_s: float,
         clock: Clock = monotonic,
         channels: Channels | None = None,
-        pull_rates: PullRates | None = None,
     ) -> None:
         self.epoch: Epoch = new_epoch()
-        self._policy = policy
         self._no_replica_grace_s = no_replica_grace_s
         self._clock = clock
-        self._queue: AdmissionQueue[Placed] = AdmissionQueue(max_waiting)
+        self._queue: AdmissionQueue[Seeker] = AdmissionQueue(max_waiting)
         self._patience: set[asyncio.Timeout] = set()
         """Time limits of those who wait, which run while no decode replica takes requests."""
         self._was_ready = False
         self._has_changed = asyncio.Event()
-        meter = RateMeter(pull_rates or PullRates())
-        self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter)
+        meter = RateMeter(routing.pull_rates)
+        self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
+        placer = Placer(routing, self.fleet.num_cached)
+        self._seeking = Seeking(self.fleet, placer, clock)
 
     async def run(self, registry: RegistryClient) -> None:
+        looking = asyncio.create_task(self._seeking.look_after(), name="looks after the line")
         try:
             await self.fleet.follow(registry)
         finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
             await self.fleet.close()
 
     async def start(self, generation: Generation) -> RunningRequest:
@@ -91,14 +95,9 @@ class ReplicaDispatcher:
             for _ in prompt.make(self.fleet.layouts):
                 await asyncio.sleep(0)  # it may be long: others go on in between
 
-            def try_place() -> Placed | None:
-                placed = self._try_place(next_request, prompt, lost, generation.near)
-                if placed is not None:
-                    on_placed(placed)
-                return placed
-
+            seeker = Seeker(next_request, prompt, on_placed, lost, generation.near)
             turn = _Turn(generation.priority, generation.tenant, is_retry=has_begun)
-            await self._place(try_place, turn, time_left_s)
+            await self._place(seeker, turn, time_left_s)
 
         running = RunningRequest(generation, place, self._clock)
         await running.place()
@@ -125,7 +124,7 @@ class ReplicaDispatcher:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a place, those that go on elsewhere meanwhile included."""
-        return len(self._queue)
+        return len(self._queue) + len(self._seeking)
 
     async def leaks(self) -> dict[str, Any]:
         return leaks_report(self.fleet.replicas, await self.fleet.inspect())
@@ -142,22 +141,22 @@ class ReplicaDispatcher:
         inspections = await self.fleet.inspect(timeout_s=1.0)
         return metrics_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
 
-    async def _place(
-        self,
-        try_place: Callable[[], Placed | None],
-        turn: _Turn,
-        time_left_s: float | None,
-    ) -> Placed:
+    async def _place(self, seeker: Seeker, turn: _Turn, time_left_s: float | None) -> None:
         """Wait for a place, in turn, and open an attempt there."""
         try:
             async with asyncio.timeout(time_left_s), self._while_replicas_may_come():
-                return await self._queue.place(
-                    try_place,
-                    lambda placed: placed.close(0),
+                await self._queue.place(
+                    lambda: seeker if self._seeking.enter(seeker) else None,
+                    self._seeking.leave,
                     is_retry=turn.is_retry,
                     priority=turn.priority,
                     tenant=turn.tenant,
                 )
+                try:
+                    await asyncio.shield(seeker.placed)
+                except asyncio.CancelledError:
+                    self._seeking.leave(seeker)
+                    raise
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no room on any decode replica within {time_left_s:.1f} s"
@@ -195,22 +194,6 @@ class ReplicaDispatcher:
                 if not patience.expired():
                     patience.reschedule(self._patience_ends_at())
         self._has_changed.set()
+        self._seeking.serve()
         self._queue.wake()
-        self.fleet.want(len(self._queue))
-
-    def _try_place(
-        self,
-        next_request: Callable[[], GenerateRequest],
-        prompt: PromptNames,
-        lost: frozenset[Epoch],
-        near: RequestId | None,
-    ) -> Placed | None:
-        if not any(replica.is_open for replica in self.fleet.view(PromptNames()).decode):
-            self.fleet.want(len(self._queue) + 1)
-            return None  # most wakes come to this: do not look a long prompt up for nothing
-        request = next_request()
-        known = request.prompt + request.output
-        names = names_of(request, prompt)
-        asked = placement_request(request, known, lost=lost, near=self.fleet.where_runs(near))
-        placement = self._policy.place(asked, self.fleet.view(names), self._clock())
-        return None if placement is None else Placed(self.fleet, placement, request, names)
+        self.fleet.want(self.num_waiting, self._seeking.num_tokens)

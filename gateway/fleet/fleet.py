@@ -13,10 +13,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import grpc.aio
 
+from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
@@ -27,9 +29,13 @@ from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
+from baton.router.candidate import Candidate
 from baton.router.kv_index import Expected, KvIndex
+from baton.router.placement import Placement
+from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates, RateMeter
+from baton.router.speed import MeasuredSpeed
 from baton.router.view import ReplicaView, View
 
 log = logging.getLogger(__name__)
@@ -37,6 +43,8 @@ log = logging.getLogger(__name__)
 SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
 WATCH_TIMEOUT_S = 10.0
 REGISTRY_RETRY_S = 0.5
+ENOUGH_STEPS = 16
+"""With prompts in them: a fit over fewer is a guess, and the pool's rate a better one."""
 
 
 class RegistryClient(Protocol):
@@ -52,16 +60,18 @@ class Fleet:
         on_change: Callable[[], None],
         channels: Channels,
         meter: RateMeter | None = None,
+        clock: Clock = monotonic,
     ) -> None:
         self._gateway_epoch = gateway_epoch
         self._on_change = on_change
         self._channels = channels
+        self._clock = clock
         self.meter = meter or RateMeter(PullRates())
         """What fetching and computing KV cost, as the receipts say."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._link_by_epoch: dict[Epoch, ReplicaLink] = {}
         self._prefill_link_by_epoch: dict[Epoch, PrefillLink] = {}
-        self._prefill_tokens: dict[Epoch, int] = {}
+        self._candidate_by_epoch: dict[Epoch, Candidate] = {}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self._watch_by_epoch: dict[Epoch, KvWatch] = {}
         self._drained_here: set[Epoch] = set()
@@ -103,17 +113,55 @@ class Fleet:
             self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels)
         if info.role is Role.PREFILL:
             if info.epoch not in self._prefill_link_by_epoch:
-                link = PrefillLink(info, self._gateway_epoch, self._on_change, self._channels)
+                self._candidate_by_epoch[info.epoch] = self._new_candidate(info)
+                on_change = partial(self._hear, info.epoch)
+                link = PrefillLink(info, self._gateway_epoch, on_change, self._channels)
                 self._prefill_link_by_epoch[info.epoch] = link
             return
         known = self._link_by_epoch.get(info.epoch)
         if known is None:
+            self._candidate_by_epoch[info.epoch] = self._new_candidate(info)
             self._link_by_epoch[info.epoch] = ReplicaLink(
-                info, self._gateway_epoch, self._on_change, self._channels
+                info, self._gateway_epoch, partial(self._hear, info.epoch), self._channels
             )
             self._has_met_decode = True
         else:
             known.info = info
+
+    def _new_candidate(self, info: ReplicaInfo) -> Candidate:
+        """It takes whatever comes, at the pool's rate, until it says how much and how fast."""
+        return Candidate(info.replica_id, self.meter, epoch=info.epoch, credit_tokens=None)
+
+    def _hear(self, epoch: Epoch) -> None:
+        """Something has changed at a replica, or at the stream to it."""
+        link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
+        candidate = self._candidate_by_epoch.get(epoch)
+        if link is not None and candidate is not None and link.capacity is not None:
+            told, info = link.capacity, link.info
+            times = told.step_times
+            if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
+                candidate.speed = MeasuredSpeed(
+                    times=times, max_chunk=info.max_chunk, slowness=told.slowness
+                )
+            if info.role is Role.PREFILL:
+                candidate.credit_tokens = told.credit_tokens
+            num_running = 0
+            if isinstance(link, ReplicaLink):
+                num_running = max(told.num_running, link.num_open)
+            candidate.hear(told.num_queued_tokens, num_running, self._clock())
+        self._on_change()
+
+    def candidate(self, epoch: Epoch) -> Candidate | None:
+        """What a replica has to compute; None if it is known no more."""
+        return self._candidate_by_epoch.get(epoch)
+
+    def num_cached(self, prompt: PromptNames, epoch: Epoch) -> int:
+        """How many leading tokens of a prompt a replica has."""
+        info = self._replica_by_epoch.get(epoch)
+        if info is None:
+            return 0
+        cached = self.index.num_cached_blocks(prompt.under(info.layout))
+        return cached.get(epoch, 0) * info.layout.block_size
 
     async def _forget(self, epoch: Epoch) -> None:
         """Place nothing there any more. Liveness is the stream: what it carries may finish."""
@@ -121,18 +169,19 @@ class Fleet:
         if watch is not None:
             await watch.close()
         self.index.forget(epoch)
-        self._prefill_tokens.pop(epoch, None)
         self._drained_here.discard(epoch)
         prefill_link = self._prefill_link_by_epoch.pop(epoch, None)
         if prefill_link is not None:
             await prefill_link.close()
         link = self._link_by_epoch.get(epoch)
         if link is None:
+            self._candidate_by_epoch.pop(epoch, None)
             return
         if link.is_connected and link.num_open:
             link.info = replace(link.info, is_ready=False)
             return
         del self._link_by_epoch[epoch]
+        del self._candidate_by_epoch[epoch]
         await link.close()
 
     async def close(self) -> None:
@@ -187,9 +236,9 @@ class Fleet:
         decode = tuple(
             ReplicaView(
                 info=link.info,
+                candidate=self._candidate_by_epoch[epoch],
                 is_connected=link.is_connected,
                 num_open=link.num_open,
-                num_queued_tokens=link.capacity.num_queued_tokens if link.capacity else 0,
                 num_cached_tokens=cached.get(epoch, 0) * link.info.layout.block_size,
                 num_expected_tokens=expected.get(epoch, 0) * link.info.layout.block_size,
                 capacity=link.capacity,
@@ -201,10 +250,10 @@ class Fleet:
         prefill = tuple(
             ReplicaView(
                 info=info,
+                candidate=self._candidate_by_epoch[epoch],
                 is_connected=lenders[epoch].is_connected,
                 capacity=lenders[epoch].capacity,
                 capacity_age_s=lenders[epoch].last_word.age_s,
-                num_queued_tokens=self._prefill_tokens.get(epoch, 0),
                 num_cached_tokens=cached.get(epoch, 0) * info.layout.block_size,
                 num_expected_tokens=expected.get(epoch, 0) * info.layout.block_size,
             )
@@ -225,17 +274,28 @@ class Fleet:
 
     def has_started(self, request_id: RequestId, epoch: Epoch) -> None:
         self._epoch_by_request[request_id] = epoch
+        candidate = self._candidate_by_epoch.get(epoch)
+        if candidate is not None:
+            candidate.num_running += 1
 
     def has_ended(self, request_id: RequestId, epoch: Epoch) -> None:
         """Nothing happens to a request that runs elsewhere by now."""
         if self._epoch_by_request.get(request_id) == epoch:
             del self._epoch_by_request[request_id]
 
-    def add_prefill_tokens(self, epoch: Epoch, num_tokens: int) -> None:
-        """Tokens placed on a prefill replica (positive), or no longer waited for (negative)."""
-        if epoch in self._replica_by_epoch:
-            left = self._prefill_tokens.get(epoch, 0) + num_tokens
-            self._prefill_tokens[epoch] = max(left, 0)
+    def book(self, placement: Placement, epoch: Epoch) -> None:
+        """`epoch` computes the prompt of `placement`, which is on its way."""
+        candidate = self._candidate_by_epoch.get(epoch)
+        if candidate is not None:
+            prompt = placement.prompt
+            num_held = prompt.num_tokens - placement.num_prefill_tokens
+            candidate.book(prompt, num_held, self._clock())
+
+    def prompt_is_over(self, prompt: Prompt, epoch: Epoch) -> None:
+        """Its first token is there, or it was taken back: whoever waits for `epoch` may go on."""
+        candidate = self._candidate_by_epoch.get(epoch)
+        if candidate is not None and candidate.finished(prompt, self._clock()) is not None:
+            self._on_change()
 
     async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
         """Ask every replica for its books, all at once."""

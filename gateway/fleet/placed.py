@@ -2,7 +2,7 @@
 
     opened -> prefill over (the first token is there) -> closed
 
-Until they end, the prompt counts as work of the prefill replica, and its blocks as on their way to
+Until they end, the prompt counts as work of whoever computes it, and its blocks as on their way to
 both replicas: equal prompts that arrive together go where the first of them went.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress
 from baton.gateway.fleet.fleet import Fleet
-from baton.router.policy import Placement
+from baton.router.placement import Placement
 from baton.router.prompt_names import PromptNames
 
 
@@ -32,10 +32,11 @@ class Placed:
         self._fleet = fleet
         fleet.has_started(request.request_id, placement.decode.epoch)
         self._on_decode = fleet.expect(prompt, placement.decode.epoch)
-        self._prefills_on = placement.prefill[0].epoch if placement.prefill else None
-        if self._prefills_on is not None:
-            self._on_prefill = fleet.expect(prompt, self._prefills_on)
-            fleet.add_prefill_tokens(self._prefills_on, placement.num_prefill_tokens)
+        is_apart = bool(placement.prefill)
+        self._computes = placement.prefill[0].epoch if is_apart else placement.decode.epoch
+        self._on_prefill = fleet.expect(prompt, self._computes) if is_apart else None
+        self._is_prefilling = True
+        fleet.book(placement, self._computes)
 
     @property
     def number(self) -> int:
@@ -53,10 +54,12 @@ class Placed:
 
     def prefill_is_over(self) -> None:
         """Safe to repeat."""
-        if self._prefills_on is not None:
-            self._fleet.add_prefill_tokens(self._prefills_on, -self.placement.num_prefill_tokens)
+        if not self._is_prefilling:
+            return
+        self._is_prefilling = False
+        if self._on_prefill is not None:
             self._fleet.index.release(self._on_prefill)
-            self._prefills_on = None
+        self._fleet.prompt_is_over(self.placement.prompt, self._computes)
 
     def close(self, num_delivered: int) -> None:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""

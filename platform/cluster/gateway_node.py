@@ -16,18 +16,22 @@ from baton.gateway.text.served_model import ServedModel
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.by_name import policy
 
 
 class GatewayNode:
     def __init__(self, config: DeploymentConfig, folder: Path) -> None:
         gateway = config.gateway
         self.dispatcher = ReplicaDispatcher(
-            LeastWork(local_prefill_tokens=gateway.short_prompt_tokens),
+            Routing(
+                policy(gateway.policy),
+                local_prefill_tokens=gateway.short_prompt_tokens,
+                pull_rates=config.transfer.pull.rates,
+            ),
             max_waiting=gateway.max_waiting,
             no_replica_grace_s=gateway.no_replica_grace_s,
             channels=Channels(load_security(config.security)),
-            pull_rates=config.transfer.pull.rates,
         )
         model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
         self.server = GatewayServer(

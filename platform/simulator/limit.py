@@ -9,8 +9,9 @@ from __future__ import annotations
 from baton.platform.simulator.arrivals import Arrivals
 from baton.platform.simulator.block_names import BlockNames
 from baton.platform.simulator.outcome import Outcome, Served
-from baton.platform.simulator.setup import ConstantRate, Setup
+from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
+from baton.router.speed import ConstantRate
 
 
 def play_limit(trace: Trace, setup: Setup, seed: int) -> Outcome:

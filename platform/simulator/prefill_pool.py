@@ -20,7 +20,7 @@ from baton.platform.simulator.arrivals import Arrival, Arrivals
 from baton.platform.simulator.block_cache import BlockCache
 from baton.platform.simulator.block_names import BlockNames
 from baton.platform.simulator.outcome import Outcome, Served
-from baton.platform.simulator.setup import ConstantRate, Setup
+from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
 from baton.router.candidate import Candidate
 from baton.router.kv_index import KvIndex
@@ -28,6 +28,7 @@ from baton.router.line import Line
 from baton.router.prompt import Prompt, mixed
 from baton.router.routing_policy import Held, RoutingPolicy
 from baton.router.sessions import Sessions
+from baton.router.speed import ConstantRate
 
 
 class _Replica:

@@ -8,17 +8,6 @@ from baton.platform.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantRate:
-    """A replica that computes prompts one after the other, always as fast."""
-
-    tokens_per_s: float
-
-    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
-        """At least one token is computed: the last, whose logits give the first output token."""
-        return max(num_tokens - num_cached, 1) / self.tokens_per_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     num_replicas: int = 16
     num_blocks: int = 3000

@@ -6,19 +6,21 @@
     work      to compute what it lacks of the prompt, by the candidate's own step times
     charged   the share of it that is charged to this prompt: what others will ask for there, too,
               is computed once for all of them (`heat.py`), so hot prefixes are copied on purpose
-    price     1 + 3 * prompts in line a candidate: work that another would not have to do delays
-              everybody who waits, so the longer the line, the more a cached prefix is worth
-    harm      work * prompts in line that would go after it
+    price     1.1 + 3 * prompts in line a candidate: work that another would not have to do delays
+              everybody who waits, so the longer the line, the more a cached prefix is worth; of
+              equal delays, the one with less work
+    harm      work * (prompts in line that would go after it + requests that decode there)
     balance   half a typical prompt's work, times by how much more than the mean the candidate was
-              sent lately: conversations that begin here come back here
+              sent lately: conversations that begin here come back here. While all were
+              sent few, it counts little
 
 Prompts are bound late (`line.py`): they wait in the gateway's line, not in a replica's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from baton.router.candidate import Candidate
 from baton.router.heat import Heat
@@ -41,6 +43,9 @@ class CostWeights:
 
 
 DEFAULTS = CostWeights()
+BASE_PRICE = 1.1
+FEW = 32.0
+"""Prompts a candidate: fewer say little of who has too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,33 +87,40 @@ class Cost:
         """The same, taken apart."""
         weights = self._weights
         num_waiting = sum(len(candidate.waiting) for candidate in candidates)
-        price = 1.0 + weights.scarcity * num_waiting / len(candidates)
+        price = BASE_PRICE + weights.scarcity * num_waiting / len(candidates)
         sharers = len(candidates) if weights.shares_hot else 0
         charge = self._heat.charge(prompt, sharers, now)
         charged_tokens = charge.before(prompt.num_tokens)
-        recent = [candidate.recent_s(now) for candidate in candidates]
-        mean_s = sum(recent) / len(recent) or 1.0
-        unit_s = weights.balance * self._turns.typical_s
+        recent = [candidate.recent(now) for candidate in candidates]
+        mean_s = sum(seconds for seconds, _ in recent) / len(recent)
+        mean_count = sum(count for _, count in recent) / len(recent)
+        unit_s = weights.balance * self._turns.typical_s * min(mean_count / FEW, 1.0)
         found: list[Terms] = []
-        for candidate, num_held, recent_s in zip(candidates, held.tokens, recent, strict=True):
+        for candidate, num_held, (recent_s, _) in zip(candidates, held.tokens, recent, strict=True):
             cached = min(num_held, prompt.num_tokens - 1)
             work_s = candidate.speed.prefill_s(prompt.num_tokens, cached)
             charged = (charged_tokens - charge.before(cached)) / (prompt.num_tokens - cached)
-            wait_s, harm_s = candidate.busy_s(now), 0.0
+            wait_s, num_harmed = candidate.busy_s(now), candidate.num_running
             if candidate.waiting:
                 due_s = self._turns.due_s(prompt, work_s)
                 wait_s += candidate.ahead_s(due_s)
-                harm_s = candidate.num_behind(due_s) * work_s
+                num_harmed += candidate.num_behind(due_s)
             found.append(
                 Terms(
                     wait_s=wait_s,
                     work_s=work_s,
                     charged_s=price * work_s * charged,
-                    harm_s=harm_s,
-                    balance_s=unit_s * (recent_s / mean_s - 1.0),
+                    harm_s=num_harmed * work_s,
+                    balance_s=unit_s * (recent_s / mean_s - 1.0) if mean_s else 0.0,
                 )
             )
         return found
+
+    def explain(
+        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+    ) -> Sequence[Mapping[str, float]]:
+        """Each in seconds."""
+        return [asdict(terms) for terms in self.terms(prompt, candidates, held, now)]
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 from baton.router.candidate import Candidate
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held
-from baton.router.turns import Turns
+from baton.router.routing_policy import Held, RoutesAtOnce
 
 
-class RoundRobin:
+class RoundRobin(RoutesAtOnce):
     """Who was chosen the longest time ago comes next."""
-
-    turns: Turns | None = None
 
     def __init__(self) -> None:
         self._num_placed = 0

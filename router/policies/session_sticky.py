@@ -9,16 +9,13 @@ from baton.router.candidate import Candidate
 from baton.router.policies.least_tokens import LeastTokens
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
-from baton.router.routing_policy import Held
-from baton.router.turns import Turns
+from baton.router.routing_policy import Held, RoutesAtOnce
 
 MAX_SESSIONS = 100_000
 
 
-class SessionSticky:
+class SessionSticky(RoutesAtOnce):
     """In seconds to compute; infinite for all but the conversation's own replica."""
-
-    turns: Turns | None = None
 
     def __init__(self) -> None:
         self._name_by_session: Recent[str, str] = Recent(MAX_SESSIONS)

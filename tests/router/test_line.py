@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -13,16 +11,11 @@ from baton.router.line import Line
 from baton.router.policies.cost import Cost
 from baton.router.prompt import Prompt
 from baton.router.routing_policy import Held
+from baton.router.speed import ConstantRate
 
 TOKENS_PER_S = 1000.0
 CREDIT = 4000
 NAMES = ("a", "b", "c")
-
-
-@dataclass(frozen=True)
-class Rate:
-    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
-        return max(num_tokens - num_cached, 1) / TOKENS_PER_S
 
 
 class LineMachine(RuleBasedStateMachine):
@@ -34,7 +27,10 @@ class LineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.candidates = [Candidate(name, Rate(), credit_tokens=CREDIT) for name in NAMES]
+        self.candidates = [
+            Candidate(name, ConstantRate(tokens_per_s=TOKENS_PER_S), credit_tokens=CREDIT)
+            for name in NAMES
+        ]
         self.cached: dict[tuple[str, str], int] = {}
         """By conversation and replica."""
         self.line = Line(Cost(), self.held_by)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -12,21 +12,14 @@ from baton.router.candidate import Candidate
 from baton.router.heat import Heat
 from baton.router.line import Line
 from baton.router.policies.by_name import POLICIES, policy
-from baton.router.policies.cost import Cost, CostWeights
+from baton.router.policies.cost import BASE_PRICE, Cost, CostWeights
 from baton.router.policies.sticky_until_saturated import FAR
 from baton.router.prompt import Prompt
 from baton.router.routing_policy import Held, cheapest
 from baton.router.sessions import Sessions
+from baton.router.speed import ConstantRate
 
 BLOCK_SIZE = 100
-
-
-@dataclass(frozen=True)
-class Rate:
-    tokens_per_s: float = 100.0
-
-    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
-        return max(num_tokens - num_cached, 1) / self.tokens_per_s
 
 
 def prompt(number: int, num_tokens: int, names: str = "", *, arrived_s: float = 0.0) -> Prompt:
@@ -45,7 +38,9 @@ def prompt(number: int, num_tokens: int, names: str = "", *, arrived_s: float = 
 
 def replicas() -> list[Candidate]:
     """a computes 500 and 300 tokens, b computes 600, c nothing."""
-    a, b, c = (Candidate(name, Rate(), credit_tokens=10_000) for name in "abc")
+    a, b, c = (
+        Candidate(name, ConstantRate(tokens_per_s=100.0), credit_tokens=10_000) for name in "abc"
+    )
     for candidate, number, num_tokens in ((a, 1, 500), (a, 2, 300), (b, 3, 600)):
         candidate.book(prompt(number, num_tokens), 0, now=0.0)
     return [a, b, c]
@@ -79,7 +74,9 @@ def test_the_default_costs_wait_and_work_before_it_has_learnt_anything() -> None
     terms = cost.terms(ASKS, replicas(), HELD, 2.0)
 
     assert [(one.wait_s, one.work_s) for one in terms] == [(6, 2), (4, 10), (0, 8)]
-    assert [one.total_s for one in terms] == pytest.approx([8, 14, 8])
+    assert [one.total_s for one in terms] == pytest.approx(
+        [6 + BASE_PRICE * 2, 4 + BASE_PRICE * 10, BASE_PRICE * 8]
+    )
 
 
 def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
@@ -93,7 +90,9 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
     terms = cost.terms(ASKS, full, HELD, 2.0)
 
     assert len(line) == 3
-    assert [one.charged_s / one.work_s for one in terms] == [1 + 3 * 1.0] * 3
+    assert [one.charged_s / one.work_s for one in terms] == pytest.approx(
+        [BASE_PRICE + 3 * 1.0] * 3
+    )
     assert [one.harm_s for one in terms] == [
         len(candidate.waiting) * one.work_s for candidate, one in zip(full, terms, strict=True)
     ]
@@ -119,7 +118,10 @@ def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() ->
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_equals_are_filled_evenly(name: str) -> None:
-    chosen, candidates = policy(name), [Candidate(name, Rate()) for name in "abc"]
+    chosen, candidates = (
+        policy(name),
+        [Candidate(name, ConstantRate(tokens_per_s=100.0)) for name in "abc"],
+    )
     counts = [0, 0, 0]
     for number in range(300):
         one = prompt(number, 100)

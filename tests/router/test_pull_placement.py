@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fleet.known_replicas import LAYOUT, make_replica
+from tests.gateway.fleet.known_replicas import LAYOUT, known, make_replica
 
 from baton.core.ids import RequestId
 from baton.core.messages import Receipt, Role
-from baton.router.least_work import LeastWork
-from baton.router.policy import Placement, PlacementRequest
+from baton.router.placement import Placement, PlacementRequest
+from baton.router.placer import Placer, Routing
+from baton.router.policies.cost import Cost
+from baton.router.prompt_names import PromptNames
 from baton.router.pulling import Holding, PullRates, RateMeter, best_source
 from baton.router.view import ReplicaView, View
 
@@ -100,17 +102,18 @@ def place(
         rates=rates,
     )
     wanted = PlacementRequest(request_id=RequestId("r"), num_tokens=num_tokens, **request)
-    placement = LeastWork(local_prefill_tokens=64).place(wanted, view, now=0.0)
-    assert placement is not None
+    placer = Placer(Routing(Cost()), lambda names, epoch: 0)
+    placement = placer.place(wanted, PromptNames(), view, now=0.0)
+    assert isinstance(placement, Placement)
     return placement
 
 
 def test_a_decode_replica_fetches_what_a_busy_one_has_cached() -> None:
     placement = place(
         1000,
-        ReplicaView(info=A, num_cached_tokens=960, num_open=A.max_open),
-        ReplicaView(info=B),
-        ReplicaView(info=P),
+        known(A, num_cached_tokens=960, num_open=A.max_open),
+        known(B),
+        known(P),
     )
 
     assert placement.decode == B
@@ -124,8 +127,8 @@ def test_a_decode_replica_fetches_what_a_busy_one_has_cached() -> None:
 def test_a_prefill_replica_fetches_what_the_decode_replica_has_cached() -> None:
     placement = place(
         1000,
-        ReplicaView(info=A, num_cached_tokens=400),
-        ReplicaView(info=P, num_cached_tokens=100),
+        known(A, num_cached_tokens=400),
+        known(P, num_cached_tokens=100),
     )
 
     assert placement.prefill == (P.endpoint,)
@@ -135,9 +138,9 @@ def test_a_prefill_replica_fetches_what_the_decode_replica_has_cached() -> None:
 
 def test_nobody_fetches_what_is_cheaper_to_compute() -> None:
     views = (
-        ReplicaView(info=A, num_cached_tokens=960, num_open=A.max_open),
-        ReplicaView(info=B),
-        ReplicaView(info=P),
+        known(A, num_cached_tokens=960, num_open=A.max_open),
+        known(B),
+        known(P),
     )
 
     placement = place(1000, *views, rates=EQUAL)
@@ -147,9 +150,9 @@ def test_nobody_fetches_what_is_cheaper_to_compute() -> None:
 
 
 def test_a_replica_that_drains_can_be_fetched_from_but_a_lost_one_cannot() -> None:
-    draining = ReplicaView(info=replace(A, is_ready=False), num_cached_tokens=960)
+    draining = known(replace(A, is_ready=False), num_cached_tokens=960)
 
-    assert place(1000, draining, ReplicaView(info=B)).source == A.endpoint
-    assert place(1000, draining, ReplicaView(info=B), lost=frozenset({A.epoch})).source is None
+    assert place(1000, draining, known(B)).source == A.endpoint
+    assert place(1000, draining, known(B), lost=frozenset({A.epoch})).source is None
     away = replace(draining, is_connected=False)
-    assert place(1000, away, ReplicaView(info=B)).source is None
+    assert place(1000, away, known(B)).source is None

@@ -21,7 +21,8 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.kv_transfer.transport.grpc import GrpcTransport
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto.channels import Channels
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
 
 PROMPT = list(range(3, 40))
 LONG = replace(GREEDY, max_tokens=60)
@@ -322,7 +323,7 @@ async def test_a_gateway_that_comes_and_goes_leaves_no_task_behind() -> None:
     async with running_fleet(prefill=0, decode=1) as fleet:
         before = len(asyncio.all_tasks())
         for _ in range(5):
-            other = ReplicaDispatcher(LeastWork(), max_waiting=1, no_replica_grace_s=5.0)
+            other = ReplicaDispatcher(Routing(Cost()), max_waiting=1, no_replica_grace_s=5.0)
             await other.fleet.apply(fleet.registry.membership())
             while not other.is_ready():
                 await asyncio.sleep(0.01)

@@ -22,7 +22,8 @@ from baton.proto.channels import Channels
 from baton.proto.kv_events_wire import kv_events_from_proto
 from baton.proto.replica_pb2_grpc import ReplicaStub
 from baton.router.kv_index import KvIndex
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
 from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))
@@ -142,7 +143,7 @@ class LostRegistry:
 
 async def test_caches_are_followed_while_the_registry_is_away() -> None:
     async with running_fleet(prefill=0) as fleet:
-        dispatcher = ReplicaDispatcher(LeastWork(), max_waiting=1, no_replica_grace_s=5.0)
+        dispatcher = ReplicaDispatcher(Routing(Cost()), max_waiting=1, no_replica_grace_s=5.0)
         registry = LostRegistry(snapshot(*(one.info for one in fleet.replicas.values())))
         running = asyncio.create_task(dispatcher.run(registry))
         await until(dispatcher.is_ready)

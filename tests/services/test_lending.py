@@ -57,7 +57,7 @@ def own_link(fleet: Fleet) -> PrefillLink:
 
 def own_credit(fleet: Fleet) -> int:
     [replica] = fleet.dispatcher.fleet.view(PromptNames()).prefill
-    return replica.num_credit_tokens or 0
+    return replica.candidate.credit_tokens or 0
 
 
 async def test_a_gateway_has_all_until_another_comes_and_again_when_it_is_gone() -> None:

@@ -15,7 +15,8 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import ReplicaStub
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
 
 PROMPT = tuple(range(40))
 FOREIGN = WireSecurity(tokens=("the-token-of-another-cluster",))
@@ -28,7 +29,7 @@ def settings(folder: Path) -> dict[str, Any]:
 async def status_seen_by(fleet: Fleet, security: WireSecurity) -> list[dict[str, Any]]:
     """The replicas' rows of /debug/status at another gateway."""
     gateway = ReplicaDispatcher(
-        LeastWork(local_prefill_tokens=0),
+        Routing(Cost(), local_prefill_tokens=0),
         max_waiting=1,
         no_replica_grace_s=1.0,
         channels=Channels(security),

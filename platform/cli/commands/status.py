@@ -52,7 +52,10 @@ COLUMNS = (
 
 def _table(report: dict[str, Any]) -> Table:
     table = Table(
-        title=f"{report['num_waiting']} requests wait for a replica", box=SIMPLE, pad_edge=False
+        title=f"{report['num_waiting']} requests wait for a replica",
+        box=SIMPLE,
+        pad_edge=False,
+        padding=0,
     )
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)

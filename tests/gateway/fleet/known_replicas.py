@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import ReplicaInfo, Role
+from baton.core.messages import Capacity, ReplicaInfo, Role
+from baton.router.candidate import Candidate
+from baton.router.speed import ConstantRate
+from baton.router.view import ReplicaView
 
 LAYOUT = KvLayout(
     model_fingerprint=b"model",
@@ -32,3 +38,15 @@ def make_replica(
         max_chunk=64,
         is_ready=is_ready,
     )
+
+
+def known(info: ReplicaInfo, *, num_queued_tokens: int = 0, **facts: Any) -> ReplicaView:
+    """A replica that computes 1000 tokens a second, with so many to compute."""
+    candidate = Candidate(
+        info.replica_id, ConstantRate(tokens_per_s=1000.0), epoch=info.epoch, credit_tokens=None
+    )
+    candidate.hear(num_queued_tokens, facts.get("num_open", 0), now=0.0)
+    if num_queued_tokens:
+        capacity = facts.get("capacity") or Capacity(max_open=info.max_open)
+        facts["capacity"] = replace(capacity, num_queued_tokens=num_queued_tokens)
+    return ReplicaView(info=info, candidate=candidate, **facts)

@@ -27,7 +27,8 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
 from baton.proto.replica_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
 
 SETTLED_AGE_S = 60.0
 NOBODYS = RequestId("of nobody")
@@ -162,7 +163,7 @@ async def dispatching_to(
 ) -> AsyncIterator[ReplicaDispatcher]:
     """A dispatcher that is connected to `replicas`."""
     dispatcher = ReplicaDispatcher(
-        LeastWork(),
+        Routing(Cost()),
         max_waiting=max_waiting,
         no_replica_grace_s=no_replica_grace_s,
         clock=clock,

@@ -12,13 +12,16 @@ import pytest
 from tests.gateway.fleet.scripted_replica import snapshot, until
 from tests.in_process_fleet import GREEDY, Answer, Fleet, echo_engine, running_fleet
 
+from baton.core.clock import monotonic
 from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import Role
 from baton.engine.engine import Engine
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generation import Generation
-from baton.router.least_work import LeastWork
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
+from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
 
 PROMPT = list(range(3, 43))
@@ -163,9 +166,12 @@ async def test_the_same_prompt_is_prefilled_where_it_was_before(prefill_block_si
 
     async with running_fleet(prefill=2, decode=1, make_engine=engine) as fleet:
         first_listed = fleet.replicas["prefill-1"].info.epoch  # type: ignore[index]
-        fleet.dispatcher.fleet.add_prefill_tokens(first_listed, 1000)
+        candidate = fleet.dispatcher.fleet.candidate(first_listed)
+        assert candidate is not None
+        busy = Prompt(number=-1, num_tokens=1000, arrived_s=0.0)
+        candidate.book(busy, 0, monotonic())
         first = await fleet.ask(PROMPT)
-        fleet.dispatcher.fleet.add_prefill_tokens(first_listed, -1000)
+        candidate.finished(busy, monotonic())
 
         await until_known(fleet, PROMPT, num_replicas=2)
         longer = await fleet.ask([*PROMPT, 1, 2, 3])
@@ -225,7 +231,7 @@ async def until_known(fleet: Fleet, prompt: Sequence[int], *, num_replicas: int 
 @asynccontextmanager
 async def another_gateway(fleet: Fleet) -> AsyncIterator[Fleet]:
     """A second way to the same replicas, which has seen no request."""
-    dispatcher = ReplicaDispatcher(LeastWork(), max_waiting=8, no_replica_grace_s=5.0)
+    dispatcher = ReplicaDispatcher(Routing(Cost()), max_waiting=8, no_replica_grace_s=5.0)
     other = replace(fleet, dispatcher=dispatcher)
     try:
         await other.sync()

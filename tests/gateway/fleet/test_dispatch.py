@@ -62,8 +62,8 @@ async def tokens_of(running: RunningRequest) -> list[int]:
     return [token async for one in running for token in one.tokens]
 
 
-async def ask(dispatcher: ReplicaDispatcher) -> tuple[list[int], Receipt]:
-    running = await dispatcher.start(generation())
+async def ask(dispatcher: ReplicaDispatcher, name: str = "r") -> tuple[list[int], Receipt]:
+    running = await dispatcher.start(generation(name))
     try:
         return await tokens_of(running), running.receipt
     finally:
@@ -124,7 +124,7 @@ async def test_another_replica_is_preferred_to_the_one_that_failed() -> None:
     failing = ScriptedReplica("failing", fails_with(Unavailable("the device is gone")))
     healthy = ScriptedReplica("healthy", answers(1))
     async with dispatching_to(failing, healthy) as dispatcher:
-        tokens, receipt = await ask(dispatcher)
+        tokens, receipt = await ask(dispatcher, "drawn to the one that fails: y")
 
         assert tokens == [1]
         assert (len(failing.received), len(healthy.received)) == (1, 1)
@@ -347,12 +347,12 @@ async def test_a_prompt_is_expected_where_it_was_placed_for_as_long_as_it_is_on_
 
         running = await dispatcher.start(replace(generation(), prompt=prompt))
         assert expected() == [100, 100]
-        assert fleet.view(names).prefill[0].num_queued_tokens == 100
+        assert fleet.view(names).prefill[0].candidate.num_open_tokens == 100
         equal = await dispatcher.start(replace(generation("equal"), prompt=prompt))
-        assert fleet.view(names).prefill[0].num_queued_tokens == 100
+        assert fleet.view(names).prefill[0].candidate.num_open_tokens == 101
 
         await anext(aiter(running))  # the first token: the prefill is over
-        assert fleet.view(names).prefill[0].num_queued_tokens == 0
+        assert fleet.view(names).prefill[0].candidate.num_open_tokens == 1
         await equal.stop(0)
         assert expected() == [100, 0]
 

@@ -26,6 +26,8 @@ from baton.gateway.fleet import fleet as fleet_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
+from baton.router.placement import Placement
+from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
 
 P = make_replica("p", role=Role.PREFILL)
@@ -58,6 +60,13 @@ async def fleet_of(
 
 def names(fleet: Fleet) -> set[str]:
     return {info.replica_id for info in fleet.replicas}
+
+
+def placement(num_tokens: int) -> Placement:
+    """Of a prompt of which nothing is cached."""
+    prompt = Prompt(number=num_tokens, num_tokens=num_tokens, arrived_s=0.0)
+    decode = make_replica("d")
+    return Placement(decode=decode, prompt=prompt, num_prefill_tokens=num_tokens, reason="a test")
 
 
 async def test_a_replica_that_the_registry_lost_finishes_what_it_has_and_gets_nothing_new() -> None:
@@ -116,7 +125,7 @@ async def test_what_is_known_of_a_replica_goes_with_it() -> None:
             P.epoch, KvEvents(first_sequence=1, events=(three_blocks,), is_snapshot=True)
         )
         fleet.expect(PROMPT, P.epoch)
-        fleet.add_prefill_tokens(P.epoch, 100)
+        fleet.book(placement(100), P.epoch)
         [view] = fleet.view(PROMPT).prefill
         assert view.num_cached_tokens == view.num_expected_tokens == 3 * P.layout.block_size
 
@@ -125,7 +134,7 @@ async def test_what_is_known_of_a_replica_goes_with_it() -> None:
 
         [view] = fleet.view(PROMPT).prefill
         assert (view.num_cached_tokens, view.num_expected_tokens) == (0, 0)
-        assert view.num_queued_tokens == 0
+        assert view.candidate.num_open_tokens == 0
 
 
 async def test_each_replica_has_what_it_has_by_the_names_of_its_own_block_size() -> None:
@@ -157,12 +166,14 @@ async def test_tokens_placed_on_a_prefill_replica_count_for_as_long_as_they_are_
     None
 ):
     async with fleet_of(others=(P,)) as fleet:
-        fleet.add_prefill_tokens(P.epoch, 100)
-        fleet.add_prefill_tokens(P.epoch, 20)
+        first, second = placement(100), placement(20)
+        fleet.book(first, P.epoch)
+        fleet.book(second, P.epoch)
 
-        fleet.add_prefill_tokens(P.epoch, -100)
+        fleet.prompt_is_over(first.prompt, P.epoch)
+        fleet.prompt_is_over(first.prompt, P.epoch)  # heard twice
 
-        assert fleet.view(PromptNames()).prefill[0].num_queued_tokens == 20
+        assert fleet.view(PromptNames()).prefill[0].candidate.num_open_tokens == 20
 
 
 async def test_news_of_a_replica_reach_the_view_though_its_stream_stays() -> None:

@@ -31,7 +31,12 @@ REPLICA = {
     "num_queued_tokens": 32768,
     "num_blocks": 13107,
     "num_free_blocks": 0,
-    "metrics": {"tokens_sampled_total": 123456.0},
+    "metrics": {
+        "tokens_sampled_total": 123456.0,
+        "prefill_tokens_per_second": 41234.0,
+        "step_times_age_seconds": 0.1,
+        "slowness": 1.0,
+    },
 }
 
 
@@ -84,7 +89,7 @@ def test_status_of_a_busy_replica_fits_a_terminal(monkeypatch: pytest.MonkeyPatc
         result = run(app, ["status", "--url", f"http://127.0.0.1:{port}"])
 
     (row,) = [line for line in result.output.splitlines() if "prefill-b6x7lxkx" in line]
-    assert row.split()[2:] == ["128", "1024", "32768", "13107", "of", "13107", "123456"]
+    assert row.split()[2:] == ["128", "1024", "32768", "13107", "of", "13107", "123456", "41234"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

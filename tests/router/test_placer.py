@@ -8,30 +8,48 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fleet.known_replicas import make_replica
+from tests.gateway.fleet.known_replicas import known, make_replica
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, Role
-from baton.router.least_work import MAX_PREFILL_CANDIDATES, RUNNING_REQUEST_COST, LeastWork
-from baton.router.policy import Placement, PlacementRequest
+from baton.core.step_times import StepTimes
+from baton.router.placement import Placement, PlacementRequest
+from baton.router.placer import (
+    LINE_PER_REPLICA,
+    MAX_PREFILL_CANDIDATES,
+    RUNNING_REQUEST_COST,
+    Placer,
+    Routing,
+)
+from baton.router.policies.cost import BASE_PRICE, Cost
+from baton.router.prompt import Prompt
+from baton.router.prompt_names import PromptNames
+from baton.router.speed import MeasuredSpeed
 from baton.router.view import ReplicaView, View
 
-POLICY = LeastWork(local_prefill_tokens=64)
+NAMES = PromptNames()
 LONG = PlacementRequest(request_id=RequestId("r"), num_tokens=1000)
 
 
 def decode(name: str, *, max_open: int = 4, is_ready: bool = True, **facts: Any) -> ReplicaView:
-    return ReplicaView(info=make_replica(name, max_open=max_open, is_ready=is_ready), **facts)
+    return known(make_replica(name, max_open=max_open, is_ready=is_ready), **facts)
 
 
 def prefill(name: str, *, is_ready: bool = True, **facts: Any) -> ReplicaView:
-    return ReplicaView(info=make_replica(name, role=Role.PREFILL, is_ready=is_ready), **facts)
+    return known(make_replica(name, role=Role.PREFILL, is_ready=is_ready), **facts)
+
+
+def placer(local_prefill_tokens: int = 64) -> Placer:
+    return Placer(Routing(Cost(), local_prefill_tokens), lambda names, epoch: 0)
 
 
 def place(
     request: PlacementRequest, *, decode: list[ReplicaView], prefill: list[ReplicaView]
 ) -> Placement | None:
-    return POLICY.place(request, View(decode=tuple(decode), prefill=tuple(prefill)), now=0.0)
+    view = View(decode=tuple(decode), prefill=tuple(prefill))
+    placed = placer().place(request, NAMES, view, now=0.0)
+    assert not isinstance(placed, Prompt), "nobody here lends credit"
+    return placed
 
 
 def place_at(
@@ -94,23 +112,23 @@ def test_equals_are_drawn_by_the_requests_id_evenly_and_as_the_reason_says() -> 
         request = replace(LONG, request_id=RequestId(f"request {number}"))
         placement = place(request, decode=decodes, prefill=prefills)
         again = place(request, decode=decodes[::-1], prefill=prefills[::-1])
-        assert placement is not None and placement == again
+        assert placement is not None and again is not None
+        assert (placement.decode, placement.prefill[0]) == (again.decode, again.prefill[0])
         first.update([placement.decode.replica_id, placement.prefill[0].replica_id])
         reasons.add(placement.reason)
 
     assert set(first) == {f"{role}{n}" for role in "dp" for n in range(4)}
     assert all(60 < count < 140 for count in first.values()), first
-    [reason] = reasons
-    assert reason.endswith(
-        "; drawn by the request's id from 4 equal decode replicas"
-        "; drawn by the request's id from 4 equal prefill replicas"
+    assert all(
+        reason.endswith("; drawn by the request's id from 4 equal prefill replicas")
+        for reason in reasons
     )
 
 
-def test_a_cached_prefix_draws_a_request_until_the_replica_has_more_other_work() -> None:
+def test_a_cached_prefix_draws_a_request_until_the_replica_has_clearly_more_other_work() -> None:
     idle = decode("idle")
-    within = decode("cached", num_cached_tokens=400, num_queued_tokens=399)
-    beyond = decode("cached", num_cached_tokens=400, num_queued_tokens=401)
+    within = decode("cached", num_cached_tokens=400, num_queued_tokens=439)
+    beyond = decode("cached", num_cached_tokens=400, num_queued_tokens=441)
 
     assert place_at(LONG, decode=[idle, within], prefill=[])[0] == "cached"
     assert place_at(LONG, decode=[idle, beyond], prefill=[])[0] == "idle"
@@ -168,7 +186,7 @@ def test_a_prefill_replica_is_charged_with_what_it_has_to_compute_only() -> None
     assert placement is not None
     assert placement.num_prefill_tokens == 400
     assert local is not None
-    assert local.num_prefill_tokens == 0
+    assert local.num_prefill_tokens == 1000
 
 
 def test_a_request_goes_beside_the_one_it_belongs_to_though_others_have_less_work() -> None:
@@ -196,14 +214,14 @@ def test_a_further_choice_counts_what_the_first_has_brought_before_events_tell_o
 
 
 def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill() -> None:
-    always_remote = LeastWork(local_prefill_tokens=0)
+    always_remote = placer(local_prefill_tokens=0)
     block_size = decode("d").info.layout.block_size
     near = replace(LONG, near=decode("d").info.epoch)
 
     def is_local(num_cached: int) -> bool:
         there = View(decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),))
-        placement = always_remote.place(near, there, 0.0)
-        assert placement is not None
+        placement = always_remote.place(near, NAMES, there, 0.0)
+        assert isinstance(placement, Placement)
         return not placement.prefill
 
     assert is_local(1000 - block_size)
@@ -237,10 +255,7 @@ def test_the_reason_says_what_spoke_for_the_placement() -> None:
     )
 
     assert placement is not None
-    assert placement.reason == (
-        "least work: 7 tokens queued and 16 cached on the prefill replica, "
-        "2 requests open on the decode replica"
-    )
+    assert placement.reason == ("p has least cost of 1: 0.007 s until it is free, 16 tokens cached")
 
 
 # Properties of every placement.
@@ -252,8 +267,8 @@ NUM_TOKENS = 256
 def replica_views(draw: st.DrawFn, role: Role, number: int) -> ReplicaView:
     max_open = draw(st.integers(0, 3))
     capacity = st.builds(Capacity, max_open=st.integers(0, 3))
-    return ReplicaView(
-        info=make_replica(
+    return known(
+        make_replica(
             f"{role}-{number}", role=role, max_open=max_open, is_ready=draw(st.booleans())
         ),
         is_connected=draw(st.booleans()),
@@ -291,9 +306,17 @@ def can_take(replica: ReplicaView) -> bool:
     return replica.is_connected and replica.info.is_ready and replica.num_open < limit
 
 
-def work(replica: ReplicaView) -> int:
+def decoding(replica: ReplicaView) -> int:
     busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
     return busy - max(replica.num_cached_tokens, replica.num_expected_tokens)
+
+
+def delay(replica: ReplicaView) -> float:
+    """Of the prompt, whose work costs a little more than time, and of those that decode there."""
+    num_held = max(replica.num_cached_tokens, replica.num_expected_tokens)
+    work_s = max(NUM_TOKENS - num_held, 1) / 1000
+    price = BASE_PRICE + replica.candidate.num_running
+    return round(replica.candidate.busy_s(0.0) + work_s * price, 6)
 
 
 @given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
@@ -303,7 +326,8 @@ def test_every_placement_is_on_replicas_that_can_take_it(
     request = data.draw(requests(view))
     by_epoch = {replica.info.epoch: replica for replica in (*view.decode, *view.prefill)}
 
-    placement = LeastWork(local_prefill_tokens=local).place(request, view, now=0.0)
+    placement = placer(local).place(request, NAMES, view, now=0.0)
+    assert not isinstance(placement, Prompt)
 
     if placement is None:
         assert not any(can_take(replica) for replica in view.decode)
@@ -313,18 +337,20 @@ def test_every_placement_is_on_replicas_that_can_take_it(
     rivals = [r for r in view.decode if can_take(r) and r.info.epoch not in request.lost]
     if rivals:
         assert chosen.info.epoch not in request.lost
-        assert work(chosen) == min(work(replica) for replica in rivals)
+        least = delay if not any(one.info.is_ready for one in view.prefill) else decoding
+        assert least(chosen) == min(least(replica) for replica in rivals)
     peers = [by_epoch[peer.epoch] for peer in placement.prefill]
     assert all(peer.info.role is Role.PREFILL and peer.info.is_ready for peer in peers)
     assert len(set(placement.prefill)) == len(placement.prefill) <= MAX_PREFILL_CANDIDATES
-    assert [work(peer) for peer in peers] == sorted(work(peer) for peer in peers)
+    assert [delay(peer) for peer in peers] == sorted(delay(peer) for peer in peers)
 
 
 @given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
 def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_and_somebody_can_compute_it(
     view: View, local: int, data: st.DataObject
 ) -> None:
-    placement = LeastWork(local_prefill_tokens=local).place(data.draw(requests(view)), view, 0.0)
+    placement = placer(local).place(data.draw(requests(view)), NAMES, view, 0.0)
+    assert not isinstance(placement, Prompt)
 
     if placement is not None:
         [chosen] = [r for r in view.decode if r.info.epoch == placement.decode.epoch]
@@ -343,6 +369,101 @@ def test_the_order_in_which_replicas_are_listed_decides_nothing(
         prefill=tuple(data.draw(st.permutations(view.prefill))),
     )
 
-    one, other = POLICY.place(request, view, 0.0), POLICY.place(request, shuffled, 0.0)
+    one, other = (placer().place(request, NAMES, each, 0.0) for each in (view, shuffled))
 
-    assert one == other
+    assert isinstance(one, Placement | None) and isinstance(other, Placement | None)
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert (one.decode, one.prefill, one.source) == (other.decode, other.prefill, other.source)
+
+
+# Waiting in line for a prefill replica.
+
+
+def lent(name: str, credit_tokens: int = 0) -> ReplicaView:
+    replica = prefill(name)
+    replica.candidate.credit_tokens = credit_tokens
+    return replica
+
+
+def asked(name: str) -> PlacementRequest:
+    return replace(LONG, request_id=RequestId(name))
+
+
+def send(placement: Placement | Prompt | None, view: View, now: float) -> str:
+    """Book it, as a gateway does; who computes it."""
+    assert isinstance(placement, Placement)
+    [peer] = [r for r in view.prefill if r.info.epoch == placement.prefill[0].epoch]
+    peer.candidate.book(placement.prompt, 0, now)
+    return peer.info.replica_id
+
+
+def test_prompts_wait_in_line_and_not_at_a_replica_that_is_busy() -> None:
+    busy = lent("p")
+    view, router = View(decode=(decode("d"),), prefill=(busy,)), placer()
+    first = router.place(asked("first"), NAMES, view, 0.0)
+    send(first, view, 0.0)
+
+    second = router.place(asked("second"), NAMES, view, 0.0)
+    assert isinstance(second, Prompt)
+    assert not list(router.served(view, lambda names: view, 0.5))
+
+    assert isinstance(first, Placement)
+    busy.candidate.finished(first.prompt, 1.0)
+    [(prompt, placement)] = router.served(view, lambda names: view, 1.0)
+    assert prompt is second
+    assert send(placement, view, 1.0) == "p"
+    assert len(router) == 0
+
+
+def test_who_waits_for_a_replica_that_answers_nobody_goes_to_another_within_two_seconds() -> None:
+    """`p1` computes 1000 tokens a second, and says nothing after it got its first prompt."""
+    stuck, other = lent("stuck"), lent("other")
+    view, router = View(decode=(decode("d", max_open=99),), prefill=(stuck, other)), placer()
+    running: dict[str, Prompt] = {}
+    for number in range(6):
+        placement = router.place(asked(f"r{number}"), NAMES, view, 0.0)
+        if isinstance(placement, Placement):
+            running[send(placement, view, 0.0)] = placement.prompt
+    assert set(running) == {"stuck", "other"} and len(router) == 4
+
+    now = 1.0
+    for _ in range(4):  # the other is free again each second
+        other.candidate.finished(running["other"], now)
+        for prompt in router.stranded(view, now):
+            again = router.place(asked(f"again {prompt.number}"), NAMES, view, now)
+            if isinstance(again, Placement):
+                running[send(again, view, now)] = again.prompt
+        for _, placement in router.served(view, lambda names: view, now):
+            running[send(placement, view, now)] = placement.prompt
+        assert list(stuck.candidate.open.values())[1:] == []
+        now += 1.0
+    assert len(router) == 0
+
+
+def test_what_a_busy_pool_would_keep_waiting_is_computed_where_it_decodes() -> None:
+    measured = StepTimes(token_s=0.001, num_prompt_steps=99)
+    here = decode("d")
+    here.candidate.speed = MeasuredSpeed(times=measured, max_chunk=512)
+    busy = lent("p")
+    view, router = View(decode=(here,), prefill=(busy,)), placer()
+    send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
+
+    second = router.place(asked("second"), NAMES, view, 0.0)
+    here.candidate.num_running = 5
+    third = router.place(asked("third"), NAMES, view, 0.0)
+
+    assert isinstance(second, Placement)
+    assert second.prefill == () and "with the wait for a prefill replica" in second.reason
+    assert isinstance(third, Prompt), "five others would be held up"
+
+
+def test_no_more_stand_in_line_than_can_be_chosen_from() -> None:
+    view, router = View(decode=(decode("d", max_open=99),), prefill=(lent("p"),)), placer()
+    send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
+
+    for number in range(LINE_PER_REPLICA):
+        assert router.has_space(view)
+        assert isinstance(router.place(asked(f"r{number}"), NAMES, view, 0.0), Prompt)
+
+    assert not router.has_space(view)

@@ -1,30 +1,14 @@
-"""What a router policy is asked, and what it answers.
-
-    PlacementRequest, View, now --place--> Placement   or None: no room now, the request waits
-
-Gateways know policies by this protocol alone. The reason is for people: it goes into every receipt.
-"""
+"""What the router is asked, and what it answers. The reason is for people: in every receipt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from baton.core.ids import Epoch, RequestId
+from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.core.messages import GenerateRequest, ReplicaAddress, ReplicaInfo
+from baton.router.prompt import Prompt
 from baton.router.prompt_names import wants_prompt_logprobs
-from baton.router.view import View
-
-
-class PlacementPolicy(Protocol):
-    """A pure function: it keeps nothing from one call to the next that changes its answers."""
-
-    def place(self, request: PlacementRequest, view: View, now: float) -> Placement | None:
-        """Choose, or return None if no decode replica has room: the request waits its turn.
-
-        `now`, in seconds, is for policies that weigh the age of what they know.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +23,32 @@ class PlacementRequest:
     """Why the decode replica must compute the prompt itself. Empty: it need not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A replica that might have computed the prompt, and what the policy made of it."""
+
+    replica_id: ReplicaId
+    cost: float
+    """In the policy's own unit."""
+    num_held_tokens: int
+    terms: Mapping[str, float]
+    """What the cost is made of, if the policy says."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     decode: ReplicaInfo
+    prompt: Prompt
+    """What is booked with who computes it."""
     prefill: tuple[ReplicaAddress, ...] = ()
     """Best first. Empty: the decode replica computes the prompt itself."""
     num_prefill_tokens: int = 0
-    """Tokens that the best of them has to compute."""
+    """Tokens that whoever computes the prompt has to compute."""
     source: ReplicaAddress | None = None
     """The replica whose cache spares whoever computes the prompt a part of it."""
     reason: str
+    considered: tuple[Considered, ...] = ()
+    """The prefill replicas, where one was chosen."""
 
 
 def placement_request(

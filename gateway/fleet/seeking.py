@@ -1,0 +1,156 @@
+"""Requests that look for a place: some find it at once, some stand in line for a prefill replica.
+
+    enter --> placed                                   or refused: no decode replica has room
+          '-> in line --serve--> placed                whenever something has changed
+                       '-stranded-> enter again        its prefill replica left, or answers nobody
+
+Whose turn it is to enter is the admission queue's to say (`admission.py`); who of those in line
+goes where, and when, is the placer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import GenerateRequest
+from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.fleet.placed import Placed
+from baton.router.placement import Placement, placement_request
+from baton.router.placer import Placer
+from baton.router.prompt import Prompt
+from baton.router.prompt_names import PromptNames, names_of
+
+LOOK_S = 0.25
+"""How often those in line are looked after when nothing happens: replicas may answer nobody."""
+
+
+@dataclass(slots=True, eq=False)
+class Seeker:
+    """One attempt of a request, until it has a place."""
+
+    next_request: Callable[[], GenerateRequest]
+    """Asked whenever a place is tried; what it raises is raised."""
+    names: PromptNames
+    """Of the prompt alone."""
+    on_placed: Callable[[Placed], None]
+    """Told in the same moment as the attempt is opened, with nothing in between."""
+    lost: frozenset[Epoch]
+    near: RequestId | None
+    prompt: Prompt | None = None
+    """While it stands in line."""
+    placed: asyncio.Future[Placed] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Seeking:
+    def __init__(self, fleet: Fleet, placer: Placer, clock: Clock) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._clock = clock
+        self._in_line: dict[int, Seeker] = {}
+        """By the prompt's number."""
+        self._stranded: list[Seeker] = []
+        self._is_serving = False
+
+    def __len__(self) -> int:
+        """Requests that have entered and have no place yet."""
+        return len(self._in_line) + len(self._stranded)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of those in line."""
+        return self._placer.num_line_tokens
+
+    def enter(self, seeker: Seeker) -> bool:
+        """Place it, or let it stand in line; False if it has to wait outside."""
+        view = self._fleet.view(PromptNames())
+        if not any(replica.is_open for replica in view.decode) or not self._placer.has_space(view):
+            return False  # most wakes come to this: do not look a long prompt up for nothing
+        request = seeker.next_request()
+        known = request.prompt + request.output
+        names = names_of(request, seeker.names)
+        near = self._fleet.where_runs(seeker.near)
+        asked = placement_request(request, known, lost=seeker.lost, near=near)
+        found = self._placer.place(asked, names, self._fleet.view(names), self._clock())
+        match found:
+            case None:
+                return False
+            case Placement():
+                self._send(seeker, found, request, names)
+            case Prompt():
+                seeker.prompt = found
+                self._in_line[found.number] = seeker
+        return True
+
+    def serve(self) -> None:
+        """Send those whose turn has come. Called when something has changed."""
+        if self._is_serving or not len(self):
+            return  # what sending changes is seen by the call under way
+        self._is_serving = True
+        try:
+            self._rescue()
+            view = self._fleet.view(PromptNames())
+            for prompt, placement in self._placer.served(view, self._fleet.view, self._clock()):
+                seeker = self._in_line.pop(prompt.number)
+                seeker.prompt = None
+                self._try_send(seeker, placement)
+        finally:
+            self._is_serving = False
+
+    def leave(self, seeker: Seeker) -> None:
+        """It looks for no place any more; one that it has got meanwhile is given back."""
+        if seeker.prompt is not None:
+            self._placer.leave(seeker.prompt)
+            self._in_line.pop(seeker.prompt.number, None)
+        if seeker in self._stranded:
+            self._stranded.remove(seeker)
+        placed = seeker.placed
+        if placed.done() and not placed.cancelled() and placed.exception() is None:
+            placed.result().close(0)
+
+    async def look_after(self) -> None:
+        """Serve now and then, even if nothing is heard from anybody."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.serve()
+
+    def _rescue(self) -> None:
+        view = self._fleet.view(PromptNames())
+        for prompt in self._placer.stranded(view, self._clock()):
+            seeker = self._in_line.pop(prompt.number)
+            seeker.prompt = None
+            self._stranded.append(seeker)
+        stranded, self._stranded = self._stranded, []
+        for seeker in stranded:
+            try:
+                if not self.enter(seeker):
+                    self._stranded.append(seeker)
+            except Exception as error:
+                _fail(seeker, error)
+
+    def _try_send(self, seeker: Seeker, placement: Placement) -> None:
+        try:
+            request = seeker.next_request()
+            self._send(seeker, placement, request, names_of(request, seeker.names))
+        except Exception as error:
+            _fail(seeker, error)
+
+    def _send(
+        self, seeker: Seeker, placement: Placement, request: GenerateRequest, names: PromptNames
+    ) -> None:
+        placed = Placed(self._fleet, placement, request, names)
+        seeker.on_placed(placed)
+        if seeker.placed.done():  # its caller was cancelled
+            placed.close(0)
+        else:
+            seeker.placed.set_result(placed)
+
+
+def _fail(seeker: Seeker, error: Exception) -> None:
+    if not seeker.placed.done():
+        seeker.placed.set_exception(error)

@@ -1,0 +1,44 @@
+"""How long a replica takes to compute a prompt: by its own measurements, or by a rate for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.step_times import StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantRate:
+    """Prompts one after the other, always as fast."""
+
+    tokens_per_s: float
+
+    @property
+    def is_measured(self) -> bool:
+        return False
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        """At least one token is computed: the last, whose logits give the first output token."""
+        return max(num_tokens - num_cached, 1) / self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpeed:
+    """By the fit that a replica makes of its own steps; slower when its steps take longer of late.
+
+    One that is faster of late than its fit is not believed to stay so.
+    """
+
+    times: StepTimes
+    max_chunk: int
+    """Tokens of one prompt in one pass."""
+    slowness: float = 1.0
+
+    @property
+    def is_measured(self) -> bool:
+        return True
+
+    def prefill_s(self, num_tokens: int, num_cached: int) -> float:
+        num_cached = min(num_cached, num_tokens - 1)
+        seconds = self.times.prefill_s(num_tokens, num_cached, self.max_chunk)
+        return seconds * max(self.slowness, 1.0)
