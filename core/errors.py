@@ -4,6 +4,7 @@
     ├── InvalidRequest        the caller's mistake; names the field and the remedy   400
     │   ├── ModelNotFound     no such model is served here                           404
     │   ├── StreamNotFound    no such resumable stream is held by this gateway       404
+    │   ├── RequestNotFound   this gateway does not know of such a request any more  404
     │   ├── Forbidden         not with this API key                                  403
     │   ├── RequestTooLarge   the body is larger than this server reads              413
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
@@ -55,6 +56,10 @@ class ModelNotFound(InvalidRequest):
 
 class StreamNotFound(InvalidRequest):
     """No resumable stream of that id is held by this gateway, or not for this caller."""
+
+
+class RequestNotFound(InvalidRequest):
+    """No request of that id is known to this gateway any more, or not to this caller."""
 
 
 class Forbidden(InvalidRequest):

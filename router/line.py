@@ -75,6 +75,11 @@ class Line:
         self._policy.placed(first.prompt, candidate)
         return first.prompt
 
+    def foreseen_s(self, prompt: Prompt, now: float) -> float:
+        """Until a prompt in line is computed, if all goes on as it stands."""
+        waiting = self._waiting[prompt.number]
+        return waiting.candidate.busy_s(now) + waiting.candidate.ahead_s(waiting.due_s)
+
     def leave(self, prompt: Prompt) -> None:
         """Safe to repeat."""
         waiting = self._waiting.pop(prompt.number, None)

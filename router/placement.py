@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.ids import Epoch, ReplicaId, RequestId
+from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest, ReplicaAddress, ReplicaInfo
+from baton.router.decisions import Considered
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import wants_prompt_logprobs
 
@@ -23,18 +24,6 @@ class PlacementRequest:
     """Why the decode replica must compute the prompt itself. Empty: it need not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
-    """A replica that might have computed the prompt, and what the policy made of it."""
-
-    replica_id: ReplicaId
-    cost: float
-    """In the policy's own unit."""
-    num_held_tokens: int
-    terms: Mapping[str, float]
-    """What the cost is made of, if the policy says."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     decode: ReplicaInfo
@@ -48,7 +37,13 @@ class Placement:
     """The replica whose cache spares whoever computes the prompt a part of it."""
     reason: str
     considered: tuple[Considered, ...] = ()
-    """The prefill replicas, where one was chosen."""
+    """The replicas that might have computed the prompt, best first: the first of them does."""
+    num_candidates: int = 1
+    """The cheapest of which are in `considered`."""
+    in_line_s: float = 0.0
+    """How long the prompt stood in line."""
+    foreseen_s: float = 0.0
+    """Seconds from its coming into line to its first token, as predicted then."""
 
 
 def placement_request(

@@ -16,13 +16,16 @@ has cached counts as there if fetching it is clearly cheaper than computing it (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from baton.core.ids import Epoch
+from baton.core.messages import Role
 from baton.router.candidate import Candidate
+from baton.router.decisions import Considered
 from baton.router.line import Line
-from baton.router.placement import Considered, Placement, PlacementRequest
+from baton.router.placement import Placement, PlacementRequest
+from baton.router.policies.by_name import DEFAULT
 from baton.router.prompt import Prompt, drawn, mixed
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import Holding, PullRates, best_source
@@ -46,6 +49,9 @@ LINE_PER_REPLICA = 4
 
 LOCAL_PREFILL_TOKENS = 64
 
+MAX_TOLD = 8
+"""Candidates that a decision tells of: the cheapest."""
+
 NumCached = Callable[[PromptNames, Epoch], int]
 """How many leading tokens of a prompt a replica has."""
 
@@ -59,6 +65,8 @@ class Routing:
     """A decode replica that lacks no more of a prompt computes it itself."""
     pull_rates: PullRates = field(default_factory=PullRates)
     """What fetching and computing KV cost, until that is measured."""
+    name: str = DEFAULT
+    """The policy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,20 @@ class _InLine:
     request: PlacementRequest
     prompt: Prompt
     names: PromptNames
+    foreseen_s: float
+    """Until its first token, as predicted when it came."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Where a request would go now, if it were asked for."""
+
+    decode: ReplicaView
+    computes: ReplicaView
+    taken: Considered
+    """What is known of the one that would compute the prompt."""
+    is_measured: bool
+    """Whether by that replica's own step times."""
 
 
 class Placer:
@@ -118,8 +140,35 @@ class Placer:
         if sooner:
             self._line.leave(prompt)
             return self._here(request, prompt, decode, view, sooner, is_beside=is_beside)
-        self._in_line[prompt.number] = _InLine(request, prompt, names)
+        foreseen_s = self._line.foreseen_s(prompt, now) + view.rates.latency_s
+        self._in_line[prompt.number] = _InLine(request, prompt, names, foreseen_s)
         return prompt
+
+    def outlook(
+        self, request: PlacementRequest, names: PromptNames, view: View, now: float
+    ) -> Outlook | None:
+        """What `place` would do, as far as can be told; nothing is kept of the question."""
+        decode, is_beside = _decode(request, view)
+        if decode is None:
+            return None
+        ready = _ready(view.prefill, request)
+        if not ready and not is_beside:
+            decode = self._least_cost(request, names, view, now)
+        why_here = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(ready))
+        takers = [decode] if why_here or not ready else ready
+        prompt = _unnumbered(request, names, takers[0], now)
+        held = Held([replica.num_soon_tokens for replica in takers])
+        candidates = [replica.candidate for replica in takers]
+        costs = self._policy.costs(prompt, candidates, held, now)
+        computes = takers[cheapest(prompt, candidates, costs)]
+        if computes is not decode and self._sooner_here(prompt, decode, ready, view, now):
+            computes = decode
+        return Outlook(
+            decode=decode,
+            computes=computes,
+            taken=self._considered(request, prompt, [computes], view, now)[0],
+            is_measured=computes.candidate.speed.is_measured,
+        )
 
     def served(
         self, view: View, look: Callable[[PromptNames], View], now: float
@@ -136,7 +185,11 @@ class Placer:
             candidate, prompt = found
             entry = self._in_line.pop(prompt.number)
             view = look(entry.names)
-            yield prompt, self._apart(entry.request, prompt, candidate, view, now)
+            placement = self._apart(entry.request, prompt, candidate, view, now)
+            yield (
+                prompt,
+                replace(placement, in_line_s=now - prompt.arrived_s, foreseen_s=entry.foreseen_s),
+            )
 
     def stranded(self, view: View, now: float) -> list[Prompt]:
         """Those whose replica takes nobody any more, or is late: they are in line no more."""
@@ -190,14 +243,7 @@ class Placer:
     ) -> ReplicaView:
         """Of decode replicas that compute their prompts themselves."""
         open_ = _but_lost([replica for replica in view.decode if replica.is_open], request)
-        prompt = Prompt(
-            number=-1,
-            num_tokens=request.num_tokens,
-            arrived_s=now,
-            names=names.under(open_[0].info.layout),
-            block_size=open_[0].info.layout.block_size,
-            draw=drawn(request.request_id),
-        )
+        prompt = _unnumbered(request, names, open_[0], now)
         held = Held([replica.num_soon_tokens for replica in open_])
         candidates = [replica.candidate for replica in open_]
         costs = self._policy.costs(prompt, candidates, held, now)
@@ -269,8 +315,15 @@ class Placer:
         *,
         is_beside: bool,
     ) -> Placement:
+        now = prompt.arrived_s
         source = _source(view, request, decode)
         num_held = max(decode.num_soon_tokens, source.num_tokens if source else 0)
+        peers = _ready(view.prefill, request)
+        others = peers or _but_lost([one for one in view.decode if one.is_open], request)
+        others = [one for one in others if one is not decode]
+        if peers:  # they are not what was chosen from: the soonest of them will do
+            others = sorted(others, key=lambda one: one.candidate.busy_s(now))[: MAX_TOLD - 1]
+        considered = self._considered(request, prompt, [decode, *others], view, now)
         self._policy.placed(prompt, decode.candidate)
         return Placement(
             decode=decode.info,
@@ -278,6 +331,9 @@ class Placer:
             num_prefill_tokens=max(request.num_tokens - num_held, 1),
             source=None if source is None else source.info.endpoint,
             reason=_told(why, source, is_beside=is_beside),
+            considered=considered,
+            num_candidates=1 + len(others),
+            foreseen_s=considered[0].first_token_s,
         )
 
     def _apart(
@@ -304,6 +360,9 @@ class Placer:
             ),
         )
         best = ready[ranked[0]]
+        considered = self._considered(
+            request, prompt, [ready[place] for place in ranked], view, now
+        )
         source = _source(view, request, best)
         num_held = max(best.num_soon_tokens, source.num_tokens if source else 0)
         num_equals = sum(cost == costs[ranked[0]] for cost in costs)
@@ -321,22 +380,70 @@ class Placer:
             num_prefill_tokens=max(request.num_tokens - num_held, 1),
             source=None if source is None else source.info.endpoint,
             reason=_told(why, source, is_beside=is_beside),
-            considered=self._considered(prompt, ready, held, costs, now),
+            considered=considered,
+            num_candidates=len(ready),
+            foreseen_s=considered[0].first_token_s,
         )
 
     def _considered(
         self,
+        request: PlacementRequest,
         prompt: Prompt,
-        ready: Sequence[ReplicaView],
-        held: Held,
-        costs: Sequence[float],
+        replicas: Sequence[ReplicaView],
+        view: View,
         now: float,
     ) -> tuple[Considered, ...]:
-        terms = self._policy.explain(prompt, [r.candidate for r in ready], held, now)
-        return tuple(
-            Considered(replica.info.replica_id, cost, num_held, parts)
-            for replica, cost, num_held, parts in zip(ready, costs, held.tokens, terms, strict=True)
-        )
+        """The first of them, and the cheapest of the others."""
+        held = Held([replica.num_soon_tokens for replica in replicas])
+        candidates = [replica.candidate for replica in replicas]
+        costs = self._policy.costs(prompt, candidates, held, now)
+        terms = self._policy.explain(prompt, candidates, held, now)
+        first, *others = range(len(replicas))
+        others.sort(key=lambda place: costs[place])
+        found: list[Considered] = []
+        for place in (first, *others[: MAX_TOLD - 1]):
+            replica, num_held = replicas[place], held.tokens[place]
+            source = _source(view, request, replica) if place == first else None
+            num_has = max(num_held, source.num_tokens if source else 0)
+            work_s = replica.candidate.speed.prefill_s(prompt.num_tokens, num_has)
+            found.append(
+                Considered(
+                    replica_id=replica.info.replica_id,
+                    epoch=replica.info.epoch,
+                    cost=costs[place],
+                    num_held_tokens=num_has,
+                    wait_s=self._wait_s(prompt, replica, work_s, now),
+                    work_s=work_s,
+                    latency_s=view.rates.latency_s if replica.info.role is Role.PREFILL else 0.0,
+                    corrected_s=replica.candidate.corrected_s,
+                    age_s=replica.capacity_age_s,
+                    terms=terms[place],
+                )
+            )
+        return tuple(found)
+
+    def _wait_s(self, prompt: Prompt, replica: ReplicaView, work_s: float, now: float) -> float:
+        """For what it has to do, and for those in line who go before."""
+        candidate, turns = replica.candidate, self._policy.turns
+        wait_s = candidate.busy_s(now)
+        if turns is not None and candidate.waiting:
+            wait_s += candidate.ahead_s(turns.due_s(prompt, work_s))
+        return wait_s
+
+
+def _unnumbered(
+    request: PlacementRequest, names: PromptNames, taker: ReplicaView, now: float
+) -> Prompt:
+    """A prompt that is only asked about."""
+    layout = taker.info.layout
+    return Prompt(
+        number=-1,
+        num_tokens=request.num_tokens,
+        arrived_s=now,
+        names=names.under(layout),
+        block_size=layout.block_size,
+        draw=drawn(request.request_id),
+    )
 
 
 def _told(why: str, source: Holding | None, *, is_beside: bool) -> str:

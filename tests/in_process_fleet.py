@@ -163,6 +163,7 @@ async def running_fleet(
     registry = Registry()
     dispatcher = ReplicaDispatcher(
         Routing(Cost(), local_prefill_tokens=local_prefill_tokens),
+        kept_decisions=100,
         channels=Channels(load_security(config.security)),
         **{"max_waiting": 100, "no_replica_grace_s": 5.0, **admission},
     )

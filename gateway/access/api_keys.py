@@ -10,6 +10,7 @@ With no keys at all everybody may do everything.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Caller:
     min_priority: int | None = None
     """The smallest number that it may give as `priority`: smaller comes first. None: any."""
     is_operator: bool = True
+    owner: str = ""
+    """Who else may see what came of its requests: whoever has the same."""
 
     def priority(self, asked: int | None, field: str) -> int:
         """The priority of a request that asks for `asked`. Raises Forbidden."""
@@ -58,10 +61,13 @@ def callers(config: GatewayConfig) -> dict[str, Caller]:
     """By key."""
     found = {key: Caller() for key in config.operator_keys}
     for key in config.api_keys:
-        found[key] = Caller(min_priority=config.min_priority, is_operator=False)
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        found[key] = Caller(
+            min_priority=config.min_priority, is_operator=False, owner=f"key {digest}"
+        )
     for name, tenant in config.tenants.items():
         least = config.min_priority if tenant.min_priority is None else tenant.min_priority
-        caller = Caller(tenant=name, min_priority=least, is_operator=False)
+        caller = Caller(tenant=name, min_priority=least, is_operator=False, owner=f"tenant {name}")
         found |= dict.fromkeys(tenant.api_keys, caller)
     return found
 

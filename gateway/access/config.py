@@ -71,6 +71,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Requests that may wait here for a decode replica; more are refused (429)."""
     policy: str = DEFAULT_POLICY
     """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
+    kept_decisions: Annotated[int, msgspec.Meta(ge=0)] = 2048
+    """Of the last so many requests, for an hour, it can be asked why they ran where they ran
+    (`baton explain`), and what another policy would have made of them (`baton replay`)."""
     short_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = LOCAL_PREFILL_TOKENS
     """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
     max_choices: Count = 128

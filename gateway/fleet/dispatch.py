@@ -20,15 +20,18 @@ from baton.core.errors import DeadlineExceeded, Unavailable
 from baton.core.ids import Epoch, new_epoch
 from baton.core.messages import GenerateRequest
 from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.decision_log import Asked, DecisionLog
 from baton.gateway.fleet.draining import drain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import leaks_report, metrics_report, status_report
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.running_request import RunningRequest
 from baton.gateway.fleet.seeking import Seeker, Seeking
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
+from baton.router.decisions import Decisions
+from baton.router.placement import PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import RateMeter
@@ -55,6 +58,7 @@ class ReplicaDispatcher:
         *,
         max_waiting: int,
         no_replica_grace_s: float,
+        kept_decisions: int = 0,
         clock: Clock = monotonic,
         channels: Channels | None = None,
     ) -> None:
@@ -68,8 +72,9 @@ class ReplicaDispatcher:
         self._has_changed = asyncio.Event()
         meter = RateMeter(routing.pull_rates)
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
-        placer = Placer(routing, self.fleet.num_cached)
-        self._seeking = Seeking(self.fleet, placer, clock)
+        self._placer = Placer(routing, self.fleet.num_cached)
+        self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
+        self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
 
     async def run(self, registry: RegistryClient) -> None:
         looking = asyncio.create_task(self._seeking.look_after(), name="looks after the line")
@@ -92,10 +97,12 @@ class ReplicaDispatcher:
             lost: frozenset[Epoch],
             time_left_s: float | None,
         ) -> None:
+            asked_s = self._clock()
             for _ in prompt.make(self.fleet.layouts):
                 await asyncio.sleep(0)  # it may be long: others go on in between
 
-            seeker = Seeker(next_request, prompt, on_placed, lost, generation.near)
+            asked = Asked(generation.owner, asked_s, self._log.queued_s(*self._in_queue))
+            seeker = Seeker(next_request, prompt, on_placed, lost, generation.near, asked)
             turn = _Turn(generation.priority, generation.tenant, is_retry=has_begun)
             await self._place(seeker, turn, time_left_s)
 
@@ -103,6 +110,28 @@ class ReplicaDispatcher:
         await running.place()
         has_begun = True
         return running
+
+    @property
+    def decisions(self) -> Decisions:
+        return self._log.decisions
+
+    async def estimate(self, generation: Generation) -> Estimate:
+        prompt = PromptNames(generation.prompt, generation.salt)
+        for _ in prompt.make(self.fleet.layouts):
+            await asyncio.sleep(0)
+        asked = PlacementRequest(
+            request_id=generation.request_id, num_tokens=len(generation.prompt)
+        )
+        outlook = self._placer.outlook(asked, prompt, self.fleet.view(prompt), self._clock())
+        if outlook is None:
+            raise Unavailable("no decode replica has room at the moment; ask again later")
+        return self._log.estimate(asked, outlook, self._log.queued_s(*self._in_queue))
+
+    @property
+    def _in_queue(self) -> tuple[int, int]:
+        """Requests that wait to enter, and replicas that compute prompts."""
+        num_replicas = len(self.fleet.lending) or len(self.fleet.open_decode)
+        return len(self._queue), num_replicas
 
     @property
     def max_model_len(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress
+from baton.gateway.fleet.decision_log import FollowedDecision
 from baton.gateway.fleet.fleet import Fleet
 from baton.router.placement import Placement
 from baton.router.prompt_names import PromptNames
@@ -35,6 +36,7 @@ class Placed:
         is_apart = bool(placement.prefill)
         self._computes = placement.prefill[0].epoch if is_apart else placement.decode.epoch
         self._on_prefill = fleet.expect(prompt, self._computes) if is_apart else None
+        self._followed: FollowedDecision | None = None
         self._is_prefilling = True
         fleet.book(placement, self._computes)
 
@@ -52,6 +54,16 @@ class Placed:
         """The attempt's last word."""
         self._fleet.meter.hear(receipt)
 
+    def follow(self, followed: FollowedDecision) -> None:
+        """Tell it what comes of the attempt."""
+        self._followed = followed
+
+    def deliver(self, num_tokens: int) -> None:
+        """So many tokens have come: the first of them end the prefill."""
+        if self._followed is not None:
+            self._followed.deliver(num_tokens)  # before others are placed by what it says
+        self.prefill_is_over()
+
     def prefill_is_over(self) -> None:
         """Safe to repeat."""
         if not self._is_prefilling:
@@ -64,6 +76,8 @@ class Placed:
     def close(self, num_delivered: int) -> None:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
         self.prefill_is_over()
+        if self._followed is not None:
+            self._followed.end()
         self._fleet.index.release(self._on_decode)
         self._fleet.has_ended(self.attempt.request.request_id, self.placement.decode.epoch)
         self.attempt.close(num_delivered)

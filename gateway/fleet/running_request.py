@@ -158,7 +158,7 @@ class RunningRequest:
         if update.is_last and update.receipt is not None:
             placed.hear(update.receipt)
         if update.tokens:
-            placed.prefill_is_over()
+            placed.deliver(len(update.tokens))
             self._output.extend(update.tokens)
 
     async def _place_again(self, error: Exception) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from baton.core.clock import Clock
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import GenerateRequest
+from baton.gateway.fleet.decision_log import Asked, DecisionLog
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.placed import Placed
 from baton.router.placement import Placement, placement_request
@@ -40,6 +41,7 @@ class Seeker:
     """Told in the same moment as the attempt is opened, with nothing in between."""
     lost: frozenset[Epoch]
     near: RequestId | None
+    asked: Asked
     prompt: Prompt | None = None
     """While it stands in line."""
     placed: asyncio.Future[Placed] = field(
@@ -48,9 +50,10 @@ class Seeker:
 
 
 class Seeking:
-    def __init__(self, fleet: Fleet, placer: Placer, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, placer: Placer, log: DecisionLog, clock: Clock) -> None:
         self._fleet = fleet
         self._placer = placer
+        self._log = log
         self._clock = clock
         self._in_line: dict[int, Seeker] = {}
         """By the prompt's number."""
@@ -144,6 +147,7 @@ class Seeking:
         self, seeker: Seeker, placement: Placement, request: GenerateRequest, names: PromptNames
     ) -> None:
         placed = Placed(self._fleet, placement, request, names)
+        placed.follow(self._log.sent(seeker.asked, request, placement))
         seeker.on_placed(placed)
         if seeker.placed.done():  # its caller was cancelled
             placed.close(0)

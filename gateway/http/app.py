@@ -13,6 +13,7 @@ from starlette.routing import Route
 from baton.core.errors import BatonError
 from baton.gateway.http.chat import ChatApi
 from baton.gateway.http.completions import CompletionsApi
+from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
 from baton.gateway.http.edge import REQUEST_ID, Edge
 from baton.gateway.http.embeddings import EmbeddingsApi
@@ -21,6 +22,7 @@ from baton.gateway.http.errors import (
     on_internal_error,
     on_routing_error,
 )
+from baton.gateway.http.estimates import EstimateApi
 from baton.gateway.http.models import ModelsApi
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.resuming import ResumableRequests, StreamsApi
@@ -52,6 +54,7 @@ def build_app(gateway: Gateway) -> Starlette:
 def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, docs = TokenizationApi(gateway), DocsApi(gateway)
+    explained = DecisionsApi(gateway)
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
@@ -62,6 +65,8 @@ def _routes(gateway: Gateway) -> list[Route]:
             for prefix in ("", "/v1")
             for name in ("tokenize", "detokenize")
         ),
+        Route("/v1/estimate", EstimateApi(gateway).create, methods=["POST"]),
+        Route("/v1/requests/{request_id:path}", explained.get),
         Route("/v1/models", models.list_all),
         Route("/v1/models/{model_id:path}", models.get),
         Route("/v1/streams", streams.resume),

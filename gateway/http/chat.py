@@ -7,9 +7,10 @@ import time
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
-from baton.gateway.chat.plan import plan_chat
+from baton.gateway.chat.plan import ChatPlan, plan_chat
 from baton.gateway.chat.tool_definitions import tool_use
 from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.chat_format import ChatFormat
@@ -33,25 +34,10 @@ class ChatApi:
         gateway = self._gateway
         data = await read_body(request, gateway.config)
         body = decode_body(data, ChatBody)
-        gateway.model.check_name(body.model)
-        refuse_unsupported(body)
         extras = answer_extras(request, body)
-        options = _options(body)
-        plan = await plan_chat(gateway, conversation_of(body, gateway.model))
         public_id: str = request.state.request_id
-        completion = gateway.complete(
-            CompletionOrder(
-                request_id=public_id,
-                prompts=(plan.prompt,),
-                options=options,
-                grammar=plan.grammar,
-                is_streamed=bool(body.stream),
-                field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
-                shown_special=plan.shown_special,
-                cache_salt=body.cache_salt or "",
-                caller=request.state.caller,
-            )
-        )
+        order, plan = await chat_order(gateway, body, public_id, request.state.caller)
+        completion = gateway.complete(order)
         chunks = ChatFormat(
             id=f"chatcmpl-{public_id}",
             created=int(time.time()),
@@ -66,6 +52,28 @@ class ChatApi:
             is_streamed=bool(body.stream),
             is_resumable=bool(body.resumable),
         )
+
+
+async def chat_order(
+    gateway: Gateway, body: ChatBody, public_id: str, caller: Caller
+) -> tuple[CompletionOrder, ChatPlan]:
+    """Raises InvalidRequest."""
+    gateway.model.check_name(body.model)
+    refuse_unsupported(body)
+    options = _options(body)
+    plan = await plan_chat(gateway, conversation_of(body, gateway.model))
+    order = CompletionOrder(
+        request_id=public_id,
+        prompts=(plan.prompt,),
+        options=options,
+        grammar=plan.grammar,
+        is_streamed=bool(body.stream),
+        field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
+        shown_special=plan.shown_special,
+        cache_salt=body.cache_salt or "",
+        caller=caller,
+    )
+    return order, plan
 
 
 def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:

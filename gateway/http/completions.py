@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 from starlette.requests import Request
 
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.answers import (
     CompletionAnswer,
@@ -42,39 +43,16 @@ class CompletionsApi:
         gateway = self._gateway
         data = await read_body(request, gateway.config)
         body = decode_body(data, CompletionBody)
-        gateway.model.check_name(body.model)
-        refuse_unsupported(body)
         extras = answer_extras(request, body)
-        adds_special = body.add_special_tokens is not False
-        prompts = await read_prompts(
-            gateway,
-            body.prompt,
-            "prompt",
-            adds_special=adds_special,
-            max_prompts=gateway.config.max_choices,
-        )
-        prompts = with_cache_point(prompts, body.cache_control)
         public_id: str = request.state.request_id
-        options = options_from(body, logprobs=body.logprobs)
-        rule = output_rule(body.response_format, body.structured_outputs)
-        order = CompletionOrder(
-            request_id=public_id,
-            prompts=prompts,
-            options=options,
-            grammar=await gateway.grammars.accept(rule),
-            has_echo=bool(body.echo),
-            is_streamed=bool(body.stream),
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            cache_salt=body.cache_salt or "",
-            caller=request.state.caller,
-        )
+        order = await completion_order(gateway, body, public_id, request.state.caller)
         completion = gateway.complete(order)
         chunks = CompletionFormat(
             id=f"cmpl-{public_id}",
             created=int(time.time()),
             model=gateway.model,
             body=body,
-            prompts=prompts,
+            prompts=order.prompts,
             choices_per_prompt=completion.choices_per_prompt,
         )
         writer = OpenAiWriter(completion, chunks, extras)
@@ -84,6 +62,34 @@ class CompletionsApi:
             is_streamed=order.is_streamed,
             is_resumable=bool(body.resumable),
         )
+
+
+async def completion_order(
+    gateway: Gateway, body: CompletionBody, public_id: str, caller: Caller
+) -> CompletionOrder:
+    """Raises InvalidRequest."""
+    gateway.model.check_name(body.model)
+    refuse_unsupported(body)
+    prompts = await read_prompts(
+        gateway,
+        body.prompt,
+        "prompt",
+        adds_special=body.add_special_tokens is not False,
+        max_prompts=gateway.config.max_choices,
+    )
+    options = options_from(body, logprobs=body.logprobs)
+    rule = output_rule(body.response_format, body.structured_outputs)
+    return CompletionOrder(
+        request_id=public_id,
+        prompts=with_cache_point(prompts, body.cache_control),
+        options=options,
+        grammar=await gateway.grammars.accept(rule),
+        has_echo=bool(body.echo),
+        is_streamed=bool(body.stream),
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        cache_salt=body.cache_salt or "",
+        caller=caller,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

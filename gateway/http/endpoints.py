@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
+from baton.gateway.http.decisions import ExplainedRequest
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
+from baton.gateway.http.estimates import EstimateAnswer
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
 from baton.gateway.http.responses.answer import ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
@@ -143,6 +145,31 @@ ENDPOINTS = (
             example={"tokens": [1, 2, 3]},
         )
         for prefix in ("/v1", "")
+    ),
+    Endpoint(
+        path="/v1/estimate",
+        method="post",
+        tag=TEXT,
+        summary="What a request would see if it came now",
+        details=(
+            "Takes the body of a chat, or of a completion with one prompt, and runs nothing: when "
+            "its first token would come, what is between two tokens, each as an interval that 90 % "
+            "should fall into, and how much of its prompt is cached."
+        ),
+        body=ChatBody,
+        answer=EstimateAnswer,
+        example={"messages": HELLO, "max_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/requests/{request_id}",
+        tag=TEXT,
+        summary="Why a request ran where it ran",
+        details=(
+            "By its `x-request-id` or the id of its answer, for as long as the gateway that served "
+            "it keeps that, with the key that it was sent with, one of the same tenant's, or an "
+            "operator's."
+        ),
+        answer=ExplainedRequest,
     ),
     Endpoint(path="/v1/models", tag=MODELS, summary="The model served", answer=ModelListAnswer),
     Endpoint(path="/v1/models/{model_id}", tag=MODELS, summary="The same", answer=ModelAnswer),

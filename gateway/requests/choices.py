@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from baton.core.messages import FinishReason, Receipt, TokenLogprob
 from baton.gateway.requests.completion_stream import CompletionStream, Usage
+from baton.gateway.requests.generation import Generation
 from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import TextDelta, merge
 
@@ -105,8 +106,13 @@ class Completion:
         return self._num_returned
 
     @property
+    def first_generation(self) -> Generation:
+        """Of the first prompt."""
+        return self._shown[0].generation
+
+    @property
     def time_left_s(self) -> float | None:
-        return self._shown[0].generation.time_left_s
+        return self.first_generation.time_left_s
 
     @property
     def usage(self) -> Usage:

@@ -90,6 +90,7 @@ def _choices(
         sampling=sampling,
         salt=salt,
         tenant=order.caller.tenant,
+        owner=order.caller.owner,
         cache_points=prompt.cache_points,
         priority=priority,
         time_left_s=time_left_s,

@@ -72,6 +72,7 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
             sampling=SamplingParams(max_tokens=1),
             salt=salt,
             tenant=order.caller.tenant,
+            owner=order.caller.owner,
             priority=priority,
             pooling=order.pooling,
             time_left_s=max(0.0, min(limit_s, asked_s)),

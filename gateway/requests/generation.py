@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from baton.core.ids import RequestId
+from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import CachePoint, Pooling, Receipt, SamplingParams, TokenUpdate
 from baton.gateway.requests.readiness import Missing, Wanted
+from baton.router.decisions import Decisions
+from baton.router.prediction_errors import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class Generation:
     salt: bytes = b""
     tenant: str = ""
     """On whose account its blocks are."""
+    owner: str = ""
+    """Who may ask what became of it."""
     cache_points: tuple[CachePoint, ...] = ()
     priority: int = 0
     """Smaller comes first."""
@@ -56,7 +60,33 @@ class RunningGeneration(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a request would see if it came now. Nothing is kept for it."""
+
+    num_cached_tokens: int
+    """Of the prompt, where it would be computed."""
+    num_prefill_tokens: int
+    """That would be computed."""
+    computes: ReplicaId
+    decodes: ReplicaId
+    wait_s: float
+    """Until the prompt's turn."""
+    work_s: float
+    """To compute it."""
+    ttft_s: Interval
+    itl_s: Interval | None
+    """None while the replica that would decode it has measured no steps."""
+
+
 class Dispatcher(Protocol):
+    @property
+    def decisions(self) -> Decisions:
+        """Where requests went of late, and why."""
+
+    async def estimate(self, generation: Generation) -> Estimate:
+        """Raises Unavailable if nothing can be told of it."""
+
     async def start(self, generation: Generation) -> RunningGeneration:
         """Raises Overloaded at once, before any work is done."""
 

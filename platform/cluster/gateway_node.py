@@ -26,10 +26,12 @@ class GatewayNode:
         self.dispatcher = ReplicaDispatcher(
             Routing(
                 policy(gateway.policy),
+                name=gateway.policy,
                 local_prefill_tokens=gateway.short_prompt_tokens,
                 pull_rates=config.transfer.pull.rates,
             ),
             max_waiting=gateway.max_waiting,
+            kept_decisions=gateway.kept_decisions,
             no_replica_grace_s=gateway.no_replica_grace_s,
             channels=Channels(load_security(config.security)),
         )

@@ -15,8 +15,9 @@ from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.decode_service.worker import DecodeWorker
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.readiness import Missing, Wanted
+from baton.router.decisions import Decisions
 
 ATTEMPT = 1
 """There is nowhere else to try."""
@@ -54,6 +55,8 @@ class LocalDispatcher:
 
     def __init__(self, worker: DecodeWorker, *, prefill: tuple[ReplicaAddress, ...] = ()) -> None:
         """`prefill`: who computes the prompts. Nobody: the decode worker itself."""
+        self.decisions = Decisions(0)
+        """Nothing is decided: all requests go to the one worker."""
         self._worker = worker
         self._prefill = prefill
         self._session = worker.open_session(new_epoch())
@@ -65,6 +68,9 @@ class LocalDispatcher:
         self._session.end()
         await self._delivering
         self._worker.close_session(self._session)
+
+    async def estimate(self, generation: Generation) -> Estimate:
+        raise Unavailable("there is no gateway here, which learns how long requests take")
 
     async def start(self, generation: Generation) -> LocalGeneration:
         running = LocalGeneration(self, generation.request_id)

@@ -14,16 +14,17 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from baton.core.errors import DeadlineExceeded, InvalidRequest
+from baton.core.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.model_files import SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
+from baton.router.decisions import Decisions
 
 MODEL = "org/tiny"
 BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"
@@ -131,6 +132,11 @@ class ScriptedDispatcher:
     stops: list[int] = field(default_factory=list)
     """By ended generation: the number of delivered tokens."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    decisions: Decisions = field(default_factory=lambda: Decisions(0))
+
+    async def estimate(self, generation: Generation) -> Estimate:
+        raise Unavailable("nothing is predicted here")
 
     async def start(self, generation: Generation) -> ScriptedGeneration:
         self.generations.append(generation)

@@ -1,0 +1,185 @@
+"""Writes down where each attempt went, follows it, and learns how good predictions are.
+
+    sent --> FollowedDecision --deliver--> first token: regret, error of the prediction
+                              --end-----> time between tokens, and its error
+
+What it has learnt answers those who ask what a request would see (`estimate`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch
+from baton.core.messages import Capacity, GenerateRequest
+from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.requests.generation import Estimate
+from baton.router.decisions import Came, Considered, Decision, Decisions
+from baton.router.placement import Placement, PlacementRequest
+from baton.router.placer import Outlook
+from baton.router.prediction_errors import PredictionErrors
+
+TYPICAL_WEIGHT = 0.05
+"""Of the last prompt in what one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One attempt, as it came."""
+
+    owner: str
+    at_s: float
+    queued_s: float
+    """How long it will wait to enter, as predicted then."""
+
+
+class DecisionLog:
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: str,
+        max_kept: int,
+        clock: Clock,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.decisions = Decisions(max_kept)
+        self.ttft_errors = PredictionErrors()
+        self.itl_errors = PredictionErrors()
+        self.clock = clock
+        self._fleet = fleet
+        self._policy = policy
+        self._wall_clock = wall_clock
+        self._typical_s = 0.0
+
+    def sent(
+        self, asked: Asked, request: GenerateRequest, placement: Placement
+    ) -> FollowedDecision:
+        """The attempt is on its way."""
+        prompt, chosen = placement.prompt, placement.considered[0]
+        self._typical_s += (chosen.work_s - self._typical_s) * TYPICAL_WEIGHT
+        waited_s = self.clock() - asked.at_s
+        decision = Decision(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            owner=asked.owner,
+            decided_at=self._wall_clock(),
+            num_tokens=prompt.num_tokens,
+            num_prefill_tokens=placement.num_prefill_tokens,
+            names=prompt.names,
+            block_size=prompt.block_size,
+            session=prompt.session,
+            policy=self._policy,
+            reason=placement.reason,
+            computes=chosen.replica_id,
+            decodes=placement.decode.replica_id,
+            considered=placement.considered,
+            num_candidates=placement.num_candidates,
+            waited_s=waited_s,
+            in_line_s=placement.in_line_s,
+            foreseen_s=asked.queued_s + placement.foreseen_s,
+            predicted_s=waited_s + chosen.first_token_s,
+            predicted_itl_s=_itl_s(self._capacity(placement.decode.epoch), prompt.num_tokens),
+        )
+        number = self.decisions.record(decision)
+        return FollowedDecision(self, number, decision, asked.at_s)
+
+    def best_other(self, decision: Decision) -> tuple[Considered, float] | None:
+        """Who would have been soonest of the others, and when, from the decision on."""
+        found: list[tuple[float, Considered]] = []
+        for other in decision.considered[1:]:
+            candidate = self._fleet.candidate(other.epoch)
+            if candidate is not None:
+                found.append((other.in_hindsight_s(decision.num_tokens, candidate), other))
+        if not found:
+            return None
+        seconds, best = min(found, key=lambda one: one[0])
+        return best, seconds
+
+    def queued_s(self, num_queued: int, num_replicas: int) -> float:
+        """How long the last of so many waits to enter, if they are as others were."""
+        return num_queued * self._typical_s / max(num_replicas, 1)
+
+    def estimate(self, asked: PlacementRequest, outlook: Outlook, queued_s: float) -> Estimate:
+        taken = outlook.taken
+        num_cached = min(taken.num_held_tokens, asked.num_tokens - 1)
+        itl_s = _itl_s(outlook.decode.capacity, asked.num_tokens)
+        spread = _spread(outlook.computes.capacity)
+        return Estimate(
+            num_cached_tokens=num_cached,
+            num_prefill_tokens=asked.num_tokens - num_cached,
+            computes=taken.replica_id,
+            decodes=outlook.decode.info.replica_id,
+            wait_s=queued_s + taken.wait_s,
+            work_s=taken.work_s,
+            ttft_s=self.ttft_errors.interval(queued_s + taken.first_token_s, spread),
+            itl_s=None
+            if itl_s is None
+            else self.itl_errors.interval(itl_s, _spread(outlook.decode.capacity)),
+        )
+
+    def _capacity(self, decode: Epoch) -> Capacity | None:
+        return self._fleet.link(decode).capacity
+
+
+class FollowedDecision:
+    def __init__(self, log: DecisionLog, number: int, decision: Decision, asked_s: float) -> None:
+        self._log = log
+        self._number = number
+        self._decision = decision
+        self._asked_s = asked_s
+        self._first_s = self._last_s = 0.0
+        self._num_tokens = self._num_at_first = 0
+        self._is_over = False
+
+    def deliver(self, num_tokens: int) -> None:
+        """So many more tokens have come."""
+        now = self._log.clock()
+        if not self._num_tokens:
+            self._first_s, self._num_at_first = now, num_tokens
+            self._conclude(now - self._asked_s)
+        self._num_tokens += num_tokens
+        self._last_s = now
+
+    def end(self) -> None:
+        """Nothing more comes. Safe to repeat."""
+        if self._is_over or not self._num_tokens:
+            return
+        self._is_over = True
+        num_gaps = self._num_tokens - self._num_at_first
+        itl_s = (self._last_s - self._first_s) / num_gaps if num_gaps else None
+        predicted_s = self._decision.predicted_itl_s
+        if itl_s is not None and predicted_s is not None:
+            self._log.itl_errors.hear(predicted_s, itl_s)
+        self._log.decisions.finish(self._number, num_output_tokens=self._num_tokens, itl_s=itl_s)
+
+    def _conclude(self, first_token_s: float) -> None:
+        decision, other = self._decision, self._log.best_other(self._decision)
+        self._log.decisions.conclude(
+            self._number,
+            Came(
+                first_token_s=first_token_s,
+                best_other=None if other is None else other[0].replica_id,
+                best_other_s=None if other is None else decision.waited_s + other[1],
+            ),
+        )
+        if decision.attempt == 1:
+            self._log.ttft_errors.hear(decision.foreseen_s, first_token_s)
+
+
+def _itl_s(capacity: Capacity | None, num_tokens: int) -> float | None:
+    """With one request more, of so many tokens; None if the replica has measured no steps."""
+    if capacity is None or capacity.step_times is None or not capacity.step_times.is_known:
+        return None
+    context = capacity.num_context_tokens + num_tokens
+    seconds = capacity.step_times.decode_s(capacity.num_running + 1, context)
+    return seconds * max(capacity.slowness, 1.0)
+
+
+def _spread(capacity: Capacity | None) -> float:
+    """How far off the replica's fit of its own steps is."""
+    if capacity is None or capacity.step_times is None:
+        return 0.0
+    return capacity.step_times.spread

@@ -1,0 +1,172 @@
+"""GET /v1/requests/{id}: why a request ran where it ran, and what came of that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.core.errors import RequestNotFound
+from baton.gateway.access.api_keys import Caller
+from baton.gateway.http.errors import json_response
+from baton.gateway.requests.gateway import Gateway
+from baton.router.decisions import KEPT_S, Came, Considered, Decision
+
+ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
+"""Of the ids of answers; what follows is the request's."""
+
+
+class ExplainedCandidate(msgspec.Struct, kw_only=True):
+    """A replica that might have computed the prompt."""
+
+    replica: str
+    is_chosen: bool
+    cost: float
+    """In the policy's own unit; the least is chosen."""
+    terms: Mapping[str, float]
+    """What the cost is made of, if the policy says; seconds."""
+    held_tokens: int
+    """Leading tokens of the prompt that it had, or could fetch."""
+    wait_s: float
+    """Predicted, until it would begin."""
+    work_s: float
+    """Predicted, to compute what it lacked."""
+    latency_s: float
+    """Predicted, until that would be where it is decoded."""
+    age_s: float | None
+    """Of the replica's last word."""
+
+
+class ExplainedOutcome(msgspec.Struct, kw_only=True):
+    first_token_s: float
+    """Since the request was asked for."""
+    best_other: str | None
+    """The soonest of the other candidates, in hindsight."""
+    best_other_s: float | None
+    regret_s: float
+    """How much sooner that would have been; 0 where it would not."""
+    output_tokens: int
+    itl_s: float | None
+    """Mean from one output token to the next."""
+    is_over: bool
+
+
+class ExplainedDecision(msgspec.Struct, kw_only=True):
+    """Where one attempt of one choice went."""
+
+    attempt: int
+    decided_at: float
+    """Unix time."""
+    policy: str
+    reason: str
+    prompt_tokens: int
+    computed_tokens: int
+    """That had to be computed of the prompt."""
+    session: str
+    prefill_replica: str
+    """Who computes the prompt; the decode replica may itself."""
+    decode_replica: str
+    waited_s: float
+    """For a place, until the decision."""
+    in_line_s: float
+    """Of that, in line for a replica that was busy."""
+    foreseen_s: float
+    """Time to first token, as predicted when the request came."""
+    predicted_s: float
+    """The same, as predicted when it was sent."""
+    predicted_itl_s: float | None
+    num_candidates: int
+    candidates: tuple[ExplainedCandidate, ...]
+    """The chosen one, then the cheapest of the others."""
+    outcome: ExplainedOutcome | None
+    """None until the first token is there."""
+
+
+class ExplainedRequest(msgspec.Struct, kw_only=True):
+    id: str
+    """Its `x-request-id`."""
+    decisions: tuple[ExplainedDecision, ...]
+    """One for each choice and each attempt."""
+
+
+class DecisionsApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def get(self, request: Request) -> Response:
+        request_id: str = request.path_params["request_id"]
+        for name in _names(request_id):
+            found = self._visible(name, request.state.caller)
+            if found:
+                decisions = tuple(map(explained, found))
+                return json_response(ExplainedRequest(id=name, decisions=decisions))
+        max_kept = self._gateway.dispatcher.decisions.max_kept
+        raise RequestNotFound(
+            f"no request {request_id!r} of yours is known to this gateway, which keeps the last "
+            f"{max_kept} placements (gateway.kept_decisions) for {KEPT_S / 60:.0f} minutes at most;"
+            " give the x-request-id of a recent one, or the id of its answer",
+            field="request_id",
+        )
+
+    def _visible(self, public_id: str, caller: Caller) -> list[Decision]:
+        decisions = self._gateway.dispatcher.decisions.of(public_id, time.time())
+        return [one for one in decisions if caller.is_operator or one.owner == caller.owner]
+
+
+def explained(decision: Decision) -> ExplainedDecision:
+    return ExplainedDecision(
+        attempt=decision.attempt,
+        decided_at=decision.decided_at,
+        policy=decision.policy,
+        reason=decision.reason,
+        prompt_tokens=decision.num_tokens,
+        computed_tokens=decision.num_prefill_tokens,
+        session=decision.session,
+        prefill_replica=decision.computes,
+        decode_replica=decision.decodes,
+        waited_s=decision.waited_s,
+        in_line_s=decision.in_line_s,
+        foreseen_s=decision.foreseen_s,
+        predicted_s=decision.predicted_s,
+        predicted_itl_s=decision.predicted_itl_s,
+        num_candidates=decision.num_candidates,
+        candidates=tuple(
+            _candidate(one, is_chosen=place == 0) for place, one in enumerate(decision.considered)
+        ),
+        outcome=None if decision.came is None else _outcome(decision.came),
+    )
+
+
+def _candidate(one: Considered, *, is_chosen: bool) -> ExplainedCandidate:
+    return ExplainedCandidate(
+        replica=one.replica_id,
+        is_chosen=is_chosen,
+        cost=one.cost,
+        terms=one.terms,
+        held_tokens=one.num_held_tokens,
+        wait_s=one.wait_s,
+        work_s=one.work_s,
+        latency_s=one.latency_s,
+        age_s=one.age_s,
+    )
+
+
+def _outcome(came: Came) -> ExplainedOutcome:
+    return ExplainedOutcome(
+        first_token_s=came.first_token_s,
+        best_other=came.best_other,
+        best_other_s=came.best_other_s,
+        regret_s=came.regret_s,
+        output_tokens=came.num_output_tokens,
+        itl_s=came.itl_s,
+        is_over=came.is_over,
+    )
+
+
+def _names(request_id: str) -> list[str]:
+    """What the request may be called: a client's own id may begin like an answer's."""
+    stripped = [request_id.removeprefix(one) for one in ANSWER_PREFIXES]
+    return list(dict.fromkeys((request_id, *stripped)))

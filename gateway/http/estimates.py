@@ -1,0 +1,94 @@
+"""POST /v1/estimate: what a request would see if it came now; nothing is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.http.chat import chat_order
+from baton.gateway.http.completions import completion_order
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.request_body import decode_body, read_body
+from baton.gateway.http.schemas import ChatBody, CompletionBody
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.order import CompletionOrder
+from baton.router.prediction_errors import Interval
+
+
+class EstimatedInterval(msgspec.Struct, kw_only=True):
+    """Seconds, of which 90 % should lie between the ends."""
+
+    low: float
+    middle: float
+    high: float
+
+
+class EstimateAnswer(msgspec.Struct, kw_only=True):
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, where it would be computed."""
+    computed_tokens: int
+    """Of the prompt, that would be computed: what it costs beside its output."""
+    max_output_tokens: int
+    prefill_replica: str
+    """Who would compute the prompt; the decode replica may itself."""
+    decode_replica: str
+    wait_s: float
+    """Predicted, until the prompt's turn."""
+    prefill_s: float
+    """Predicted, to compute it."""
+    ttft_s: EstimatedInterval
+    """Time to first token."""
+    itl_s: EstimatedInterval | None
+    """From one output token to the next; null while the decode replica has measured no steps."""
+
+
+class _Kind(msgspec.Struct):
+    """Which of the two bodies it is."""
+
+    messages: Any = None
+
+
+class EstimateApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def create(self, request: Request) -> Response:
+        data = await read_body(request, self._gateway.config)
+        generation = self._gateway.complete(await self._order(request, data)).first_generation
+        estimate = await self._gateway.dispatcher.estimate(generation)
+        answer = EstimateAnswer(
+            prompt_tokens=len(generation.prompt),
+            cached_tokens=estimate.num_cached_tokens,
+            computed_tokens=estimate.num_prefill_tokens,
+            max_output_tokens=generation.sampling.max_tokens,
+            prefill_replica=estimate.computes,
+            decode_replica=estimate.decodes,
+            wait_s=estimate.wait_s,
+            prefill_s=estimate.work_s,
+            ttft_s=_interval(estimate.ttft_s),
+            itl_s=None if estimate.itl_s is None else _interval(estimate.itl_s),
+        )
+        return json_response(answer)
+
+    async def _order(self, request: Request, data: bytes) -> CompletionOrder:
+        gateway = self._gateway
+        named = request.state.request_id, request.state.caller
+        if decode_body(data, _Kind).messages is not None:
+            order, _ = await chat_order(gateway, decode_body(data, ChatBody), *named)
+            return order
+        order = await completion_order(gateway, decode_body(data, CompletionBody), *named)
+        if len(order.prompts) > 1:
+            raise InvalidRequest(
+                f"has {len(order.prompts)} prompts; ask for an estimate of each of them",
+                field="prompt",
+            )
+        return order
+
+
+def _interval(interval: Interval) -> EstimatedInterval:
+    return EstimatedInterval(low=interval.low, middle=interval.middle, high=interval.high)

@@ -1,0 +1,87 @@
+"""A request's decisions for people: a table of candidates for each, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+CHOSEN = "*"
+SHOWN_ANYWAY = ("wait_s", "work_s")
+"""Terms that have columns of their own."""
+
+
+def show(console: Console, request: Mapping[str, Any]) -> None:
+    """As GET /v1/requests/{id} answers."""
+    console.print(f"request {escape(request['id'])}")
+    for decision in request["decisions"]:
+        _show(console, decision)
+
+
+def _show(console: Console, decision: Mapping[str, Any]) -> None:
+    console.print(
+        f"attempt {decision['attempt']}, policy {decision['policy']}: "
+        f"{decision['prompt_tokens']} tokens, of which {decision['computed_tokens']} are computed "
+        f"by {escape(decision['prefill_replica'])}, decoded by "
+        f"{escape(decision['decode_replica'])}; waited {_ms(decision['waited_s'])} ms for its "
+        f"place, {_ms(decision['in_line_s'])} of them in line"
+    )
+    console.print(f"because: {escape(decision['reason'])}")
+    console.print(_table(decision["candidates"]))
+    if (num_more := decision["num_candidates"] - len(decision["candidates"])) > 0:
+        console.print(f"and {num_more} more that cost no less")
+    console.print(f"{CHOSEN} chosen; milliseconds, as predicted when it was sent")
+    console.print(_outcome(decision))
+
+
+def _table(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    terms = list(dict.fromkeys(name for one in candidates for name in one["terms"]))
+    terms = [name for name in terms if name not in SHOWN_ANYWAY]
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("replica", no_wrap=True)
+    titles = ("first token", "wait", "work", "held tokens", "known for", "cost")
+    for title in (*titles, *(name.removesuffix("_s") for name in terms)):
+        table.add_column(title, justify="right")
+    for one in candidates:
+        in_s = bool(one["terms"])  # a cost that is made of seconds is one
+        first_s = one["wait_s"] + one["work_s"] + one["latency_s"]
+        cost = one["cost"]
+        cells = (
+            *map(_ms, (first_s, one["wait_s"], one["work_s"])),
+            str(one["held_tokens"]),
+            _ms(one["age_s"]),
+            _ms(cost) if in_s or cost is None else f"{cost:g}",
+            *(_ms(one["terms"].get(name)) for name in terms),
+        )
+        mark = CHOSEN if one["is_chosen"] else " "
+        style = "bold green" if one["is_chosen"] else None
+        table.add_row(f"{mark} {escape(one['replica'])}", *cells, style=style)
+    return table
+
+
+def _outcome(decision: Mapping[str, Any]) -> str:
+    predicted = (
+        f"first token: predicted after {_ms(decision['foreseen_s'])} ms when it came, "
+        f"{_ms(decision['predicted_s'])} when it was sent"
+    )
+    came = decision["outcome"]
+    if came is None:
+        return f"{predicted}; there is none yet"
+    told = f"{predicted}; came after {_ms(came['first_token_s'])}"
+    if came["best_other"] is not None:
+        told += (
+            f"; {escape(came['best_other'])} would have taken {_ms(came['best_other_s'])}: "
+            f"regret {_ms(came['regret_s'])}"
+        )
+    if came["itl_s"] is not None:
+        told += f"\nfrom token to token: predicted {_ms(decision['predicted_itl_s'])} ms, "
+        told += f"took {_ms(came['itl_s'])} over {came['output_tokens']} tokens"
+    return told
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"

@@ -1,0 +1,193 @@
+"""What was decided for each request, and what came of it: the last few thousand of them.
+
+    record(Decision)                   it is on its way, with what was known and predicted
+    conclude(number, Came)             its first token is there
+    finish(number, ...)                its last is
+
+regret   what it took less what the best of the others would have taken, predicted anew with what
+         is known once the first token is there; 0 where none would have been sooner
+
+The ring is bounded by number, by age and by the names of blocks that it holds on to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from baton.core.ids import Epoch, ReplicaId, RequestId
+from baton.router.candidate import Candidate
+
+KEPT_S = 3600.0
+MAX_KEPT_NAMES = 250_000
+"""Of 16 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """A replica that might have computed the prompt, and what was known of it."""
+
+    replica_id: ReplicaId
+    epoch: Epoch
+    cost: float
+    """In the policy's own unit."""
+    num_held_tokens: int
+    """Leading tokens of the prompt that it has, will have or can fetch."""
+    wait_s: float
+    """Predicted: until it begins,"""
+    work_s: float
+    """to compute what it lacks,"""
+    latency_s: float
+    """and until that is where it is decoded."""
+    corrected_s: float
+    """By how much later than predicted its first tokens had come by then, all in all."""
+    age_s: float | None
+    """Of the replica's last word; None if it has said none."""
+    terms: Mapping[str, float]
+    """What the cost is made of, if the policy says."""
+
+    @property
+    def first_token_s(self) -> float:
+        """Predicted, from the decision on."""
+        return self.wait_s + self.work_s + self.latency_s
+
+    def in_hindsight_s(self, num_tokens: int, candidate: Candidate) -> float:
+        """The same, knowing how late the replica was since with what it had to do before."""
+        wait_s = self.wait_s
+        if wait_s:
+            wait_s = max(wait_s + candidate.corrected_s - self.corrected_s, 0.0)
+        work_s = candidate.speed.prefill_s(num_tokens, self.num_held_tokens)
+        return wait_s + work_s + self.latency_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """What came of a decision: seconds since the request was asked for."""
+
+    first_token_s: float
+    best_other: ReplicaId | None = None
+    """Who would have been soonest of the others; None: there was no other."""
+    best_other_s: float | None = None
+    """When, as predicted with what is known now."""
+    num_output_tokens: int = 0
+    itl_s: float | None = None
+    """Mean from one output token to the next; None: there was one token at most."""
+    is_over: bool = False
+
+    @property
+    def regret_s(self) -> float:
+        if self.best_other_s is None:
+            return 0.0
+        return max(self.first_token_s - self.best_other_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Where one attempt of a request went, and why."""
+
+    request_id: RequestId
+    attempt: int
+    owner: str
+    """Who may read it."""
+    decided_at: float
+    """Unix time."""
+    num_tokens: int
+    num_prefill_tokens: int
+    """That had to be computed."""
+    names: Sequence[bytes] = ()
+    """Of the prompt's whole blocks."""
+    block_size: int = 1
+    session: str = ""
+    policy: str
+    reason: str
+    computes: ReplicaId
+    """Who computes the prompt."""
+    decodes: ReplicaId
+    considered: tuple[Considered, ...]
+    num_candidates: int
+    """The cheapest of which are in `considered`."""
+    waited_s: float
+    """For a place, of which"""
+    in_line_s: float
+    """was spent in the line for a replica that was busy: the choice was bound that late."""
+    foreseen_s: float
+    """Time to first token, as predicted when it was asked for."""
+    predicted_s: float
+    """The same, as predicted when it was sent."""
+    predicted_itl_s: float | None = None
+    """From one output token to the next; None while its decode replica has measured no steps."""
+    came: Came | None = None
+    """None until its first token is there."""
+
+    @property
+    def public_id(self) -> str:
+        """What the client knows the request by; its choices have it in common."""
+        return self.request_id.rpartition("-")[0] or self.request_id
+
+
+class Decisions:
+    """Times are Unix times, by which the ring's entries are in order."""
+
+    def __init__(self, max_kept: int) -> None:
+        self.max_kept = max_kept
+        self._by_number: OrderedDict[int, Decision] = OrderedDict()
+        self._numbers_by_id: dict[str, list[int]] = {}
+        self._num_recorded = 0
+        self._num_names = 0
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Decision]:
+        """The oldest first."""
+        return iter(tuple(self._by_number.values()))
+
+    def record(self, decision: Decision) -> int:
+        """Keep it; the number says which one it is from now on."""
+        number = self._num_recorded
+        self._num_recorded += 1
+        self._by_number[number] = decision
+        self._numbers_by_id.setdefault(decision.public_id, []).append(number)
+        self._num_names += len(decision.names)
+        self._forget(decision.decided_at)
+        return number
+
+    def conclude(self, number: int, came: Came) -> None:
+        """Nothing happens to one that is forgotten."""
+        decision = self._by_number.get(number)
+        if decision is not None:
+            self._by_number[number] = replace(decision, came=came)
+
+    def finish(self, number: int, *, num_output_tokens: int, itl_s: float | None) -> None:
+        """Its last token is there, or it was ended. One without any token came to nothing."""
+        decision = self._by_number.get(number)
+        if decision is not None and decision.came is not None:
+            self._by_number[number] = replace(
+                decision,
+                came=replace(
+                    decision.came,
+                    num_output_tokens=num_output_tokens,
+                    itl_s=itl_s,
+                    is_over=True,
+                ),
+            )
+
+    def of(self, public_id: str, now: float) -> tuple[Decision, ...]:
+        """Of all choices and attempts of a request, in the order in which they were made."""
+        self._forget(now)
+        numbers = self._numbers_by_id.get(public_id, ())
+        return tuple(self._by_number[number] for number in numbers)
+
+    def _forget(self, now: float) -> None:
+        while self._by_number:
+            number, oldest = next(iter(self._by_number.items()))
+            is_too_many = len(self._by_number) > self.max_kept or self._num_names > MAX_KEPT_NAMES
+            if not is_too_many and now - oldest.decided_at <= KEPT_S:
+                return
+            del self._by_number[number]
+            self._num_names -= len(oldest.names)
+            left = self._numbers_by_id[oldest.public_id]
+            left.remove(number)
+            if not left:
+                del self._numbers_by_id[oldest.public_id]

@@ -1,0 +1,107 @@
+"""Why a request ran where it ran, over HTTP with real replicas: asked for, foreseen, and told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over
+from tests.in_process_fleet import running_fleet
+from typer.testing import CliRunner
+
+from baton.gateway.access.config import TenantConfig
+from baton.platform.cli.main import app
+
+PROMPT = "the quick brown fox jumps over the lazy dog " * 2
+BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+
+
+@asynccontextmanager
+async def asking(prefill: int = 2, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        running_fleet(prefill=prefill, make_engine=engine_for_text) as fleet,
+        gateway_over(fleet, **config) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}") as http,
+    ):
+        yield http
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}"}
+
+
+async def test_an_answered_request_tells_its_candidates_what_was_predicted_and_what_came() -> None:
+    async with asking() as http:
+        answer = (await http.post("/v1/completions", json=BODY)).json()
+        told = (await http.get(f"/v1/requests/{answer['id']}")).json()
+        result = await asyncio.to_thread(
+            CliRunner().invoke, app, ["explain", answer["id"], "--url", str(http.base_url)]
+        )
+
+    (decision,) = told["decisions"]
+    assert f"cmpl-{told['id']}" == answer["id"]
+    assert [one["is_chosen"] for one in decision["candidates"]] == [True, False]
+    chosen = decision["candidates"][0]
+    assert decision["prefill_replica"] == chosen["replica"]
+    assert chosen["cost"] == min(one["cost"] for one in decision["candidates"])
+    assert {"wait_s", "work_s", "harm_s"} <= chosen["terms"].keys()
+    came = decision["outcome"]
+    assert came["is_over"] and came["output_tokens"] == 4
+    others_s = came["best_other_s"]
+    assert came["regret_s"] == max(came["first_token_s"] - others_s, 0)
+    assert result.exit_code == 0, result.output
+    assert f"* {chosen['replica']}" in result.output and "regret" in result.output
+
+
+async def test_only_its_own_tenant_and_operators_see_a_request() -> None:
+    tenants = {
+        "acme": TenantConfig(api_keys=frozenset({"acme-1", "acme-2"})),
+        "bell": TenantConfig(api_keys=frozenset({"bell-1"})),
+    }
+    keys = {"api_keys": frozenset({"one", "two"}), "operator_keys": frozenset({"root"})}
+    async with asking(prefill=0, tenants=tenants, **keys) as http:
+        for name in ("acme-1", "one"):
+            headers = {**key(name), "x-request-id": f"of {name}".replace(" ", "-")}
+            await http.post("/v1/completions", json=BODY, headers=headers)
+
+        async def sees(name: str, request_id: str) -> bool:
+            answer = await http.get(f"/v1/requests/{request_id}", headers=key(name))
+            if answer.status_code == 404:
+                error = answer.json()["error"]
+                assert error["code"] == "request_not_found" and "60 minutes" in error["message"]
+            return answer.status_code == 200
+
+        everybody = ("acme-1", "acme-2", "bell-1", "one", "two", "root")
+        seen = {
+            request_id: [name for name in everybody if await sees(name, request_id)]
+            for request_id in ("of-acme-1", "of-one")
+        }
+    assert seen == {"of-acme-1": ["acme-1", "acme-2", "root"], "of-one": ["one", "root"]}
+
+
+async def test_an_estimate_runs_nothing_and_knows_what_is_cached() -> None:
+    async with asking() as http:
+        before = (await http.post("/v1/estimate", json=BODY)).json()
+        nothing = await http.get("/v1/requests/cold")
+        await http.post("/v1/completions", json=BODY)
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 7}
+        of_chat = (await http.post("/v1/estimate", json=chat)).json()
+        async with asyncio.timeout(10):
+            while True:  # events of caches take a moment
+                after = (await http.post("/v1/estimate", json=BODY)).json()
+                if after["cached_tokens"]:
+                    break
+                await asyncio.sleep(0.02)
+        several = await http.post("/v1/estimate", json={**BODY, "prompt": ["a", "b"]})
+
+    assert nothing.status_code == 404
+    assert before["cached_tokens"] == 0 and before["computed_tokens"] == before["prompt_tokens"]
+    assert after["cached_tokens"] + after["computed_tokens"] == after["prompt_tokens"]
+    for found in (before, after, of_chat):
+        ttft = found["ttft_s"]
+        assert 0 < ttft["low"] <= ttft["middle"] <= ttft["high"]
+    assert of_chat["max_output_tokens"] == 7
+    assert several.status_code == 400 and several.json()["error"]["param"] == "prompt"
