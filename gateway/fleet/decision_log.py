@@ -50,7 +50,7 @@ class DecisionLog:
         self.itl_errors = PredictionErrors()
         self.clock = clock
         self._fleet = fleet
-        self._policy = policy
+        self.policy = policy
         self._wall_clock = wall_clock
         self._typical_s = 0.0
 
@@ -71,7 +71,7 @@ class DecisionLog:
             names=prompt.names,
             block_size=prompt.block_size,
             session=prompt.session,
-            policy=self._policy,
+            policy=self.policy,
             reason=placement.reason,
             computes=chosen.replica_id,
             decodes=placement.decode.replica_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
+from baton.router.capture import capture, captured_replicas
 from baton.router.decisions import Decisions
 from baton.router.placement import PlacementRequest
 from baton.router.placer import Placer, Routing
@@ -114,6 +115,10 @@ class ReplicaDispatcher:
     @property
     def decisions(self) -> Decisions:
         return self._log.decisions
+
+    def captured(self) -> Iterator[bytes]:
+        replicas = captured_replicas(self.fleet.view(PromptNames()))
+        return capture(tuple(self.decisions), self._log.policy, replicas)
 
     async def estimate(self, generation: Generation) -> Estimate:
         prompt = PromptNames(generation.prompt, generation.salt)

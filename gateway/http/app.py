@@ -80,6 +80,7 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/docs", docs.page),
         Route("/debug/leaks", pages.leaks),
         Route("/debug/status", pages.status),
+        Route("/debug/decisions", explained.capture),
         Route("/debug/drain", pages.drain, methods=["POST"]),
     ]
 

@@ -1,13 +1,14 @@
-"""GET /v1/requests/{id}: why a request ran where it ran, and what came of that."""
+"""GET /v1/requests/{id} and /debug/decisions: why requests ran where they ran, and what came."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from baton.core.errors import RequestNotFound
 from baton.gateway.access.api_keys import Caller
@@ -17,6 +18,7 @@ from baton.router.decisions import KEPT_S, Came, Considered, Decision
 
 ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
 """Of the ids of answers; what follows is the request's."""
+JSON_LINES = "application/x-ndjson"
 
 
 class ExplainedCandidate(msgspec.Struct, kw_only=True):
@@ -111,9 +113,21 @@ class DecisionsApi:
             field="request_id",
         )
 
+    async def capture(self, request: Request) -> Response:
+        """All that are kept, for `baton replay`."""
+        return StreamingResponse(
+            _in_turns(self._gateway.dispatcher.captured()), media_type=JSON_LINES
+        )
+
     def _visible(self, public_id: str, caller: Caller) -> list[Decision]:
         decisions = self._gateway.dispatcher.decisions.of(public_id, time.time())
         return [one for one in decisions if caller.is_operator or one.owner == caller.owner]
+
+
+async def _in_turns(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for line in lines:
+        yield line
+        await asyncio.sleep(0)  # others go on in between
 
 
 def explained(decision: Decision) -> ExplainedDecision:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
-from baton.gateway.http.decisions import ExplainedRequest
+from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
 from baton.gateway.http.estimates import EstimateAnswer
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
@@ -217,6 +217,14 @@ ENDPOINTS = (
         tag=OPERATIONS,
         summary="Replicas, queues and transfers",
         answer=dict[str, Any],
+    ),
+    Endpoint(
+        path="/debug/decisions",
+        tag=OPERATIONS,
+        summary="Where the last requests went, for `baton replay`",
+        details="A line for the replicas, then one for each request: sizes, which prompts have "
+        "what in common, where it went and what came of it. Nothing else of the prompts.",
+        media=JSON_LINES,
     ),
     Endpoint(
         path="/debug/drain",

@@ -7,7 +7,7 @@ A face knows text and status codes; the dispatcher knows replicas. Both know onl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +83,9 @@ class Dispatcher(Protocol):
     @property
     def decisions(self) -> Decisions:
         """Where requests went of late, and why."""
+
+    def captured(self) -> Iterator[bytes]:
+        """What GET /debug/decisions answers: lines of JSON."""
 
     async def estimate(self, generation: Generation) -> Estimate:
         """Raises Unavailable if nothing can be told of it."""

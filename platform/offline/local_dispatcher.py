@@ -7,7 +7,7 @@ face --- Generation --> LocalDispatcher --- GenerateRequest --> DecodeWorker
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenU
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.readiness import Missing, Wanted
+from baton.router.capture import capture
 from baton.router.decisions import Decisions
 
 ATTEMPT = 1
@@ -68,6 +69,9 @@ class LocalDispatcher:
         self._session.end()
         await self._delivering
         self._worker.close_session(self._session)
+
+    def captured(self) -> Iterator[bytes]:
+        return capture((), "", ())
 
     async def estimate(self, generation: Generation) -> Estimate:
         raise Unavailable("there is no gateway here, which learns how long requests take")

@@ -14,6 +14,8 @@ class Served(NamedTuple):
 
     ttft_s: float
     """Waited and computed."""
+    place: int
+    """Of its arrival: of an open loop, in its trace."""
     num_tokens: int
     num_cached: int
 

@@ -10,6 +10,7 @@ dispatch and ended by first tokens. Prompts sent to a replica wait there in the 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -22,7 +23,7 @@ from baton.platform.simulator.block_names import BlockNames
 from baton.platform.simulator.outcome import Outcome, Served
 from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
-from baton.router.candidate import Candidate
+from baton.router.candidate import Candidate, Speed
 from baton.router.kv_index import KvIndex
 from baton.router.line import Line
 from baton.router.prompt import Prompt, mixed
@@ -32,11 +33,9 @@ from baton.router.speed import ConstantRate
 
 
 class _Replica:
-    def __init__(self, number: int, setup: Setup) -> None:
+    def __init__(self, number: int, setup: Setup, speed: Speed) -> None:
         self.epoch = Epoch(f"{number:032x}")
-        self.candidate = Candidate(
-            f"prefill-{number}", ConstantRate(tokens_per_s=setup.tokens_per_s)
-        )
+        self.candidate = Candidate(f"prefill-{number}", speed)
         self.cache = BlockCache(setup.num_blocks)
         self.queue: deque[_Turn] = deque()
         self.computing: _Turn | None = None
@@ -58,13 +57,25 @@ class _Turn:
 class PrefillPool:
     """Plays one trace, once."""
 
-    def __init__(self, trace: Trace, setup: Setup, policy: RoutingPolicy, seed: int) -> None:
-        """Raises InvalidConfig if the trace's hash ids do not fit the block size."""
+    def __init__(
+        self,
+        trace: Trace,
+        setup: Setup,
+        policy: RoutingPolicy,
+        seed: int,
+        speeds: Sequence[Speed] = (),
+    ) -> None:
+        """`speeds`: of each replica, where the setup's rate is not that of all.
+
+        Raises InvalidConfig if the trace's hash ids do not fit the block size.
+        """
+        rate = ConstantRate(tokens_per_s=setup.tokens_per_s)
+        speeds = speeds or [rate] * setup.num_replicas
         self._setup = setup
         self._seed = seed
         self._arrivals = Arrivals(trace)
         self._names_of = BlockNames(trace, setup.block_size, seed).of
-        self._replicas = [_Replica(number, setup) for number in range(setup.num_replicas)]
+        self._replicas = [_Replica(number, setup, speed) for number, speed in enumerate(speeds)]
         self._candidates = [replica.candidate for replica in self._replicas]
         self._replica_by_name = {replica.candidate.name: replica for replica in self._replicas}
         self._index = KvIndex()
@@ -172,7 +183,12 @@ class PrefillPool:
         prompt = self._turn_by_number.pop(turn.prompt.number).prompt
         replica.candidate.finished(prompt, self._now)
         self._outcome.serve(
-            Served(self._now - prompt.arrived_s, prompt.num_tokens, turn.num_cached)
+            Served(
+                self._now - prompt.arrived_s,
+                turn.arrival.place,
+                prompt.num_tokens,
+                turn.num_cached,
+            )
         )
         answered_s = self._now + self._setup.decode_s(turn.arrival.request.output_length)
         self._arrivals.answered(turn.arrival, answered_s)

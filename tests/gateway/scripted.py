@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from baton.core.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from baton.core.errors import DeadlineExceeded, InvalidRequest
+from baton.core.ids import ReplicaId
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import Estimate, Generation
@@ -25,6 +26,7 @@ from baton.gateway.text.model_files import SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.router.decisions import Decisions
+from baton.router.prediction_errors import Interval
 
 MODEL = "org/tiny"
 BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"
@@ -135,8 +137,21 @@ class ScriptedDispatcher:
 
     decisions: Decisions = field(default_factory=lambda: Decisions(0))
 
+    def captured(self) -> Iterator[bytes]:
+        return iter((b'{"capture": 1}\n',))
+
     async def estimate(self, generation: Generation) -> Estimate:
-        raise Unavailable("nothing is predicted here")
+        num_tokens = len(generation.prompt)
+        return Estimate(
+            num_cached_tokens=0,
+            num_prefill_tokens=num_tokens,
+            computes=ReplicaId("p0"),
+            decodes=ReplicaId("d0"),
+            wait_s=0.5,
+            work_s=num_tokens / 100,
+            ttft_s=Interval(low=0.5, middle=1.0, high=2.0),
+            itl_s=None,
+        )
 
     async def start(self, generation: Generation) -> ScriptedGeneration:
         self.generations.append(generation)

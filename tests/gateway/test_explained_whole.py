@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -105,3 +107,33 @@ async def test_an_estimate_runs_nothing_and_knows_what_is_cached() -> None:
         assert 0 < ttft["low"] <= ttft["middle"] <= ttft["high"]
     assert of_chat["max_output_tokens"] == 7
     assert several.status_code == 400 and several.json()["error"]["param"] == "prompt"
+
+
+async def test_a_captured_load_is_replayed_to_the_same_bytes_each_time(tmp_path: Path) -> None:
+    async with asking() as http:
+        for number in range(6):
+            prompt = f"{PROMPT} {number % 2} {number}"
+            await http.post("/v1/completions", json={**BODY, "prompt": prompt})
+        captured = await http.get("/debug/decisions")
+    file = tmp_path / "capture.jsonl"
+    file.write_bytes(captured.content)
+
+    def replayed(name: str) -> bytes:
+        options = ["--policy", "round-robin", "--slo-ttft", "0.5", "--json", str(tmp_path / name)]
+        result = CliRunner().invoke(app, ["replay", str(file), *options])
+        assert result.exit_code == 0, result.output
+        return (tmp_path / name).read_bytes()
+
+    once = replayed("once.json")
+    assert replayed("again.json") == once
+    found = json.loads(once)
+    assert [one["policy"] for one in found] == ["cost", "round-robin"]
+    for one in found:
+        assert len(one["requests"]) == 6
+        assert one["num_would_meet"] == one["num_met"] + len(one["gained"]) - len(one["lost"])
+    head, *requests = map(json.loads, captured.content.splitlines())
+    assert {one["decision"]["computes"] for one in requests} <= {
+        one["replica"] for one in head["replicas"]
+    }
+    ids = [request["hash_ids"] for request in requests]
+    assert ids[0][:5] == ids[1][:5] and ids[0] != ids[1]

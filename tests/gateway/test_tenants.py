@@ -48,7 +48,12 @@ def test_tenants_alone_are_reason_enough_to_ask_for_a_key() -> None:
         ApiKeys(callers(GatewayConfig(tenants=TENANTS))).check(None)
 
 
-OPERATED = (("GET", "/debug/status"), ("GET", "/debug/leaks"), ("POST", "/debug/drain"))
+OPERATED = (
+    ("GET", "/debug/status"),
+    ("GET", "/debug/leaks"),
+    ("GET", "/debug/decisions"),
+    ("POST", "/debug/drain"),
+)
 
 
 @pytest.mark.parametrize("key", ["common", "acme-1"])
@@ -68,8 +73,8 @@ async def test_only_an_operators_key_drains_replicas_and_looks_inside(key: str) 
                 assert "gateway.operator_keys" in error["message"]
             return answer.status_code
 
-        assert [await status(*one, key) for one in OPERATED] == [403] * 3
-        assert [await status(*one, "root") for one in OPERATED] == [200] * 3
+        assert [await status(*one, key) for one in OPERATED] == [403] * 4
+        assert [await status(*one, "root") for one in OPERATED] == [200] * 4
         assert await status("GET", "/v1/models", "root") == 200
 
 
