@@ -1,0 +1,104 @@
+"""What was decided, what came of it, and what predictions are worth."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from baton.core.ids import Epoch, ReplicaId, RequestId
+from baton.router.candidate import Candidate
+from baton.router.decisions import KEPT_S, Came, Considered, Decision, Decisions
+from baton.router.prediction_errors import PredictionErrors
+from baton.router.speed import ConstantRate
+
+CHOSEN = Considered(
+    replica_id=ReplicaId("p"),
+    epoch=Epoch("p"),
+    cost=1.0,
+    num_held_tokens=0,
+    wait_s=1.0,
+    work_s=0.5,
+    latency_s=0.25,
+    corrected_s=2.0,
+    age_s=None,
+    terms={},
+)
+DECISION = Decision(
+    request_id=RequestId("req-1-aaaa"),
+    attempt=1,
+    owner="",
+    decided_at=0.0,
+    num_tokens=500,
+    num_prefill_tokens=500,
+    policy="cost",
+    reason="",
+    computes=ReplicaId("p"),
+    decodes=ReplicaId("d"),
+    considered=(CHOSEN,),
+    num_candidates=1,
+    waited_s=0.0,
+    in_line_s=0.0,
+    foreseen_s=1.75,
+    predicted_s=1.75,
+)
+
+
+def test_the_oldest_decisions_are_forgotten_by_number_and_by_age() -> None:
+    decisions = Decisions(max_kept=2)
+    for number in range(3):
+        request_id = RequestId(f"req-{number}-aaaa")
+        decisions.record(replace(DECISION, request_id=request_id, decided_at=float(number)))
+
+    assert [one.public_id for one in decisions] == ["req-1", "req-2"]
+    assert decisions.of("req-0", now=2.0) == ()
+    assert len(decisions.of("req-1", now=1.0 + KEPT_S)) == 1
+    assert decisions.of("req-1", now=1.5 + KEPT_S) == () and len(decisions) == 1
+
+
+def test_one_that_is_forgotten_comes_to_nothing_and_the_others_are_told_apart() -> None:
+    decisions = Decisions(max_kept=2)
+    first, second, third = (decisions.record(DECISION) for _ in range(3))
+    for number, seconds in ((first, 1.0), (second, 2.0), (third, 3.0)):
+        decisions.conclude(number, Came(first_token_s=seconds, best_other_s=2.5))
+    decisions.finish(third, num_output_tokens=7, itl_s=0.1)
+
+    came = [one.came for one in decisions.of("req-1", now=0.0)]
+    assert [one.first_token_s for one in came if one] == [2.0, 3.0]
+    assert [one.regret_s for one in came if one] == [0.0, 0.5]
+    assert [one.num_output_tokens for one in came if one] == [0, 7]
+
+
+@pytest.mark.parametrize(("corrected_s", "expected_s"), [(2.0, 1.75), (5.0, 4.75), (0.0, 0.75)])
+def test_in_hindsight_a_replica_that_was_late_would_have_been_late_for_this_one(
+    corrected_s: float, expected_s: float
+) -> None:
+    candidate = Candidate("p", ConstantRate(tokens_per_s=1000.0), corrected_s=corrected_s)
+
+    assert CHOSEN.in_hindsight_s(500, candidate) == expected_s
+
+
+def test_nine_of_ten_fall_into_the_interval_whatever_predictions_are_off_by() -> None:
+    """Small ones are twice too low with much noise, large ones a little too high."""
+    draw, errors = random.Random(0), PredictionErrors()
+    num_inside = 0
+    for number in range(1200):
+        predicted = draw.choice((0.02, 3.0))
+        factor = 2.0 * draw.lognormvariate(0, 0.5) if predicted < 1 else 0.9 + 0.1 * draw.random()
+        interval = errors.interval(predicted)
+        if number >= 200:
+            num_inside += interval.low <= predicted * factor <= interval.high
+        errors.hear(predicted, predicted * factor)
+
+    assert 0.87 < num_inside / 1000 < 0.93
+    large = errors.interval(3.0)
+    assert 2.7 < large.low < large.middle < large.high < 3.0
+
+
+def test_what_was_never_heard_of_is_guessed_widely() -> None:
+    interval = PredictionErrors().interval(1.0, spread=1.0)
+
+    assert interval.low == pytest.approx(1 / 8)
+    assert interval.middle == pytest.approx(1.0)
+    assert interval.high == pytest.approx(8.0)
