@@ -158,6 +158,11 @@ class Candidate:
 
     # The line before it.
 
+    @property
+    def line_s(self) -> float:
+        """Work of all in line."""
+        return sum(one.work_s for one in self.waiting)
+
     def ahead_s(self, due_s: float) -> float:
         """Work of those in line that go before one that is due then."""
         place = bisect_right(self.waiting, due_s, key=lambda one: one.due_s)

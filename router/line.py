@@ -53,7 +53,7 @@ class Line:
             self._policy.placed(prompt, candidate)
             return candidate
         work_s = candidate.speed.prefill_s(prompt.num_tokens, held.tokens[place])
-        waiting = Waiting(prompt, candidate, work_s, turns.due_s(prompt, work_s))
+        waiting = Waiting(prompt, candidate, work_s, turns.due_s(prompt, work_s, candidate.line_s))
         self._waiting[prompt.number] = waiting
         candidate.add(waiting)
         return None
@@ -97,10 +97,11 @@ class Line:
         turns = self._policy.turns
         if turns is None:
             return
+        line_s = candidate.line_s
         for waiting in candidate.waiting:
             num_held = self._held_by(waiting.prompt, candidate)
             waiting.work_s = candidate.speed.prefill_s(waiting.prompt.num_tokens, num_held)
-            waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s)
+            waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s, line_s)
         candidate.sort()
 
     def _better_off(

@@ -1,10 +1,11 @@
 """Who goes first of the prompts that wait for one replica.
 
-    due = arrival + min(3 * work, 12 * typical work)                      (seconds; the least first)
+    due = arrival + min(3 * work, max(3 * typical work, line))            (seconds; the least first)
 
 Between first come first served, where a short prompt waits for every long one before it, and
 shortest first, where a long one may wait for ever: a prompt lets those pass that come a little
-later and take much less, but nobody by more than twelve typical prompts' time.
+later and take much less, but nobody by more than three typical prompts' time, or by all that
+waits in that line: where minutes do, three prompts are first come first served.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from baton.router.prompt import Prompt
 
 STRETCH = 3.0
 """Mean against tail: 1 to 20 were tried (docs/router.md)."""
-MAX_LATER = 12.0
-"""In typical prompts: 1 to 60 were tried. It counts where minutes of work wait: a tighter bound is
-first come first served there."""
+MAX_LATER = 3.0
+"""In typical prompts: 1 to 60 were tried. More is better for the mean and worse for the tail."""
 WEIGHT = 0.01
 """Of the last prompt in what is typical."""
 
@@ -31,6 +31,7 @@ class Turns:
         self._num_heard += 1
         self.typical_s += (work_s - self.typical_s) * max(WEIGHT, 1 / self._num_heard)
 
-    def due_s(self, prompt: Prompt, work_s: float) -> float:
-        """`work_s` is what it takes on the replica it waits for."""
-        return prompt.arrived_s + min(STRETCH * work_s, MAX_LATER * self.typical_s)
+    def due_s(self, prompt: Prompt, work_s: float, line_s: float) -> float:
+        """`work_s` is what it takes on the replica it waits for, `line_s` what all do who wait."""
+        latest_s = max(MAX_LATER * self.typical_s, line_s)
+        return prompt.arrived_s + min(STRETCH * work_s, latest_s)

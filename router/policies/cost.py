@@ -102,7 +102,7 @@ class Cost:
             charged = (charged_tokens - charge.before(cached)) / (prompt.num_tokens - cached)
             wait_s, num_harmed = candidate.busy_s(now), candidate.num_running
             if candidate.waiting:
-                due_s = self._turns.due_s(prompt, work_s)
+                due_s = self._turns.due_s(prompt, work_s, candidate.line_s)
                 wait_s += candidate.ahead_s(due_s)
                 num_harmed += candidate.num_behind(due_s)
             found.append(
