@@ -427,7 +427,7 @@ class Placer:
         candidate, turns = replica.candidate, self._policy.turns
         wait_s = candidate.busy_s(now)
         if turns is not None and candidate.waiting:
-            wait_s += candidate.ahead_s(turns.due_s(prompt, work_s))
+            wait_s += candidate.ahead_s(turns.due_s(prompt, work_s, candidate.line_s))
         return wait_s
 
 
