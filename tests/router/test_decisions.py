@@ -102,3 +102,15 @@ def test_what_was_never_heard_of_is_guessed_widely() -> None:
     assert interval.low == pytest.approx(1 / 8)
     assert interval.middle == pytest.approx(1.0)
     assert interval.high == pytest.approx(8.0)
+
+
+def test_errors_that_grow_all_the_time_are_caught_up_with() -> None:
+    draw, errors = random.Random(0), PredictionErrors()
+    num_inside = 0
+    for number in range(1000):
+        actual = draw.lognormvariate(number / 200, 0.3)
+        interval = errors.interval(1.0)
+        num_inside += interval.low <= actual <= interval.high
+        errors.hear(1.0, actual)
+
+    assert num_inside / 1000 > 0.8
