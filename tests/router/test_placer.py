@@ -416,6 +416,24 @@ def test_prompts_wait_in_line_and_not_at_a_replica_that_is_busy() -> None:
     assert len(router) == 0
 
 
+def test_a_prompt_in_line_is_foreseen_and_one_only_asked_about_stands_in_no_line() -> None:
+    """Three prompts of a second each, for one replica that computes one after the other."""
+    view, router = View(decode=(decode("d"),), prefill=(lent("p"),)), placer()
+    send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
+    router.place(asked("second"), NAMES, view, 0.0)
+
+    outlook = router.outlook(asked("third"), NAMES, view, 0.0)
+
+    assert outlook is not None and len(router) == 1
+    assert (outlook.taken.wait_s, outlook.taken.work_s) == (2.0, 1.0)
+    [busy] = view.prefill
+    [first] = [booking.prompt for booking in busy.candidate.open.values()]
+    busy.candidate.finished(first, 1.0)
+    [(_, placement)] = router.served(view, lambda names: view, 1.0)
+    assert placement.in_line_s == 1.0
+    assert placement.foreseen_s == 2.0 + view.rates.latency_s
+
+
 def test_who_waits_for_a_replica_that_answers_nobody_goes_to_another_within_two_seconds() -> None:
     """`p1` computes 1000 tokens a second, and says nothing after it got its first prompt."""
     stuck, other = lent("stuck"), lent("other")

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 CHOSEN = "*"
+EXACT_BELOW = 100.0
 SHOWN_ANYWAY = ("wait_s", "work_s")
 """Terms that have columns of their own."""
 
@@ -34,7 +35,9 @@ def _show(console: Console, decision: Mapping[str, Any]) -> None:
     console.print(_table(decision["candidates"]))
     if (num_more := decision["num_candidates"] - len(decision["candidates"])) > 0:
         console.print(f"and {num_more} more that cost no less")
-    console.print(f"{CHOSEN} chosen; milliseconds, as predicted when it was sent")
+    console.print(
+        f"{CHOSEN} chosen; milliseconds, predicted when sent; age: of the replica's last word"
+    )
     console.print(_outcome(decision))
 
 
@@ -43,9 +46,9 @@ def _table(candidates: Sequence[Mapping[str, Any]]) -> Table:
     terms = [name for name in terms if name not in SHOWN_ANYWAY]
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("replica", no_wrap=True)
-    titles = ("first token", "wait", "work", "held tokens", "known for", "cost")
+    titles = ("first token", "wait", "work", "held", "age", "cost")
     for title in (*titles, *(name.removesuffix("_s") for name in terms)):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=" " not in title)
     for one in candidates:
         in_s = bool(one["terms"])  # a cost that is made of seconds is one
         first_s = one["wait_s"] + one["work_s"] + one["latency_s"]
@@ -84,4 +87,7 @@ def _outcome(decision: Mapping[str, Any]) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+    if seconds is None:
+        return "-"
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:.0f}" if abs(milliseconds) >= EXACT_BELOW else f"{milliseconds:.1f}"
