@@ -62,8 +62,8 @@ class PrefillWorker:
         check_layouts(self._engine.pool.layout, message.layout)
         self._sender.held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
-        self._publish_capacity()
         try:
+            self._publish_capacity()
             grammar = message.sampling.grammar
             if grammar is not None:
                 prompt.request.matcher = await self.core.matchers.begin(grammar).behind(
@@ -141,8 +141,8 @@ class PrefillWorker:
     def _leave(self, prompt: OpenPrompt) -> None:
         """Whatever is left of it ends; nothing happens to what is over already."""
         self.prompts.remove(prompt)
-        self._publish_capacity()
         self._thread.post(lambda: self._abandon(prompt.message.transfer_id))
+        self._publish_capacity()
 
     def _on_tick(self) -> None:
         self._lending.learn(self.core.step_times())

@@ -48,7 +48,8 @@ class _Borrower:
     wanted_until: float = 0.0
     told: list[Credit] = field(default_factory=list)
     """The credit it goes by, and those it was told since; the last is the current one."""
-    told_at: float = 0.0
+    told_at: list[float] = field(default_factory=list)
+    """When each of them was told."""
 
     def want(self, used: int, now: float) -> int:
         want = used + self.demand
@@ -56,10 +57,14 @@ class _Borrower:
             self.wanted, self.wanted_until = want, now + KEEP_S
         return self.wanted
 
+    def forget(self) -> None:
+        """It goes by a later credit than its first."""
+        del self.told[0], self.told_at[0]
+
     def promised(self, used: int, now: float) -> int:
         """What it may have at this moment, or has."""
-        if now - self.told_at >= RECALL_S:
-            del self.told[:-1]
+        while len(self.told) > 1 and now - self.told_at[1] >= RECALL_S:
+            self.forget()
         return max(used, *(credit.num for credit in self.told)) if self.told else used
 
 
@@ -95,7 +100,7 @@ class Credits(Generic[B]):
         known.demand = demand
         self._num_words += 1
         while len(known.told) > 1 and known.told[1].id <= credit_id:
-            known.told.pop(0)
+            known.forget()
 
     def lend(self, used: Mapping[B, int], now: float) -> Mapping[B, Credit]:
         """What each may have now, `used` included."""
@@ -131,7 +136,7 @@ class Credits(Generic[B]):
     def _tell(self, known: _Borrower, num: int, now: float) -> None:
         self._last_id += 1
         known.told.append(Credit(self._last_id, num))
-        known.told_at = now
+        known.told_at.append(now)
 
 
 def floor_of(budget: int) -> int:

@@ -10,6 +10,7 @@ Each role's worker holds one and says what differs: what a step means to it, and
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from baton.engine.request.cache_points import cache_metrics
 from baton.engine.request.step_report import StepReport
 from baton.kv_transfer.exchange import ExchangeParts, KvExchange
 from baton.kv_transfer.handoff.auditor import AuditReport, audit
+
+log = logging.getLogger(__name__)
 
 EXPIRY_CHECK_S = 0.25
 STOP_TIMEOUT_S = 10.0
@@ -141,7 +144,10 @@ class ReplicaCore:
             await asyncio.sleep(EXPIRY_CHECK_S)
             await self.thread.call(self.kv.expire)
             self.thread.post(self.kv_feed.publish)  # of what changed without a step
-            self._hooks.on_tick()
+            try:
+                self._hooks.on_tick()
+            except Exception:  # leases expire all the same
+                log.exception("a tick failed")
 
     # On the engine's thread.
 

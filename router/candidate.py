@@ -23,6 +23,8 @@ from baton.router.prompt import Prompt, drawn
 LATE_S = 0.1
 """A prediction that is off by less says nothing of the replica."""
 
+PACE_TOKENS = 512
+
 RECENT_HALF_LIFE_S = 600.0
 
 
@@ -37,7 +39,7 @@ class Speed(Protocol):
         """Seconds for a prompt of `num_tokens`, of which it has the first `num_cached`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Booking:
     """A prompt that was sent there and has no first token yet."""
 
@@ -108,8 +110,11 @@ class Candidate:
         return max(max(self.next_free_s - now, 0.0) + self.overdue_s(now), told_s)
 
     def hear(self, num_queued_tokens: int, num_running: int, now: float) -> None:
-        """Its own word of what it has to compute, for all gateways, and of who decodes there."""
-        self._told_s = self.speed.prefill_s(num_queued_tokens, 0) if num_queued_tokens else 0.0
+        """Its own word of what it has to compute, for all gateways, and of who decodes there.
+
+        The tokens are of prompts of unknown lengths: they are taken at the pace of a short one.
+        """
+        self._told_s = num_queued_tokens * self.speed.prefill_s(PACE_TOKENS, 0) / PACE_TOKENS
         self._told_at_s = now
         self.num_running = num_running
 
@@ -117,6 +122,13 @@ class Candidate:
         """For how long its oldest prompt should have been over, clearly."""
         oldest = next(iter(self.open.values()), None)
         return 0.0 if oldest is None else max(now - self._ends_s(oldest) - LATE_S, 0.0)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it takes anybody at all."""
+        return (
+            self.credit_tokens is None or not self.open or self.num_open_tokens < self.credit_tokens
+        )
 
     def takes(self, prompt: Prompt, num_cached: int) -> bool:
         """Whether it has credit for `prompt`; one that is larger than any goes when it is idle."""
@@ -143,14 +155,22 @@ class Candidate:
 
     def finished(self, prompt: Prompt, now: float) -> Booking | None:
         """Its first token is there, or it was taken back. None if that is known already."""
-        booking = self.open.pop(prompt.number, None)
+        booking = self.open.get(prompt.number)
         if booking is None:
             return None
+        is_oldest = booking is next(iter(self.open.values()))
+        del self.open[prompt.number]
         self.num_open_tokens -= booking.num_new_tokens
         self.num_open_blocks -= prompt.num_blocks
-        later_s = now - self._ends_s(booking)
-        self.next_free_s += later_s
-        self.corrected_s += later_s
+        if is_oldest:
+            later_s = now - self._ends_s(booking)
+            self.next_free_s += later_s
+            self.corrected_s += later_s
+        else:  # taken back, or computed beside others: those behind it come so much sooner
+            self.next_free_s -= booking.work_s
+            for behind in self.open.values():
+                if behind.ends_s > booking.ends_s:
+                    behind.ends_s -= booking.work_s
         return booking
 
     def _ends_s(self, booking: Booking) -> float:

@@ -42,11 +42,17 @@ class Line:
         return iter(tuple(self._waiting.values()))
 
     def arrive(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+        self,
+        prompt: Prompt,
+        candidates: Sequence[Candidate],
+        held: Held,
+        now: float,
+        costs: Sequence[float] | None = None,
     ) -> Candidate | None:
-        """Choose among `candidates`, of which there is at least one."""
+        """Choose among `candidates`, at least one, by `costs` if they are known already."""
         turns = self._policy.turns
-        costs = self._policy.costs(prompt, candidates, held, now)
+        if costs is None:
+            costs = self._policy.costs(prompt, candidates, held, now)
         place = cheapest(prompt, candidates, costs)
         candidate = candidates[place]
         if turns is None or (not candidate.waiting and candidate.takes(prompt, held.tokens[place])):
@@ -62,6 +68,8 @@ class Line:
         self, candidate: Candidate, candidates: Sequence[Candidate], now: float
     ) -> Prompt | None:
         """Whom to send to `candidate`, which has credit. Asked again until there is nobody."""
+        if not candidate.has_credit:
+            return None
         self._look_again(candidate)
         first = candidate.waiting[0] if candidate.waiting else None
         if first is None:

@@ -16,6 +16,10 @@ from baton.router.prompt_names import wants_prompt_logprobs
 class PlacementRequest:
     request_id: RequestId
     num_tokens: int
+    priority: int = 0
+    """Smaller goes first, within bounds (`turns.py`)."""
+    arrived_s: float | None = None
+    """When it was first asked for; None: now."""
     lost: frozenset[Epoch] = frozenset()
     """Replicas on which an earlier attempt failed."""
     near: Epoch | None = None
@@ -57,6 +61,7 @@ def placement_request(
     return PlacementRequest(
         request_id=message.request_id,
         num_tokens=len(known),
+        priority=message.priority,
         lost=lost,
         near=near,
         local_because=_why_local(message),

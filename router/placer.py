@@ -123,7 +123,7 @@ class Placer:
         decode, is_beside = _decode(request, view)
         if decode is None:
             return None
-        ready = _ready(view.prefill, request)
+        ready = _in_time(_ready(view.prefill, request), now)
         if not ready and not is_beside:
             decode = self._least_cost(request, names, view, now)
         why_here = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(ready))
@@ -133,9 +133,10 @@ class Placer:
             return self._here(request, prompt, decode, view, why_here, is_beside=is_beside)
         held = Held([replica.num_soon_tokens for replica in ready])
         candidates = [replica.candidate for replica in ready]
-        chosen = self._line.arrive(prompt, candidates, held, now)
+        costs = self._policy.costs(prompt, candidates, held, now)
+        chosen = self._line.arrive(prompt, candidates, held, now, costs)
         if chosen is not None:
-            return self._apart(request, prompt, chosen, view, now)
+            return self._apart(request, prompt, chosen, view, now, costs)
         sooner = self._sooner_here(prompt, decode, ready, view, now)
         if sooner:
             self._line.leave(prompt)
@@ -171,14 +172,17 @@ class Placer:
         )
 
     def served(
-        self, view: View, look: Callable[[PromptNames], View], now: float
+        self, look: Callable[[PromptNames], View], now: float
     ) -> Iterator[tuple[Prompt, Placement]]:
         """Those in line whose turn has come, as `look` sees replicas for each of them.
 
         The caller sends one on its way before it asks for the next.
         """
-        while self._in_line and any(replica.is_open for replica in view.decode):
-            candidates = [replica.candidate for replica in view.prefill if replica.info.is_ready]
+        while self._in_line:
+            view = look(PromptNames())  # the one before has taken a place
+            if not any(replica.is_open for replica in view.decode):
+                return
+            candidates = [replica.candidate for replica in view.prefill if not replica.is_draining]
             found = self._next(candidates, now)
             if found is None:
                 return
@@ -196,7 +200,7 @@ class Placer:
         good = {
             id(replica.candidate)
             for replica in view.prefill
-            if replica.info.is_ready and replica.candidate.overdue_s(now) <= OVERDUE_S
+            if not replica.is_draining and replica.candidate.overdue_s(now) <= OVERDUE_S
         }
         lost = [waiting.prompt for waiting in self._line if id(waiting.candidate) not in good]
         for prompt in lost:
@@ -229,7 +233,8 @@ class Placer:
         return Prompt(
             number=next(self._numbers),
             num_tokens=request.num_tokens,
-            arrived_s=now,
+            arrived_s=now if request.arrived_s is None else request.arrived_s,
+            priority=request.priority,
             names=names,
             num_blocks=-(-request.num_tokens // block_size),
             block_size=block_size,
@@ -284,9 +289,13 @@ class Placer:
     ) -> str:
         """Why `decode` should not wait for a prefill replica; empty: it should.
 
+        Where none of them answers, nobody waits.
+
         Computing it here holds up all that decode here, who count as much as this request.
         """
         here = decode.candidate
+        if all(replica.candidate.overdue_s(now) > OVERDUE_S for replica in ready):
+            return "all prefill replicas are late: computed locally"
         if not here.speed.is_measured:
             return ""
         work_s = here.speed.prefill_s(prompt.num_tokens, decode.num_cached_tokens)
@@ -343,6 +352,7 @@ class Placer:
         chosen: Candidate,
         view: View,
         now: float,
+        costs: Sequence[float] | None = None,
     ) -> Placement:
         """`chosen` computes the prompt, for the decode replica that is best at this moment."""
         decode, is_beside = _decode(request, view)
@@ -350,7 +360,8 @@ class Placer:
         ready = _ready(view.prefill, request)
         held = Held([replica.num_soon_tokens for replica in ready])
         candidates = [replica.candidate for replica in ready]
-        costs = self._policy.costs(prompt, candidates, held, now)
+        if costs is None:
+            costs = self._policy.costs(prompt, candidates, held, now)
         ranked = sorted(
             range(len(ready)),
             key=lambda place: (
@@ -360,8 +371,9 @@ class Placer:
             ),
         )
         best = ready[ranked[0]]
+        in_order = [ready[place] for place in ranked]
         considered = self._considered(
-            request, prompt, [ready[place] for place in ranked], view, now
+            request, prompt, in_order, view, now, [costs[place] for place in ranked]
         )
         source = _source(view, request, best)
         num_held = max(best.num_soon_tokens, source.num_tokens if source else 0)
@@ -392,16 +404,19 @@ class Placer:
         replicas: Sequence[ReplicaView],
         view: View,
         now: float,
+        costs: Sequence[float] | None = None,
     ) -> tuple[Considered, ...]:
         """The first of them, and the cheapest of the others."""
         held = Held([replica.num_soon_tokens for replica in replicas])
         candidates = [replica.candidate for replica in replicas]
-        costs = self._policy.costs(prompt, candidates, held, now)
-        terms = self._policy.explain(prompt, candidates, held, now)
+        if costs is None:
+            costs = self._policy.costs(prompt, candidates, held, now)
         first, *others = range(len(replicas))
-        others.sort(key=lambda place: costs[place])
+        others.sort(key=costs.__getitem__)
+        places = (first, *others[: MAX_TOLD - 1])
+        terms = self._policy.explain(prompt, candidates, held, now, places)
         found: list[Considered] = []
-        for place in (first, *others[: MAX_TOLD - 1]):
+        for place, parts in zip(places, terms, strict=True):
             replica, num_held = replicas[place], held.tokens[place]
             source = _source(view, request, replica) if place == first else None
             num_has = max(num_held, source.num_tokens if source else 0)
@@ -417,7 +432,7 @@ class Placer:
                     latency_s=view.rates.latency_s if replica.info.role is Role.PREFILL else 0.0,
                     corrected_s=replica.candidate.corrected_s,
                     age_s=replica.capacity_age_s,
-                    terms=terms[place],
+                    terms=parts,
                 )
             )
         return tuple(found)
@@ -441,6 +456,7 @@ def _unnumbered(
         num_tokens=request.num_tokens,
         arrived_s=now,
         names=names.under(layout),
+        num_blocks=-(-request.num_tokens // layout.block_size),
         block_size=layout.block_size,
         draw=drawn(request.request_id),
     )
@@ -476,7 +492,12 @@ def _draw(replica: ReplicaView, draw: int) -> int:
 
 
 def _ready(replicas: Sequence[ReplicaView], request: PlacementRequest) -> list[ReplicaView]:
-    return _but_lost([replica for replica in replicas if replica.info.is_ready], request)
+    return _but_lost([replica for replica in replicas if not replica.is_draining], request)
+
+
+def _in_time(replicas: list[ReplicaView], now: float) -> list[ReplicaView]:
+    """Without those that are late, unless all are."""
+    return [r for r in replicas if r.candidate.overdue_s(now) <= OVERDUE_S] or replicas
 
 
 def _but_lost(replicas: list[ReplicaView], request: PlacementRequest) -> list[ReplicaView]:

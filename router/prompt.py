@@ -13,6 +13,8 @@ class Prompt:
     """Which one it is of those this gateway has met: equal dues are settled by it."""
     num_tokens: int
     arrived_s: float
+    priority: int = 0
+    """Smaller goes first, within bounds (`turns.py`)."""
     names: Sequence[bytes] = ()
     """Of its blocks, chained: equal at one depth, they are equal before it."""
     num_blocks: int = 0

@@ -42,9 +42,14 @@ class RoutingPolicy(Protocol):
         """One a candidate; infinite where it must not go unless it may go nowhere else."""
 
     def explain(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+        self,
+        prompt: Prompt,
+        candidates: Sequence[Candidate],
+        held: Held,
+        now: float,
+        places: Sequence[int],
     ) -> Sequence[Mapping[str, float]]:
-        """What each cost is made of, by name; empty for one that has no parts."""
+        """What the costs of those at `places` are made of, by name; empty for one without parts."""
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Hear where `prompt` went."""
@@ -56,10 +61,15 @@ class RoutesAtOnce:
     turns: Turns | None = None
 
     def explain(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+        self,
+        prompt: Prompt,
+        candidates: Sequence[Candidate],
+        held: Held,
+        now: float,
+        places: Sequence[int],
     ) -> Sequence[Mapping[str, float]]:
         """Say nothing: the cost is one number."""
-        return [{}] * len(candidates)
+        return [{}] * len(places)
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Forget it."""

@@ -5,7 +5,8 @@
 Between first come first served, where a short prompt waits for every long one before it, and
 shortest first, where a long one may wait for ever: a prompt lets those pass that come a little
 later and take much less, but nobody by more than three typical prompts' time, or by all that
-waits in that line: where minutes do, three prompts are first come first served.
+waits in that line: where minutes do, three prompts are first come first served. A step of priority
+is worth ten seconds, and ten steps are the most: nobody waits for ever behind the urgent.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ STRETCH = 3.0
 """Mean against tail: 1 to 20 were tried (docs/router.md)."""
 MAX_LATER = 3.0
 """In typical prompts: 1 to 60 were tried. More is better for the mean and worse for the tail."""
+PRIORITY_S = 10.0
+MAX_STEPS = 10
 WEIGHT = 0.01
 """Of the last prompt in what is typical."""
 
@@ -34,4 +37,5 @@ class Turns:
     def due_s(self, prompt: Prompt, work_s: float, line_s: float) -> float:
         """`work_s` is what it takes on the replica it waits for, `line_s` what all do who wait."""
         latest_s = max(MAX_LATER * self.typical_s, line_s)
-        return prompt.arrived_s + min(STRETCH * work_s, latest_s)
+        steps = min(max(prompt.priority, -MAX_STEPS), MAX_STEPS)
+        return prompt.arrived_s + min(STRETCH * work_s, latest_s) + steps * PRIORITY_S

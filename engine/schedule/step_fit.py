@@ -53,6 +53,8 @@ UNUSUAL = 3.0
 
 GUESS = (32.0, 1.0, 2e-4, 1e-3, 0.5)
 """The ratios of constant, token, pair, context and request, as large models on GPUs have them."""
+SLIVER = 1e-3
+"""Of the guess: the least that a coefficient is."""
 GUESS_WEIGHT = 0.02
 """Against one sample."""
 
@@ -220,7 +222,8 @@ class StepFit:
         return abs(min(sample.seconds / predicted_s, MAX_STALL) - 1.0)
 
     def _solve(self) -> list[float]:
-        """The coefficients, solved for in units of the guess."""
+        """The coefficients, solved for in units of the guess. None is 0: whatever a step does takes
+        some time."""
         gram = [
             [one + other for one, other in zip(*lines, strict=True)]
             for lines in zip(self._prompts.gram, self._decodes.gram, strict=True)
@@ -233,7 +236,7 @@ class StepFit:
             gram[i][i] += GUESS_WEIGHT
             moment[i] = moment[i] * unit + GUESS_WEIGHT
         solved = _non_negative_solution(gram, moment)
-        return [value * unit for value, unit in zip(solved, units, strict=True)]
+        return [max(value, SLIVER) * unit for value, unit in zip(solved, units, strict=True)]
 
 
 def _joined(before: _Sample, work: StepWork, seconds: float, now: float) -> _Sample:

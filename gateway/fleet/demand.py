@@ -24,15 +24,19 @@ class DemandNews:
         self._told = Demand()
         self._credit_id = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._wait_s = 0.0
+        """The timer's."""
 
     def want(self, num_requests: int, num_tokens: int) -> None:
         """So much waits for any replica of the role."""
         self._wanted = (_rounded(num_requests), _rounded(num_tokens))
         told = (self._told.num_requests, self._told.num_tokens)
-        if self._wanted == told or self._timer is not None:
+        wait_s = COALESCE_S if any(self._wanted) else KEEP_S
+        if self._wanted == told or (self._timer is not None and self._wait_s <= wait_s):
             return
+        self.close()
         if any(told):
-            wait_s = COALESCE_S if any(self._wanted) else KEEP_S
+            self._wait_s = wait_s
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._tell)
         else:
             self._tell()

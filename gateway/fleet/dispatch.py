@@ -39,6 +39,9 @@ from baton.router.pulling import RateMeter
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 0.25
+"""How often those in line are looked after when nothing happens: replicas may answer nobody."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
@@ -71,6 +74,7 @@ class ReplicaDispatcher:
         """Time limits of those who wait, which run while no decode replica takes requests."""
         self._was_ready = False
         self._has_changed = asyncio.Event()
+        self._will_place = False
         meter = RateMeter(routing.pull_rates)
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
         self._placer = Placer(routing, self.fleet.num_cached)
@@ -78,7 +82,7 @@ class ReplicaDispatcher:
         self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
 
     async def run(self, registry: RegistryClient) -> None:
-        looking = asyncio.create_task(self._seeking.look_after(), name="looks after the line")
+        looking = asyncio.create_task(self._look_after_line(), name="looks after the line")
         try:
             await self.fleet.follow(registry)
         finally:
@@ -190,6 +194,7 @@ class ReplicaDispatcher:
                     await asyncio.shield(seeker.placed)
                 except asyncio.CancelledError:
                     self._seeking.leave(seeker)
+                    self._on_fleet_change()  # somebody else may enter
                     raise
         except TimeoutError:
             raise DeadlineExceeded(
@@ -228,6 +233,21 @@ class ReplicaDispatcher:
                 if not patience.expired():
                     patience.reschedule(self._patience_ends_at())
         self._has_changed.set()
+        if not self._will_place:
+            self._will_place = True
+            asyncio.get_running_loop().call_soon(self._place_waiting)
+
+    def _place_waiting(self) -> None:
+        """Soon after a change, never within it: whoever told of it is in the midst of something,
+        and several changes come together."""
+        self._will_place = False
         self._seeking.serve()
         self._queue.wake()
         self.fleet.want(self.num_waiting, self._seeking.num_tokens)
+
+    async def _look_after_line(self) -> None:
+        """Place now and then, even if nothing is heard from anybody."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if len(self._seeking):
+                self._on_fleet_change()

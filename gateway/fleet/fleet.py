@@ -136,7 +136,11 @@ class Fleet:
         """Something has changed at a replica, or at the stream to it."""
         link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
         candidate = self._candidate_by_epoch.get(epoch)
-        if link is not None and candidate is not None and link.capacity is not None:
+        if link is None or candidate is None or link.capacity is None:
+            pass
+        elif isinstance(link, PrefillLink) and not link.is_connected:
+            candidate.credit_tokens = 0  # others are lent it: one prompt at a time
+        else:
             told, info = link.capacity, link.info
             times = told.step_times
             if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
@@ -282,6 +286,9 @@ class Fleet:
         """Nothing happens to a request that runs elsewhere by now."""
         if self._epoch_by_request.get(request_id) == epoch:
             del self._epoch_by_request[request_id]
+            candidate = self._candidate_by_epoch.get(epoch)
+            if candidate is not None:
+                candidate.num_running = max(candidate.num_running - 1, 0)
 
     def book(self, placement: Placement, epoch: Epoch) -> None:
         """`epoch` computes the prompt of `placement`, which is on its way."""

@@ -45,7 +45,10 @@ async def keep_open(
         if reason != last_reason:
             log.warning("no stream to %s: %s", replica_id, reason)
             last_reason = reason
-        on_break(reason)
+        try:
+            on_break(reason)
+        except Exception:
+            log.exception("what hangs on the link to %s failed", replica_id)
         await asyncio.sleep(pause_s)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.core.clock import Clock
 from baton.core.ids import Epoch, RequestId
@@ -24,9 +24,6 @@ from baton.router.placement import Placement, placement_request
 from baton.router.placer import Placer
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames, names_of
-
-LOOK_S = 0.25
-"""How often those in line are looked after when nothing happens: replicas may answer nobody."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +39,8 @@ class Seeker:
     lost: frozenset[Epoch]
     near: RequestId | None
     asked: Asked
+    entered_s: float | None = None
+    """When it first did: who is placed anew keeps its turn."""
     prompt: Prompt | None = None
     """While it stands in line."""
     placed: asyncio.Future[Placed] = field(
@@ -58,7 +57,6 @@ class Seeking:
         self._in_line: dict[int, Seeker] = {}
         """By the prompt's number."""
         self._stranded: list[Seeker] = []
-        self._is_serving = False
 
     def __len__(self) -> int:
         """Requests that have entered and have no place yet."""
@@ -78,7 +76,12 @@ class Seeking:
         known = request.prompt + request.output
         names = names_of(request, seeker.names)
         near = self._fleet.where_runs(seeker.near)
-        asked = placement_request(request, known, lost=seeker.lost, near=near)
+        if seeker.entered_s is None:
+            seeker.entered_s = self._clock()
+        asked = replace(
+            placement_request(request, known, lost=seeker.lost, near=near),
+            arrived_s=seeker.entered_s,
+        )
         found = self._placer.place(asked, names, self._fleet.view(names), self._clock())
         match found:
             case None:
@@ -92,18 +95,13 @@ class Seeking:
 
     def serve(self) -> None:
         """Send those whose turn has come. Called when something has changed."""
-        if self._is_serving or not len(self):
-            return  # what sending changes is seen by the call under way
-        self._is_serving = True
-        try:
-            self._rescue()
-            view = self._fleet.view(PromptNames())
-            for prompt, placement in self._placer.served(view, self._fleet.view, self._clock()):
-                seeker = self._in_line.pop(prompt.number)
-                seeker.prompt = None
-                self._try_send(seeker, placement)
-        finally:
-            self._is_serving = False
+        if not len(self):
+            return
+        self._rescue()
+        for prompt, placement in self._placer.served(self._fleet.view, self._clock()):
+            seeker = self._in_line.pop(prompt.number)
+            seeker.prompt = None
+            self._try_send(seeker, placement)
 
     def leave(self, seeker: Seeker) -> None:
         """It looks for no place any more; one that it has got meanwhile is given back."""
@@ -115,12 +113,6 @@ class Seeking:
         placed = seeker.placed
         if placed.done() and not placed.cancelled() and placed.exception() is None:
             placed.result().close(0)
-
-    async def look_after(self) -> None:
-        """Serve now and then, even if nothing is heard from anybody."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.serve()
 
     def _rescue(self) -> None:
         view = self._fleet.view(PromptNames())

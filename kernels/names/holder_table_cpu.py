@@ -36,7 +36,8 @@ class CompiledTable:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._call = _functions(library)
         self._table = self._call.new()
-        weakref.finalize(self, self._call.free, self._table)
+        # Not when the interpreter ends: a thread may still look something up.
+        weakref.finalize(self, self._call.free, self._table).atexit = False
         self._slots: Any = (_SLOT * 0)()
         self._depths: Any = (_SLOT * 0)()
         """What a look-up writes, one beside the other: room for all slots there are."""

@@ -20,7 +20,8 @@ Prompts are bound late (`line.py`): they wait in the gateway's line, not in a re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.router.candidate import Candidate
 from baton.router.heat import Heat
@@ -48,8 +49,7 @@ FEW = 32.0
 """Prompts a candidate: fewer say little of who has too much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(NamedTuple):
     """What one candidate costs one prompt, in seconds."""
 
     wait_s: float
@@ -117,10 +117,16 @@ class Cost:
         return found
 
     def explain(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
+        self,
+        prompt: Prompt,
+        candidates: Sequence[Candidate],
+        held: Held,
+        now: float,
+        places: Sequence[int],
     ) -> Sequence[Mapping[str, float]]:
         """Each in seconds."""
-        return [asdict(terms) for terms in self.terms(prompt, candidates, held, now)]
+        terms = self.terms(prompt, candidates, held, now)
+        return [terms[place]._asdict() for place in places]
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

@@ -89,6 +89,22 @@ def test_what_was_lowered_is_lent_on_when_heard_or_when_not_heard_for_long() -> 
     assert gateways.credits.lend(gateways.used, gateways.now)["b"].num == 63
 
 
+def test_one_that_hears_nothing_keeps_nothing_for_long_however_often_it_is_told() -> None:
+    gateways = Gateways("deaf", budget=1024)  # it has all
+    others = [f"g{n}" for n in range(12)]
+    for number in range(60):  # a new share each tenth of a second
+        gateways.now += 0.1
+        if number < len(others):
+            gateways.credits.join(others[number])
+            gateways.used[others[number]] = 0
+        for place, name in enumerate(others[: number + 1]):
+            gateways.want(name, 20 + 400 * ((number + place) % 5 == 0))
+
+    lent = gateways.credits.lend(gateways.used, gateways.now)
+
+    assert sum(credit.num for name, credit in lent.items() if name != "deaf") > 512
+
+
 def test_a_dead_gateways_credit_is_back_at_once() -> None:
     gateways = Gateways("dies", "b")
     gateways.used["dies"] = 32

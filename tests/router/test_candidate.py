@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.step_times import StepTimes
 from baton.router.candidate import LATE_S, RECENT_HALF_LIFE_S, Candidate
 from baton.router.prompt import Prompt
-from baton.router.speed import ConstantRate
+from baton.router.speed import ConstantRate, MeasuredSpeed
 
 
 def test_what_comes_later_than_predicted_moves_all_behind_it() -> None:
@@ -32,3 +33,31 @@ def test_work_that_was_sent_lately_counts_half_after_a_half_life() -> None:
 
     assert candidate.recent(0.0) == (3.0, 1.0)
     assert candidate.recent(RECENT_HALF_LIFE_S) == pytest.approx((1.5, 0.5))
+
+
+def test_a_prompt_taken_back_makes_nobody_before_it_late() -> None:
+    """10 s each: the second is cancelled at once, the third follows the first."""
+    candidate = Candidate("a", ConstantRate(tokens_per_s=100.0))
+    prompts = [Prompt(number=number, num_tokens=1000, arrived_s=0.0) for number in range(3)]
+    for prompt in prompts:
+        candidate.book(prompt, 0, now=0.0)
+
+    candidate.finished(prompts[1], 1.0)
+
+    assert (candidate.busy_s(1.0), candidate.overdue_s(1.0)) == (19.0, 0.0)
+    candidate.finished(prompts[0], 10.0)
+    assert candidate.busy_s(10.0) == 10.0
+    candidate.finished(prompts[2], 20.0)
+    assert candidate.busy_s(20.0) == 0.0
+
+
+def test_what_a_replica_says_it_has_queued_counts_by_the_token() -> None:
+    """Not as one long prompt, whose attention grows with its square."""
+    times = StepTimes(token_s=0.001, pair_s=1e-6, num_prompt_steps=9)
+    candidate = Candidate("a", MeasuredSpeed(times=times, max_chunk=512))
+
+    candidate.hear(5_120, 0, now=0.0)
+    ten = candidate.busy_s(0.0)
+    candidate.hear(51_200, 0, now=0.0)
+
+    assert candidate.busy_s(0.0) == pytest.approx(10 * ten)

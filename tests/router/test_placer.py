@@ -25,6 +25,7 @@ from baton.router.policies.cost import BASE_PRICE, Cost
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
 from baton.router.speed import MeasuredSpeed
+from baton.router.turns import Turns
 from baton.router.view import ReplicaView, View
 
 NAMES = PromptNames()
@@ -406,11 +407,11 @@ def test_prompts_wait_in_line_and_not_at_a_replica_that_is_busy() -> None:
 
     second = router.place(asked("second"), NAMES, view, 0.0)
     assert isinstance(second, Prompt)
-    assert not list(router.served(view, lambda names: view, 0.5))
+    assert not list(router.served(lambda names: view, 0.5))
 
     assert isinstance(first, Placement)
     busy.candidate.finished(first.prompt, 1.0)
-    [(prompt, placement)] = router.served(view, lambda names: view, 1.0)
+    [(prompt, placement)] = router.served(lambda names: view, 1.0)
     assert prompt is second
     assert send(placement, view, 1.0) == "p"
     assert len(router) == 0
@@ -429,7 +430,7 @@ def test_a_prompt_in_line_is_foreseen_and_one_only_asked_about_stands_in_no_line
     [busy] = view.prefill
     [first] = [booking.prompt for booking in busy.candidate.open.values()]
     busy.candidate.finished(first, 1.0)
-    [(_, placement)] = router.served(view, lambda names: view, 1.0)
+    [(_, placement)] = router.served(lambda names: view, 1.0)
     assert placement.in_line_s == 1.0
     assert placement.foreseen_s == 2.0 + view.rates.latency_s
 
@@ -452,7 +453,7 @@ def test_who_waits_for_a_replica_that_answers_nobody_goes_to_another_within_two_
             again = router.place(asked(f"again {prompt.number}"), NAMES, view, now)
             if isinstance(again, Placement):
                 running[send(again, view, now)] = again.prompt
-        for _, placement in router.served(view, lambda names: view, now):
+        for _, placement in router.served(lambda names: view, now):
             running[send(placement, view, now)] = placement.prompt
         assert list(stuck.candidate.open.values())[1:] == []
         now += 1.0
@@ -485,3 +486,58 @@ def test_no_more_stand_in_line_than_can_be_chosen_from() -> None:
         assert isinstance(router.place(asked(f"r{number}"), NAMES, view, 0.0), Prompt)
 
     assert not router.has_space(view)
+
+
+def test_two_whose_turn_comes_at_once_share_no_place() -> None:
+    """One place to decode, two prefill replicas that are free: the second waits on, unharmed."""
+    peers = (lent("p1"), lent("p2"))
+    room, router = View(decode=(decode("d", max_open=99),), prefill=peers), placer()
+    running = []
+    for name in ("r0", "r1"):
+        running.append(router.place(asked(name), NAMES, room, 0.0))
+        send(running[-1], room, 0.0)
+    waiting = [router.place(asked(f"w{n}"), NAMES, room, 0.0) for n in range(2)]
+    assert all(isinstance(prompt, Prompt) for prompt in waiting)
+    for placement in running:
+        assert isinstance(placement, Placement)
+        for peer in peers:
+            peer.candidate.finished(placement.prompt, 1.0)
+
+    full = View(decode=(decode("d", num_open=99, max_open=99),), prefill=peers)
+    is_sent: list[str] = []
+    for _, placement in router.served(lambda names: full if is_sent else room, 1.0):
+        is_sent.append(send(placement, room, 1.0))
+
+    assert len(is_sent) == 1 and len(router) == 1
+
+
+def test_where_all_prefill_replicas_are_late_nobody_waits_for_them() -> None:
+    stuck = lent("p")
+    view, router = View(decode=(decode("d", max_open=99),), prefill=(stuck,)), placer()
+    send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
+    assert isinstance(router.place(asked("second"), NAMES, view, 0.0), Prompt)
+
+    [prompt] = router.stranded(view, 2.0)
+    again = router.place(replace(asked("second"), arrived_s=0.0), NAMES, view, 2.0)
+
+    assert prompt.arrived_s == 0.0
+    assert isinstance(again, Placement)
+    assert again.reason == "all prefill replicas are late: computed locally"
+
+
+def test_an_urgent_prompt_goes_before_those_that_came_first_but_not_for_ever() -> None:
+    urgent = Prompt(number=1, num_tokens=10, arrived_s=50.0, priority=-3)
+    long_ago = Prompt(number=2, num_tokens=10, arrived_s=10.0)
+    most_urgent = Prompt(number=3, num_tokens=10, arrived_s=150.0, priority=-(2**31))
+    turns = Turns()
+
+    due = [turns.due_s(prompt, 1.0, 0.0) for prompt in (urgent, long_ago, most_urgent)]
+
+    assert due == [20.0, 10.0, 50.0]
+
+
+def test_a_replica_that_says_it_drains_is_sent_nothing_though_the_registry_knows_nothing() -> None:
+    draining = prefill("draining", capacity=Capacity(is_draining=True))
+    other = prefill("other", num_queued_tokens=5000)
+
+    assert place_at(LONG, decode=[decode("d")], prefill=[draining, other])[1] == ["other"]

@@ -188,3 +188,22 @@ def test_a_prompts_time_is_the_sum_of_its_passes(num_cached: int, num_new: int, 
 
     assert whole == pytest.approx(sum(map(TRUE.predict_s, passes)))
     assert TRUE.decode_s(3, 600) == pytest.approx(TRUE.predict_s(decode(3, 200)))
+
+
+def test_steps_that_grow_faster_than_their_context_leave_no_step_without_time() -> None:
+    """Caches that overflow: all of it is put down to the context, and then one token runs alone."""
+    fit, now = StepFit(), 0.0
+    for length in range(1_000, 60_000, 500):
+        seconds = 1e-9 * length**1.6
+        now += seconds
+        fit.add(decode(1, length), seconds, now)
+    now += 1.0
+    assert fit.times(now).is_known
+
+    for _ in range(50):
+        now += 1.0
+        fit.add(StepWork(1, 0, 0, 1), 0.02, now)
+
+    now += 1.0
+    assert fit.slowness(now) > 0
+    assert fit.times(now).decode_s(1, 0) > 0
