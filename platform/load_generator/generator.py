@@ -74,17 +74,25 @@ class LoadGenerator:
         self._started = clock()
         self._running: asyncio.Task[None] | None = None
         self._chains: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        """Of whoever writes prompts: the first."""
         self.record = Record(now=self._now)
 
     async def run(self, workload: Workload) -> Record:
-        """Return when everything is answered, or `stop` was called."""
+        """Return when everything is answered, or `stop` was called.
+
+        What writing a prompt raises is raised here, and ends the run.
+        """
         ready: asyncio.Queue[_Ready | None] = asyncio.Queue(NUM_AHEAD)
         composing = asyncio.create_task(self._compose_ahead(workload, ready))
         self._running = asyncio.create_task(self._run(workload.max_chains, ready))
+        composing.add_done_callback(self._end_if_failed)
         heartbeat = asyncio.create_task(self._feel_the_loop())
         try:
             await self._running
         except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
             if not self.record.is_interrupted:
                 raise
         finally:
@@ -96,9 +104,19 @@ class LoadGenerator:
     def stop(self) -> None:
         """Send nothing more and wait for nothing more."""
         self.record.is_interrupted = True
+        self._end()
+
+    def _end(self) -> None:
         for task in (self._running, *self._chains):
             if task is not None:
                 task.cancel()
+
+    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
+        """Nothing that goes on without a prompt would be the load that was asked for."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failure = self._failure or error
+            self._end()
 
     def _now(self) -> float:
         return self._clock() - self._started
@@ -134,6 +152,7 @@ class LoadGenerator:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._chains.discard(task)
+            self._end_if_failed(task)
             if slots is not None:
                 slots.release()
 
@@ -154,12 +173,14 @@ class LoadGenerator:
         sent_s = self._now()
         self.record.num_sent += 1
         num_tries = 0
-        exchange = Exchange(ending=Ending.TIMED_OUT, detail=f"{self._options.timeout_s:g} s")
+        unanswered = Exchange(ending=Ending.TIMED_OUT, detail=f"{self._options.timeout_s:g} s")
+        exchange = unanswered
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.timeout_s):
                     while True:
                         num_tries += 1
+                        exchange = unanswered  # whatever an earlier try was told
                         exchange = await self._asker.ask(body)
                         if exchange.ending is not Ending.REJECTED or not self._options.is_retried:
                             break

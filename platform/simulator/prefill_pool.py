@@ -107,18 +107,28 @@ class PrefillPool:
         return self._outcome
 
     def _arrives(self, arrival: Arrival) -> None:
-        limit = self._setup.max_waiting
-        if limit is not None and self._num_waiting >= limit:
+        prompt = self._prompt(arrival)
+        held = self._held(prompt)
+        chosen = self._line.arrive(prompt, self._candidates, held, self._now)
+        if self._is_full and not self._is_idle(chosen):
+            self._line.leave(prompt)
             self._outcome.rejected += 1
             self._arrivals.answered(arrival, self._now)
             return
-        prompt = self._prompt(arrival)
         turn = self._turn_by_number[prompt.number] = _Turn(arrival, prompt)
-        held = self._held(prompt)
         self._num_waiting += 1
-        chosen = self._line.arrive(prompt, self._candidates, held, self._now)
         if chosen is not None:
             self._send(turn, chosen, held.tokens[self._candidates.index(chosen)])
+
+    @property
+    def _is_full(self) -> bool:
+        """Nobody more may wait."""
+        limit = self._setup.max_waiting
+        return limit is not None and self._num_waiting >= limit
+
+    def _is_idle(self, chosen: Candidate | None) -> bool:
+        """Whether a prompt that is sent there is computed at once."""
+        return chosen is not None and self._replica_by_name[chosen.name].computing is None
 
     def _prompt(self, arrival: Arrival) -> Prompt:
         request = arrival.request

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from baton.platform.cli.options.load_options import InTime, JsonFile
 from baton.platform.cli.terminal.errors import told_in_one_line
 
 
@@ -23,13 +24,8 @@ def replay(
         list[str] | None,
         typer.Option(help="A policy's name; may be repeated.", show_default="the captured one"),
     ] = None,
-    slo_ttft: Annotated[
-        float, typer.Option(min=0.0, help="Seconds within which a first token is in time.")
-    ] = 10.0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write it there: what each request saw, and would have."),
-    ] = None,
+    slo_ttft: InTime = 10.0,
+    json_file: JsonFile = None,
 ) -> None:
     """Which requests of a captured load had their first token in time, and which would have.
 

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from baton.platform.cli.options.load_options import InTime, JsonFile, PlotFile, of_output, panel
 from baton.platform.cli.terminal.errors import told_in_one_line
 
-REPLICAS, LOAD, OUTPUT = "Replicas", "Load and policies", "Output"
+of_replicas, of_load = panel("Replicas"), panel("Load and policies")
 
 
 def simulate(  # noqa: PLR0913 - one parameter an option
@@ -22,89 +23,54 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             show_default=False,
         ),
     ],
-    replicas: Annotated[
-        int, typer.Option(min=1, help="That prefill.", rich_help_panel=REPLICAS)
-    ] = 16,
-    blocks: Annotated[
-        int, typer.Option(min=1, help="Of each one's prefix cache.", rich_help_panel=REPLICAS)
-    ] = 3000,
+    replicas: Annotated[int, of_replicas(min=1, help="That prefill.")] = 16,
+    blocks: Annotated[int, of_replicas(min=1, help="Of each one's prefix cache.")] = 3000,
     block_size: Annotated[
         int,
-        typer.Option(
+        of_replicas(
             min=1,
             help="Tokens of a block: a divisor or a multiple of what a trace's hash ids stand for.",
-            rich_help_panel=REPLICAS,
         ),
     ] = 512,
     prefill_rate: Annotated[
         float | None,
-        typer.Option(
-            help="Tokens a second that a replica prefills.",
-            show_default="by --load",
-            rich_help_panel=REPLICAS,
-        ),
+        of_replicas(help="Tokens a second that a replica prefills.", show_default="by --load"),
     ] = None,
     itl: Annotated[
         float,
-        typer.Option(
-            min=0.0,
-            help="Seconds from one output token to the next: when a session's answer ends.",
-            rich_help_panel=REPLICAS,
+        of_replicas(
+            min=0.0, help="Seconds from one output token to the next: when a session's answer ends."
         ),
     ] = 0.0,
     load: Annotated[
         list[float] | None,
-        typer.Option(
+        of_load(
             help="Share of all replicas' time that the trace would take if nothing were cached, "
             "such as 0.7; may be repeated.",
             show_default="0.7, 1 and 1.3",
-            rich_help_panel=LOAD,
         ),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
+        of_load(
             help="A policy's name, `all` of them, or an `ablation` of the default; may be "
             "repeated.",
             show_default="all",
-            rich_help_panel=LOAD,
         ),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Times that each is played.", rich_help_panel=LOAD)
-    ] = 5,
+    seeds: Annotated[int, of_load(min=1, help="Times that each is played.")] = 5,
     max_waiting: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Prompts that wait; what comes then is rejected.",
-            show_default="no limit",
-            rich_help_panel=LOAD,
+        of_load(
+            min=0, help="Prompts that wait; what comes then is rejected.", show_default="no limit"
         ),
     ] = None,
-    slo_ttft: Annotated[
-        float,
-        typer.Option(min=0.0, help="Seconds of wait and prefill.", rich_help_panel=OUTPUT),
-    ] = 10.0,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            help="Write it there: `rows` of policy, load, seed and figures.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    plot_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            help="Draw it there, as PNG: needs baton-llm\\[plots].",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    slo_ttft: InTime = 10.0,
+    json_file: JsonFile = None,
+    plot_file: PlotFile = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes.", show_default="a core each", rich_help_panel=OUTPUT),
+        of_output(min=1, help="Processes.", show_default="a core each"),
     ] = None,
 ) -> None:
     """Routing policies side by side: which replica each prompt of a trace is sent to, and when.

@@ -16,7 +16,7 @@ from baton.platform.load_generator.generator import LoadGenerator, Record, SendO
 from baton.platform.load_generator.outcome import Ending, Exchange, Usage
 from baton.platform.load_generator.slo import Slo
 from baton.platform.load_generator.summary import summarize
-from baton.platform.load_generator.workload import LoadOptions, Workload, plan
+from baton.platform.load_generator.workload import LoadOptions, PlannedRequest, Workload, plan
 from baton.platform.traces.trace import Trace, TraceRequest
 
 NUM_TOKENS = 5
@@ -148,6 +148,43 @@ def test_a_429_is_tried_again_when_it_says_and_the_wait_is_part_of_the_latency()
     assert outcome.is_complete
     assert outcome.num_retries == 2
     assert outcome.ttft_s == pytest.approx(6.0 + TTFT_S)
+
+
+def test_a_second_try_that_is_never_answered_has_timed_out() -> None:
+    endings = (
+        Exchange(ending=Ending.REJECTED, retry_after_s=1.0),
+        Exchange(ending=Ending.TIMED_OUT),
+    )
+
+    record = ran(
+        LoadOptions(concurrency=1, num_requests=1),
+        send=SendOptions(timeout_s=9, is_retried=True),
+        endings=endings,
+    )
+
+    (outcome,) = record.outcomes
+    assert outcome.ending is Ending.TIMED_OUT and outcome.num_retries == 1
+
+
+@pytest.mark.parametrize("num_written", [0, 2])
+def test_a_prompt_that_cannot_be_written_ends_the_run_with_the_reason(num_written: int) -> None:
+    """The first of a session, which is written ahead, or the second of one."""
+    texts = iter([b""] * num_written)
+
+    def compose(_: PlannedRequest) -> bytes:
+        if (text := next(texts, None)) is None:
+            raise OSError("no such word")
+        return text
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        generator = LoadGenerator(SlowServer(iter(())), compose, WAITING, clock)
+        async with asyncio.timeout(60):
+            turns = (*session("a", 0.0, 1.0), *session("b", 30.0))
+            await generator.run(plan(LoadOptions(), of_sessions(*turns)))
+
+    with pytest.raises(OSError, match="no such word"):
+        in_virtual_time(main())
 
 
 def test_nothing_is_sent_after_the_duration_and_what_was_sent_is_waited_for() -> None:

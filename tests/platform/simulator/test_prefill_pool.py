@@ -120,6 +120,19 @@ def test_what_comes_when_enough_wait_is_rejected_and_its_session_goes_on() -> No
     assert figures.num_requests == 4 and figures.goodput == 2 / 4
 
 
+@pytest.mark.parametrize("name", ["cost", "least-tokens"])
+def test_where_nobody_may_wait_a_prompt_is_served_if_a_replica_is_idle(name: str) -> None:
+    """Work of 1 s each; the second comes while the first is computed, the third after it."""
+    requests = [
+        TraceRequest(arrival_s=at_s, input_length=100, output_length=1) for at_s in (0.0, 0.5, 1.5)
+    ]
+
+    outcome = played(trace(requests), replace(SETUP, max_waiting=0), name)
+
+    assert outcome.rejected == 1
+    assert [one.place for one in outcome.served] == [0, 2]
+
+
 @pytest.mark.parametrize(
     ("block_size", "shared", "own"),
     [(10, 2, 1), (20, 1, 1), (5, 4, 2), (40, 0, 1)],

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from baton.platform.cli.options.gateway_options import CaFile
+from baton.platform.cli.options.load_options import JsonFile, PlotFile, of_output, panel
 from baton.platform.cli.terminal.errors import INTERRUPTED, told_in_one_line
 from baton.platform.load_generator.arrivals import Arrivals
 from baton.platform.load_generator.dialect import Api
@@ -15,161 +16,111 @@ from baton.platform.load_generator.generator import SendOptions
 from baton.platform.load_generator.slo import Slo
 from baton.platform.load_generator.workload import LoadOptions, Synthetic
 
-LOAD, SIZES, SERVER, OUTPUT = "Load", "Sizes without a trace", "Server", "Goodput and output"
+of_load, of_sizes, of_server = panel("Load"), panel("Sizes without a trace"), panel("Server")
 
 
 def serve(  # noqa: PLR0913 - one parameter an option
     url: Annotated[str, typer.Argument(help="Of the server, such as http://localhost:8000.")],
     rate: Annotated[
         float | None,
-        typer.Option(min=1e-6, help="Open loop: requests a second.", rich_help_panel=LOAD),
+        of_load(min=1e-6, help="Open loop: requests a second."),
     ] = None,
     burstiness: Annotated[
         float,
-        typer.Option(
-            min=0.01,
-            help="Shape of the gamma gaps: 1 is Poisson, less is more clumped.",
-            rich_help_panel=LOAD,
-        ),
+        of_load(min=0.01, help="Shape of the gamma gaps: 1 is Poisson, less is more clumped."),
     ] = 1.0,
-    constant: Annotated[
-        bool, typer.Option("--constant", help="The same gap always.", rich_help_panel=LOAD)
-    ] = False,
-    burst: Annotated[
-        int, typer.Option(min=1, help="Requests that come together.", rich_help_panel=LOAD)
-    ] = 1,
+    constant: Annotated[bool, of_load("--constant", help="The same gap always.")] = False,
+    burst: Annotated[int, of_load(min=1, help="Requests that come together.")] = 1,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Closed loop: so many at once, sessions where a trace has them.",
-            rich_help_panel=LOAD,
-        ),
+        of_load(min=1, help="Closed loop: so many at once, sessions where a trace has them."),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
+        of_load(
             exists=True,
             dir_okay=False,
             help="Mooncake's JSON lines, Azure's CSV, or sessions; .gz, too.",
-            rich_help_panel=LOAD,
         ),
     ] = None,
     time_scale: Annotated[
         float,
-        typer.Option(min=1e-6, help="Of the trace: 0.5 is twice as fast.", rich_help_panel=LOAD),
+        of_load(min=1e-6, help="Of the trace: 0.5 is twice as fast."),
     ] = 1.0,
     jitter: Annotated[
         bool,
-        typer.Option(help="Spread arrivals that the trace rounded.", rich_help_panel=LOAD),
+        of_load(help="Spread arrivals that the trace rounded."),
     ] = True,
     num_requests: Annotated[
         int | None,
-        typer.Option(
+        of_load(
             min=1,
             help="To send at most.",
             show_default="200, or the whole trace, or all of --duration",
-            rich_help_panel=LOAD,
         ),
     ] = None,
     duration: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Send for so many seconds.", rich_help_panel=LOAD),
+        of_load(min=0.01, help="Send for so many seconds."),
     ] = None,
-    warmup: Annotated[
-        int, typer.Option(min=0, help="Requests before, not counted.", rich_help_panel=LOAD)
-    ] = 1,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Same seed, same load.", rich_help_panel=LOAD)
-    ] = 0,
-    input_length: Annotated[
-        int, typer.Option(min=1, help="Tokens of a prompt.", rich_help_panel=SIZES)
-    ] = 512,
-    output_length: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer.", rich_help_panel=SIZES)
-    ] = 128,
+    warmup: Annotated[int, of_load(min=0, help="Requests before, not counted.")] = 1,
+    seed: Annotated[int, of_load(min=0, help="Same seed, same load.")] = 0,
+    input_length: Annotated[int, of_sizes(min=1, help="Tokens of a prompt.")] = 512,
+    output_length: Annotated[int, of_sizes(min=1, help="Tokens of an answer.")] = 128,
     length_spread: Annotated[
         float,
-        typer.Option(
-            min=0.0, max=1.0, help="0.5: evenly from half to one and a half.", rich_help_panel=SIZES
-        ),
+        of_sizes(min=0.0, max=1.0, help="0.5: evenly from half to one and a half."),
     ] = 0.0,
     shared_prefix: Annotated[
         int,
-        typer.Option(min=0, help="Tokens before it, the same for many.", rich_help_panel=SIZES),
+        of_sizes(min=0, help="Tokens before it, the same for many."),
     ] = 0,
-    prefixes: Annotated[
-        int, typer.Option(min=1, help="Shared prefixes to draw from.", rich_help_panel=SIZES)
-    ] = 1,
-    endpoint: Annotated[
-        Api, typer.Option(help="Of OpenAI's API.", rich_help_panel=SERVER)
-    ] = Api.COMPLETIONS,
+    prefixes: Annotated[int, of_sizes(min=1, help="Shared prefixes to draw from.")] = 1,
+    endpoint: Annotated[Api, of_server(help="Of OpenAI's API.")] = Api.COMPLETIONS,
     model: Annotated[
         str | None,
-        typer.Option(help="Its name.", show_default="the first one listed", rich_help_panel=SERVER),
+        of_server(help="Its name.", show_default="the first one listed"),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
+        of_server(
             exists=True,
             file_okay=False,
             help="A folder with the model's tokenizer.json: sizes are exact with it.",
-            rich_help_panel=SERVER,
         ),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            envvar=["BATON_API_KEY", "OPENAI_API_KEY"],
-            help="If the server asks for one.",
-            rich_help_panel=SERVER,
-        ),
+        of_server(envvar=["BATON_API_KEY", "OPENAI_API_KEY"], help="If the server asks for one."),
     ] = None,
     ca_file: CaFile = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.01, help="Seconds for one answer.", rich_help_panel=SERVER)
-    ] = 600.0,
+    timeout: Annotated[float, of_server(min=0.01, help="Seconds for one answer.")] = 600.0,
     retry: Annotated[
         bool,
-        typer.Option(
-            "--retry", help="Send again after a 429, when it says.", rich_help_panel=SERVER
-        ),
+        of_server("--retry", help="Send again after a 429, when it says."),
     ] = False,
     slo_ttft: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds to the first token.", rich_help_panel=OUTPUT),
+        of_output(min=0.0, help="Seconds to the first token."),
     ] = None,
     slo_itl: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds of 99 % of a request's gaps.", rich_help_panel=OUTPUT),
+        of_output(min=0.0, help="Seconds of 99 % of a request's gaps."),
     ] = None,
     slo_tpot: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, help="Seconds a token of a request, on average.", rich_help_panel=OUTPUT
-        ),
+        of_output(min=0.0, help="Seconds a token of a request, on average."),
     ] = None,
     slo_e2e: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Seconds to the last token.", rich_help_panel=OUTPUT),
+        of_output(min=0.0, help="Seconds to the last token."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result there.", rich_help_panel=OUTPUT)
-    ] = None,
+    json_file: JsonFile = None,
     raw_file: Annotated[
         Path | None,
-        typer.Option(
-            "--raw", help="Write every request there, as JSON lines.", rich_help_panel=OUTPUT
-        ),
+        of_output("--raw", help="Write every request there, as JSON lines."),
     ] = None,
-    plot_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            help="Draw it there, as PNG: needs baton-llm\\[plots].",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    plot_file: PlotFile = None,
 ) -> None:
     """A load on any server with OpenAI's API: open loop, bursts, traces, sessions, closed loop.
 
