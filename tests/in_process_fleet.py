@@ -6,7 +6,7 @@ The replicas are the real ones, with their gRPC servers on localhost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from baton.core.messages import FinishReason, Receipt, Role, SamplingParams, Tok
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.engine.request.step_report import StepReport
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -130,6 +131,25 @@ class Fleet:
             await running.stop(len(answer.tokens))
         answer.receipt = running.receipt
         return answer
+
+    async def ask_all(
+        self, askings: Sequence[Coroutine[Any, Any, Answer]], *, at: ReplicaId, first: Sequence[int]
+    ) -> list[Answer]:
+        """All at once, but `first` ones, in this order, are all at a replica before it runs any.
+
+        What only happens between requests that run together does not depend on who is faster.
+        """
+        engine = self.engines[at]
+        step, tasks = engine.step, dict[int, asyncio.Task[Answer]]()
+        engine.step = StepReport  # type: ignore[method-assign]
+        for index in first:
+            tasks[index] = asyncio.create_task(askings[index])
+            async with asyncio.timeout(120):
+                while len(engine.request_ids) < len(tasks):
+                    await asyncio.sleep(0.002)
+        engine.step = step  # type: ignore[method-assign]
+        self.replicas[at].worker.core.thread.post(lambda: None)  # there is work now
+        return await asyncio.gather(*(tasks.get(i, asking) for i, asking in enumerate(askings)))
 
     async def assert_nothing_is_held(self, timeout_s: float = 2.0) -> None:
         """Every block of every replica comes back, and the books balance."""

@@ -109,11 +109,13 @@ async def test_sixteen_at_once_with_a_pool_so_small_that_preemption_happens(
 ) -> None:
     make_engine = engines(folder, prefill_chunk=7, decode_blocks=30)
     async with running_fleet(prefill=num_prefill, make_engine=make_engine) as fleet:
-        answers = await asyncio.gather(*(fleet.ask(prompt, SAMPLING) for prompt in prompts))
+        decode = next(id_ for id_ in fleet.engines if id_.startswith("decode"))
+        askings = [fleet.ask(prompt, SAMPLING) for prompt in prompts]
+        # 80, 7, 5 and 3 tokens: 25 blocks of 30, before each grows by 6.
+        answers = await fleet.ask_all(askings, at=decode, first=[15, 12, 2, 10])
 
         assert [answer.tokens for answer in answers] == expected
-        decode = fleet.engines[next(id_ for id_ in fleet.engines if id_.startswith("decode"))]
-        assert decode.stats.num_preempted > 0
+        assert fleet.engines[decode].stats.num_preempted > 0
         await fleet.assert_nothing_is_held()
 
 

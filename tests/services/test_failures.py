@@ -173,8 +173,10 @@ def small_engine(role: Role) -> Engine:
 async def test_a_decode_pool_too_small_for_all_preempts_and_still_answers_right() -> None:
     async with running_fleet(make_engine=small_engine) as fleet:
         prompts = [[n, *PROMPT[:10]] for n in range(12)]
+        askings = [fleet.ask(prompt, LONG) for prompt in prompts]
 
-        answers = await asyncio.gather(*(fleet.ask(prompt, LONG) for prompt in prompts))
+        # Each grows to 18 blocks of 24.
+        answers = await fleet.ask_all(askings, at=ReplicaId("decode-2"), first=[0, 1])
 
         assert [a.tokens for a in answers] == [expected(prompt, 60) for prompt in prompts]
         assert fleet.engines["decode-2"].stats.num_preempted > 0  # type: ignore[index]

@@ -124,11 +124,13 @@ async def test_all_at_once_in_a_pool_so_small_that_preemption_happens(
 ) -> None:
     make_engine = engines(folder, prefill_chunk=7, decode_blocks=40)
     async with running_fleet(prefill=num_prefill, make_engine=make_engine) as fleet:
-        answers = await asyncio.gather(*(ask(fleet, index) for index in range(len(PROMPTS))))
+        decode = next(id_ for id_ in fleet.engines if id_.startswith("decode"))
+        askings = [ask(fleet, index) for index in range(len(PROMPTS))]
+        # They have 13 to 22 tokens, and 50, 64, 39 and 64 to come: 75 blocks. There are 40.
+        answers = await fleet.ask_all(askings, at=decode, first=[0, 2, 3, 5])
 
         assert [answer.tokens for answer in answers] == expected
-        decode = next(e for id_, e in fleet.engines.items() if id_.startswith("decode"))
-        assert decode.stats.num_preempted > 0
+        assert fleet.engines[decode].stats.num_preempted > 0
         await fleet.assert_nothing_is_held()
 
 
