@@ -42,7 +42,7 @@ class Load:
         layout = echo_info().layout(BLOCK_SIZE)
         self.pool = BlockPool(KvCache(layout, num_running * BLOCKS_EACH))
         config = SchedulerConfig(max_running=num_running, max_batch_tokens=10**6)
-        self.scheduler = Scheduler(self.pool, config, reclaim=lambda: False)
+        self.scheduler = Scheduler(self.pool, config)
         self._numbers = count()
         for _ in range(num_running + num_waiting):
             self.add()

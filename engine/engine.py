@@ -3,13 +3,13 @@
     schedule -> forward -> read prompts, or sample -> finish
                  layer, on_layer, between_layers, layer, ...
 
-The hooks are where the services join in; they run on the engine's thread, inside a step. A decode
-pass may have been launched by the step before: see `baton.engine.schedule.step_ahead`.
+The services join in by the hooks that a step is given: see `baton.engine.step_hooks`. A decode pass
+may have been launched by the step before: see `baton.engine.schedule.step_ahead`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -35,22 +35,7 @@ from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
-
-
-def _nothing_to_reclaim() -> bool:
-    return False
-
-
-def _ignore(request: Request) -> None:
-    """The hook of an engine on its own."""
-
-
-def _ignore_layer(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
-    """The same, for a layer."""
-
-
-def _nothing_to_run() -> None:
-    """The same, between layers."""
+from baton.engine.step_hooks import ALONE, StepHooks
 
 
 class Pace(Protocol):
@@ -65,17 +50,7 @@ class Pace(Protocol):
 
 
 class Engine:
-    """Not thread-safe: see `baton.engine.engine_thread`.
-
-    The hooks are plain attributes and may be set later. `on_scheduled` may abort a request; those
-    in the middle of a pass must leave its blocks alone, but may share them.
-
-    reclaim         called before a request is preempted: release blocks and return True, or False
-    on_scheduled    called with a request that is about to run for the first time
-    on_layer        called in the middle of a pass, or behind it, with the number of a layer and all
-                    the chunks: their KV of this layer is in the cache
-    between_layers  called after it: the engine's thread lets others have a word
-    """
+    """Not thread-safe: see `baton.engine.engine_thread`."""
 
     def __init__(
         self,
@@ -96,10 +71,6 @@ class Engine:
         """For the tokens of this model; None if it cannot follow a grammar."""
         self.pace = pace
         """To be kept whenever no step computes; None for an engine on its own."""
-        self.reclaim: Callable[[], bool] = _nothing_to_reclaim
-        self.on_scheduled: Callable[[Request], None] = _ignore
-        self.on_layer: Callable[[int, Sequence[ScheduledChunk]], None] = _ignore_layer
-        self.between_layers: Callable[[], None] = _nothing_to_run
         self.stats = EngineStats()
         self.pool = BlockPool(
             runner.cache,
@@ -114,7 +85,7 @@ class Engine:
             config.scheduler.max_model_len or self.info.max_model_len,
         )
         self.max_chunk = config.scheduler.max_chunk
-        self._scheduler = Scheduler(self.pool, config.scheduler, reclaim=lambda: self.reclaim())
+        self._scheduler = Scheduler(self.pool, config.scheduler)
         self._ahead = StepAhead(
             self._scheduler,
             self.info.eos_token_ids,
@@ -200,19 +171,19 @@ class Engine:
         """Wait until nothing is computed: until the next step no block of a request is written."""
         self._ahead.land()
 
-    def step(self) -> StepReport:
+    def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
-        chunks, first_scheduled = self._schedule(started_at)
+        chunks, first_scheduled = self._schedule(started_at, hooks)
         scheduled_at = self.clock()
         lineup = self._ahead.lineup or self._scheduler.lineup
         work = work_of(chunks, lineup)
         if lineup is not None and self._ahead.takes(lineup, self.runner):
             self._ahead.launch(lineup, self.runner)
             forwarded_at = self.clock()
-            outputs = self._read(lineup, chunks)
+            outputs = self._read(lineup, chunks, hooks)
         else:
-            logits = self._forward(chunks, lineup) if chunks else None
+            logits = self._forward(chunks, lineup, hooks) if chunks else None
             forwarded_at = self.clock()
             outputs = self._sample(chunks, logits, lineup)
         if lineup is None:
@@ -234,18 +205,20 @@ class Engine:
         self.stats.add(report)
         return report
 
-    def _schedule(self, now: float) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
+    def _schedule(
+        self, now: float, hooks: StepHooks
+    ) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
         self._ahead.forget_who_left()
         if self._ahead.lineup is not None:  # planned with the step before, and running
             return self._still_running(self._ahead.lineup), ()
-        chunks = self._scheduler.step()
+        chunks = self._scheduler.step(hooks.reclaim)
         if self._scheduler.lineup is not None:  # all of them have run before
             return chunks, ()
         first = tuple(chunk.request for chunk in chunks if chunk.request.scheduled_at is None)
         for request in first:
             request.scheduled_at = now
-            self.on_scheduled(request)
+            hooks.on_scheduled(request)
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING], first
 
     def _still_running(self, lineup: Lineup) -> list[ScheduledChunk]:
@@ -253,11 +226,14 @@ class Engine:
             return self._scheduler.lineup_chunks
         return [ScheduledChunk(r, 1) for r in lineup.requests if r.phase is Phase.RUNNING]
 
-    def _read(self, lineup: Lineup, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
+    def _read(
+        self, lineup: Lineup, chunks: Sequence[ScheduledChunk], hooks: StepHooks
+    ) -> tuple[RequestOutput, ...]:
         """Wait for the oldest pass in flight, count its tokens as computed, give out the next."""
         found = self._ahead.read()
         for layer in range(self.info.num_layers):
-            self._after_layer(layer, chunks)
+            hooks.on_layer(layer, chunks)
+            hooks.between_layers()
         lineup.computed()
         now = self.clock()
         return tuple(
@@ -269,11 +245,14 @@ class Engine:
             ]
         )
 
-    def _forward(self, chunks: Sequence[ScheduledChunk], lineup: Lineup | None) -> Tensor | None:
+    def _forward(
+        self, chunks: Sequence[ScheduledChunk], lineup: Lineup | None, hooks: StepHooks
+    ) -> Tensor | None:
         """Run `chunks`, count their tokens as computed; logits [S, V] of those to sample from."""
 
         def on_layer(layer: int) -> None:
-            self._after_layer(layer, chunks)
+            hooks.on_layer(layer, chunks)
+            hooks.between_layers()
 
         if lineup is not None:
             hidden = self.runner.forward(lineup.decoding, on_layer)
@@ -289,10 +268,6 @@ class Engine:
             pin_computed(request, self.pool)
         hidden = read_prompts([chunk.request for chunk in chunks], inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
-
-    def _after_layer(self, layer: int, chunks: Sequence[ScheduledChunk]) -> None:
-        self.on_layer(layer, chunks)
-        self.between_layers()
 
     def _input(self, chunk: ScheduledChunk) -> Chunk:
         request, start = chunk.request, chunk.request.num_computed

@@ -24,13 +24,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from baton.core.errors import EngineFailed
 from baton.engine.engine import Engine
 from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.step_fit import StepFit
+from baton.engine.step_hooks import ALONE, StepHooks
 
 T = TypeVar("T")
 
@@ -52,8 +53,12 @@ class EngineThread:
         *,
         on_failure: Callable[[BaseException], None] | None = None,
         before_commands: Callable[[], None] | None = None,
+        hooks: StepHooks = ALONE,
     ) -> None:
-        """`before_commands` runs on the thread, too: when something else than a step comes next."""
+        """`before_commands` runs on the thread, too: when something else than a step comes next.
+
+        What is interjected runs `between_layers`, whatever `hooks` say of that.
+        """
         self.engine = engine
         self.failure: BaseException | None = None
         self.last_progress = engine.clock()
@@ -65,6 +70,7 @@ class EngineThread:
         self._on_step = on_step
         self._on_failure = on_failure
         self._before_commands = before_commands
+        self._hooks = replace(hooks, between_layers=self._run_express)
         self._mailbox: deque[_Command] = deque()
         self._express: deque[_Command] = deque()
         self._changed = threading.Condition()
@@ -75,7 +81,6 @@ class EngineThread:
         self._is_stopping = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._main, name="baton-engine", daemon=True)
-        engine.between_layers = self._run_express
 
     def start(self) -> None:
         """Begin; inside a running event loop, which `tell` then means."""
@@ -210,7 +215,7 @@ class EngineThread:
         """Run a step if there is work. Whether only a command can bring more of it."""
         if self.engine.has_work:
             began_at = self.engine.clock() if self._stepped_at is None else self._stepped_at
-            report = self.engine.step()
+            report = self.engine.step(self._hooks)
             if not report.is_stalled:
                 now = self.last_progress = self._pace_at = self._stepped_at = self.engine.clock()
                 if report.num_tokens:

@@ -27,6 +27,7 @@ from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput, StepReport
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
 from baton.kv_transfer.layouts.agreement import check_layouts
 from baton.prefill_service.lending import Lending
@@ -44,13 +45,12 @@ class PrefillWorker:
             on_step=self._on_step,
             on_failure=self._on_failure,
             on_transfer_ended=self._on_transfer_ended,
+            in_step=StepHooks(on_scheduled=self._on_scheduled, on_layer=self._on_layer),
         )
         self.core = ReplicaCore(engine, parts, hooks)
         self._engine = engine
         self._thread = self.core.thread
         self._sender = self.core.kv.sender
-        engine.on_scheduled = self._on_scheduled
-        engine.on_layer = self._on_layer
 
     async def prefill(self, message: PrefillRequest) -> AsyncGenerator[Event, None]:
         """Yield the grant when its turn comes, then the first token; end when the transfer does.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.ids import TransferId
 from baton.core.kv_pool import Census
@@ -25,6 +25,7 @@ from baton.engine.grammar.matchers import Matchers
 from baton.engine.kv_feed import KvFeed
 from baton.engine.request.cache_points import cache_metrics
 from baton.engine.request.step_report import StepReport
+from baton.engine.step_hooks import ALONE, StepHooks
 from baton.kv_transfer.exchange import ExchangeParts, KvExchange
 from baton.kv_transfer.handoff.auditor import AuditReport, audit
 
@@ -44,6 +45,8 @@ class RoleHooks:
     on_failure: Callable[[BaseException], None]
     before_commands: Callable[[], None] | None = None
     """See `EngineThread`."""
+    in_step: StepHooks = ALONE
+    """`reclaim` and `between_layers` are not the role's to say."""
     on_transfer_ended: Callable[[TransferId], None] = lambda _: None
     """Hears of transfers of KV that leaves: see `KvExchange`."""
     is_full: Callable[[], bool] = lambda: False
@@ -61,6 +64,7 @@ class ReplicaCore:
             self._on_step,
             on_failure=hooks.on_failure,
             before_commands=hooks.before_commands,
+            hooks=replace(hooks.in_step, reclaim=lambda: self.kv.reclaim()),
         )
         self.kv_feed = KvFeed(engine.pool, self.thread)
         self.kv = KvExchange(
@@ -75,7 +79,6 @@ class ReplicaCore:
         self._hooks = hooks
         self._last_work = StepWork()
         self._housekeeping: asyncio.Task[None] | None = None
-        engine.reclaim = self.kv.reclaim
 
     async def start(self) -> None:
         self.kv.start()

@@ -10,6 +10,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
+from baton.engine.step_hooks import ALONE, StepHooks
 
 VOCAB = 512
 BLOCK_SIZE = 4
@@ -42,11 +43,11 @@ def make_request(
     return Request(name, prompt, output=output, sampling=params, max_new_tokens=max_new_tokens)
 
 
-def run(engine: Engine) -> list[StepReport]:
+def run(engine: Engine, hooks: StepHooks = ALONE) -> list[StepReport]:
     """Step until there is nothing left to do."""
     reports = []
     while engine.has_work:
-        reports.append(engine.step())
+        reports.append(engine.step(hooks))
         assert not reports[-1].is_stalled
         assert engine.stats.num_steps < 5000
     return reports

@@ -48,6 +48,10 @@ MAX_OVERTAKEN = 64
 starving."""
 
 
+def _has_nothing() -> bool:
+    return False
+
+
 class ScheduledChunk(NamedTuple):
     """The next `num_tokens` pending tokens of a request; its blocks cover them."""
 
@@ -56,20 +60,15 @@ class ScheduledChunk(NamedTuple):
 
 
 class Scheduler:
-    """Decides from its queues and the pool alone; it knows neither time nor model.
+    """Decides from its queues and the pool alone; it knows neither time nor model."""
 
-    `reclaim` is asked for blocks before a request is preempted: it releases some and returns True,
-    or returns False if it has none to give.
-    """
-
-    def __init__(
-        self, pool: BlockPool, config: SchedulerConfig, *, reclaim: Callable[[], bool]
-    ) -> None:
+    def __init__(self, pool: BlockPool, config: SchedulerConfig) -> None:
         self.pool = pool
         self.config = config
         self.num_preempted = 0
         """Preemptions so far."""
-        self._reclaim = reclaim
+        self._reclaim: Callable[[], bool] = _has_nothing
+        """Of the step that is planned."""
         self._running: list[Request] = []
         self._max_running = min(config.max_running, config.max_batch_tokens)
         self._lanes = list(range(self._max_running))
@@ -132,8 +131,13 @@ class Scheduler:
         self._forget(request)
         request.phase = Phase.FINISHED
 
-    def step(self) -> list[ScheduledChunk]:
-        """Plan one forward pass: running requests first, then as many waiting ones as fit."""
+    def step(self, reclaim: Callable[[], bool] = _has_nothing) -> list[ScheduledChunk]:
+        """Plan one forward pass: running requests first, then as many waiting ones as fit.
+
+        `reclaim` is asked for blocks before a request is preempted: it releases some and returns
+        True, or returns False if it has none to give.
+        """
+        self._reclaim = reclaim
         self.pool.supply.expire()  # so that who waits for blocks is tried again
         chunks = self._repeat() or self._continue_running()
         admitted = self._admit(chunks)

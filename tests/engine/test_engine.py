@@ -15,6 +15,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -57,10 +58,9 @@ def test_a_hook_may_abort_the_request_that_is_about_to_run() -> None:
         if request is gone:
             engine.abort("gone")
 
-    engine.on_scheduled = abort
     engine.add(gone)
     engine.add(stays)
-    run(engine)
+    run(engine, StepHooks(on_scheduled=abort))
 
     assert gone.output == []
     assert stays.output == echo_output(range(11), 8, VOCAB)
@@ -78,11 +78,12 @@ def test_hooks_see_a_request_before_it_runs_and_while_it_holds_its_blocks() -> N
         for chunk in chunks:
             see(f"layer {layer} of {chunk.num_tokens} tokens", chunk.request)
 
-    engine.on_scheduled = lambda request: see("scheduled", request)
-    engine.on_layer = see_layer
     engine.add(request)
 
-    (report,) = run(engine)
+    (report,) = run(
+        engine,
+        StepHooks(on_scheduled=lambda request: see("scheduled", request), on_layer=see_layer),
+    )
 
     assert seen == [
         ("scheduled", 0, 3),

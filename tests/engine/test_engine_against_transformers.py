@@ -16,6 +16,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 
 BLOCK_SIZE = 4
 MAX_TOKENS = 24
@@ -140,10 +141,9 @@ def prefill(engine: Engine, request: Request) -> tuple[Request, Holder]:
                 num_blocks = len(engine.pool.table(chunk.request.holder))
                 engine.pool.share(chunk.request.holder, lease, num_blocks)
 
-    engine.on_layer = share
     engine.add(request)
     while engine.has_work:
-        engine.step()
+        engine.step(StepHooks(on_layer=share))
     return request, lease
 
 

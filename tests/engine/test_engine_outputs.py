@@ -15,6 +15,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Phase, Request
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -154,10 +155,9 @@ def adopt_elsewhere(
             count = num_blocks if is_whole else num_computed // BLOCK_SIZE
             source.pool.share(chunk.request.holder, lease_out, count)
 
-    source.on_layer = share
     prefilled = make_request(request.request_id, request.prompt, max_new_tokens=1)
     source.add(prefilled)
-    run(source)
+    run(source, StepHooks(on_layer=share))
     before_finish()
     num_cached = target.pool.reserve(lease_in, request.prompt, request.salt)
     assert num_cached is not None

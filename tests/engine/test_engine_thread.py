@@ -17,17 +17,18 @@ from baton.core.kv_pool import Holder, HolderKind
 from baton.core.owner_thread import OwnerThread
 from baton.engine.passes.echo import echo_output
 from baton.engine.request.request import Request
+from baton.engine.step_hooks import ALONE, StepHooks
 
 
 async def test_when_all_of_a_pass_are_refused_those_behind_them_run_without_being_asked() -> None:
-    async with Harness(num_blocks=4) as harness:  # enough for one
-        refused, behind = (make_request(name, max_tokens=4) for name in ("refused", "behind"))
+    refused, behind = (make_request(name, max_tokens=4) for name in ("refused", "behind"))
 
-        def refuse(request: Request) -> None:
-            if request is refused:
-                harness.engine.abort(request.request_id)
+    def refuse(request: Request) -> None:
+        if request is refused:
+            harness.engine.abort(request.request_id)
 
-        harness.engine.on_scheduled = refuse
+    hooks = StepHooks(on_scheduled=refuse)
+    async with Harness(num_blocks=4, hooks=hooks) as harness:  # enough for one
 
         def add() -> None:
             harness.engine.add(refused)
@@ -52,8 +53,8 @@ async def test_requests_handed_in_from_outside_are_answered() -> None:
 
 async def test_a_step_takes_from_the_end_of_the_one_before_but_idleness_is_no_step() -> None:
     clock = ManualClock()
-    async with Harness(clock=clock) as harness:
-        harness.engine.on_layer = lambda layer, chunks: clock.advance(0.03)
+    hooks = StepHooks(on_layer=lambda layer, chunks: clock.advance(0.03))
+    async with Harness(clock=clock, hooks=hooks) as harness:
         for name in ("first", "second"):
             request = make_request(name, max_tokens=9)
             await harness.thread.call(partial(harness.engine.add, request))
@@ -126,13 +127,12 @@ async def test_a_command_runs_even_if_nobody_awaits_it_any_more() -> None:
 
 @pytest.mark.parametrize("culprit", ["step", "on_step", "post"])
 async def test_a_failure_ends_the_engine_and_is_told_to_everyone(culprit: str) -> None:
-    async with Harness() as harness:
-        error = RuntimeError("broken")
-        if culprit == "step":
-            harness.engine.on_layer = lambda layer, chunks: fail_with(error)()
-        elif culprit == "on_step":
+    error = RuntimeError("broken")
+    hooks = StepHooks(on_layer=lambda layer, chunks: fail_with(error)())
+    async with Harness(hooks=hooks if culprit == "step" else ALONE) as harness:
+        if culprit == "on_step":
             harness.thread._on_step = lambda report: fail_with(error)()
-        else:
+        elif culprit == "post":
             harness.thread.post(fail_with(error))
         with_others = [harness.thread.call(lambda: harness.engine.add(make_request()))]
         await harness.failed.wait()
@@ -208,21 +208,19 @@ async def test_a_stalled_engine_sleeps_and_is_woken_by_the_command_that_frees_bl
 
 
 async def test_idleness_counts_as_progress_and_a_step_that_hangs_does_not() -> None:
-    clock = ManualClock()
-    async with Harness(clock=clock) as harness:
+    clock, gate, entered = ManualClock(), threading.Event(), threading.Event()
+
+    def hang(layer: int, chunks: object) -> None:
+        entered.set()
+        gate.wait(30)
+
+    async with Harness(clock=clock, hooks=StepHooks(on_layer=hang)) as harness:
         await harness.thread.call(lambda: None)
         while not harness.thread._is_idle:
             await asyncio.sleep(0)
         clock.advance(100)
         assert harness.thread.is_progressing(clock(), limit_s=10)
 
-        gate, entered = threading.Event(), threading.Event()
-
-        def hang(layer: int, chunks: object) -> None:
-            entered.set()
-            gate.wait(30)
-
-        harness.engine.on_layer = hang
         harness.thread.post(lambda: harness.engine.add(make_request(max_tokens=1)))
         await asyncio.to_thread(entered.wait, 30)
         assert harness.thread.is_progressing(clock(), limit_s=10)
@@ -231,28 +229,27 @@ async def test_idleness_counts_as_progress_and_a_step_that_hangs_does_not() -> N
         gate.set()
 
 
-def in_layer(harness: Harness, wanted: int, function: Callable[[], None]) -> None:
-    """Let `function` run on the engine's thread in the middle of each pass, after one layer."""
+def in_layer(wanted: int, function: Callable[[], None]) -> StepHooks:
+    """Hooks that run `function` in the middle of each pass, after one layer."""
 
     def on_layer(layer: int, chunks: object) -> None:
         if layer == wanted:
             function()
 
-    harness.engine.on_layer = on_layer
+    return StepHooks(on_layer=on_layer)
 
 
 async def test_what_is_interjected_runs_between_two_layers_and_a_call_after_the_step() -> None:
-    async with Harness(num_layers=3) as harness:
-        in_first, may_go_on = threading.Event(), threading.Event()
-        order: list[str] = []
+    in_first, may_go_on = threading.Event(), threading.Event()
+    order: list[str] = []
 
-        def on_layer(layer: int, chunks: object) -> None:
-            order.append(f"layer {layer}")
-            if layer == 0:
-                in_first.set()
-                may_go_on.wait(30)
+    def on_layer(layer: int, chunks: object) -> None:
+        order.append(f"layer {layer}")
+        if layer == 0:
+            in_first.set()
+            may_go_on.wait(30)
 
-        harness.engine.on_layer = on_layer
+    async with Harness(num_layers=3, hooks=StepHooks(on_layer=on_layer)) as harness:
         request = make_request(max_tokens=1)
         harness.thread.post(lambda: harness.engine.add(request))
         await asyncio.to_thread(in_first.wait, 30)
@@ -269,9 +266,8 @@ async def test_what_is_interjected_runs_between_two_layers_and_a_call_after_the_
 
 
 async def test_an_exception_in_what_is_interjected_concerns_neither_the_step_nor_its_like() -> None:
-    async with Harness(num_layers=2) as harness:
-        gate, request = threading.Event(), make_request()
-        in_layer(harness, 0, wait_for(gate))
+    gate, request = threading.Event(), make_request()
+    async with Harness(num_layers=2, hooks=in_layer(0, wait_for(gate))) as harness:
         added = harness.thread.call(lambda: harness.engine.add(request))
         await added
 
@@ -296,15 +292,14 @@ async def test_an_idle_engine_is_woken_by_what_is_interjected() -> None:
 
 
 async def test_what_is_interjected_is_refused_once_a_step_has_failed() -> None:
-    async with Harness(num_layers=2) as harness:
-        entered, gate = threading.Event(), threading.Event()
+    entered, gate = threading.Event(), threading.Event()
 
-        def fail_in_the_middle() -> None:
-            entered.set()
-            gate.wait(30)
-            raise RuntimeError("broken")
+    def fail_in_the_middle() -> None:
+        entered.set()
+        gate.wait(30)
+        raise RuntimeError("broken")
 
-        in_layer(harness, 1, fail_in_the_middle)
+    async with Harness(num_layers=2, hooks=in_layer(1, fail_in_the_middle)) as harness:
         harness.thread.post(lambda: harness.engine.add(make_request()))
         await asyncio.to_thread(entered.wait, 30)
 
@@ -319,23 +314,24 @@ async def test_what_is_interjected_is_refused_once_a_step_has_failed() -> None:
 
 async def test_blocks_freed_and_taken_in_the_middle_of_a_step_do_not_disturb_it() -> None:
     """Leases come and go between its layers, in a pool that is nearly full."""
-    async with Harness(num_blocks=10, num_layers=4) as harness:
-        pool, request = harness.engine.pool, make_request(max_tokens=16)
-        leases = [Holder(HolderKind.LEASE, f"lease {number}") for number in range(3)]
-        num_taken = 0
+    request = make_request(max_tokens=16)
+    leases = [Holder(HolderKind.LEASE, f"lease {number}") for number in range(3)]
+    num_taken = 0
 
-        def come_and_go(layer: int, chunks: object) -> None:
-            nonlocal num_taken
-            pool.release(leases[0])
-            leases.append(leases.pop(0))
-            taken = pool.reserve(leases[-1], range(200 + layer, 204 + layer), b"")
-            if taken is not None:
-                num_taken += 1
-                for lent_layer in range(4):
-                    data = memoryview(bytes([255]) * pool.layout.layer_block_bytes)
-                    pool.write(leases[-1], 0, lent_layer, data)
+    def come_and_go(layer: int, chunks: object) -> None:
+        nonlocal num_taken
+        pool = harness.engine.pool
+        pool.release(leases[0])
+        leases.append(leases.pop(0))
+        taken = pool.reserve(leases[-1], range(200 + layer, 204 + layer), b"")
+        if taken is not None:
+            num_taken += 1
+            for lent_layer in range(4):
+                data = memoryview(bytes([255]) * pool.layout.layer_block_bytes)
+                pool.write(leases[-1], 0, lent_layer, data)
 
-        harness.engine.on_layer = come_and_go
+    hooks = StepHooks(on_layer=come_and_go)
+    async with Harness(num_blocks=10, num_layers=4, hooks=hooks) as harness:
         await harness.thread.call(lambda: harness.engine.add(request))
         await harness.finished(request)
 

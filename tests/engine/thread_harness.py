@@ -14,13 +14,19 @@ from baton.engine.engine_thread import EngineThread
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
+from baton.engine.step_hooks import ALONE, StepHooks
 
 
 class Harness:
     """An engine thread whose steps are handed to the test's own event loop."""
 
     def __init__(
-        self, *, num_blocks: int = 64, num_layers: int = 1, clock: ManualClock | None = None
+        self,
+        *,
+        num_blocks: int = 64,
+        num_layers: int = 1,
+        clock: ManualClock | None = None,
+        hooks: StepHooks = ALONE,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
@@ -40,7 +46,11 @@ class Harness:
 
         self.before_commands: Callable[[], None] = lambda: None
         self.thread = EngineThread(
-            self.engine, report, on_failure=fail, before_commands=lambda: self.before_commands()
+            self.engine,
+            report,
+            on_failure=fail,
+            before_commands=lambda: self.before_commands(),
+            hooks=hooks,
         )
 
     async def __aenter__(self) -> Harness:

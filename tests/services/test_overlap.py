@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
 from torch import Tensor
@@ -13,7 +14,9 @@ from baton.core.ids import ReplicaId
 from baton.decode_service.worker import DecodeWorker
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import echo_output
+from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 
 PREFILL, DECODE = ReplicaId("prefill-1"), ReplicaId("decode-2")
 PROMPT = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 11]
@@ -29,11 +32,11 @@ def num_bytes_written(fleet: Fleet) -> int:
 
 def dwell_until_written(fleet: Fleet, num_bytes: int) -> None:
     """Stay where P's engine is, between two layers or after the last, until D has so much."""
-    engine, gives_up_at = fleet.engines[PREFILL], time.monotonic() + GIVE_UP_S
+    thread, gives_up_at = fleet.replicas[PREFILL].worker.core.thread, time.monotonic() + GIVE_UP_S
     pause = threading.Event()
     while num_bytes_written(fleet) < num_bytes and time.monotonic() < gives_up_at:
         pause.wait(0.001)
-        engine.between_layers()
+        thread._run_express()
 
 
 def kv_bytes(engine: Engine) -> int:
@@ -44,14 +47,17 @@ def kv_bytes(engine: Engine) -> int:
 async def test_each_layer_is_at_the_decode_replica_before_the_next_is_computed() -> None:
     async with running_fleet() as fleet:
         engine, written = fleet.engines[PREFILL], list[int]()
-        publish, size = engine.on_layer, kv_bytes(engine) // NUM_LAYERS
+        honest, size = engine.step, kv_bytes(engine) // NUM_LAYERS
 
-        def dawdle(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
-            publish(layer, chunks)
-            dwell_until_written(fleet, (layer + 1) * size)
-            written.append(num_bytes_written(fleet))
+        def dawdle(hooks: StepHooks) -> StepReport:
+            def publish(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+                hooks.on_layer(layer, chunks)
+                dwell_until_written(fleet, (layer + 1) * size)
+                written.append(num_bytes_written(fleet))
 
-        engine.on_layer = dawdle
+            return honest(replace(hooks, on_layer=publish))
+
+        engine.step = dawdle  # type: ignore[method-assign,assignment]
 
         answer = await fleet.ask(PROMPT)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from zlib import crc32
 
 from tests.engine.no_bytes import NoBytes
@@ -16,11 +16,10 @@ from baton.engine.request.request import Request
 from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
 
 
-def make_scheduler(  # noqa: PLR0913  # what tests vary
+def make_scheduler(  # what tests vary
     *,
     num_blocks: int = 64,
     block_size: int = 4,
-    reclaim: Callable[[], bool] = lambda: False,
     config: SchedulerConfig | None = None,
     pinned_fraction: float = 0.25,
     kv_shares: Mapping[str, float] | None = None,
@@ -32,7 +31,7 @@ def make_scheduler(  # noqa: PLR0913  # what tests vary
         kv_shares=kv_shares,
         clock=ManualClock(),
     )
-    return Scheduler(pool, config or SchedulerConfig(), reclaim=reclaim)
+    return Scheduler(pool, config or SchedulerConfig())
 
 
 def make_request(

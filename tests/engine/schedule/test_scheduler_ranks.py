@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.engine.schedule.schedules import adopt, compute, make_request, make_scheduler, planned
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.engine.config import SchedulerConfig
 from baton.engine.request.request import Phase
-from baton.engine.schedule.scheduler import MAX_OVERTAKEN, ScheduledChunk
+from baton.engine.schedule.scheduler import MAX_OVERTAKEN, ScheduledChunk, Scheduler
 
 
 def test_the_youngest_request_is_preempted_when_blocks_run_out() -> None:
@@ -42,60 +44,54 @@ def test_a_preempted_request_comes_back_first_and_finds_what_is_left_of_its_bloc
     assert third.phase is Phase.WAITING
 
 
-def test_leases_are_reclaimed_before_a_request_is_preempted() -> None:
-    lease = Holder(HolderKind.LEASE, "incoming")
-
+def giving_up(scheduler: Scheduler, lease: Holder) -> Callable[[], bool]:
     def reclaim() -> bool:
         had_any = bool(scheduler.pool.table(lease))
         scheduler.pool.release(lease)
         return had_any
 
-    scheduler = make_scheduler(num_blocks=4, reclaim=reclaim)
+    return reclaim
+
+
+def test_leases_are_reclaimed_before_a_request_is_preempted() -> None:
+    lease = Holder(HolderKind.LEASE, "incoming")
+    scheduler = make_scheduler(num_blocks=4)
+    reclaim = giving_up(scheduler, lease)
     request = make_request("running", prompt_len=8)
     scheduler.add(request)
     compute(scheduler, scheduler.step())
     scheduler.pool.reserve(lease, range(8), b"")
 
-    assert planned(scheduler.step()) == {"running": 1}
+    assert planned(scheduler.step(reclaim)) == {"running": 1}
     assert request.num_preemptions == 0
     assert not scheduler.pool.table(lease)
 
 
 def test_a_lease_does_not_keep_the_only_request_waiting() -> None:
     lease = Holder(HolderKind.LEASE, "incoming")
-
-    def reclaim() -> bool:
-        had_any = bool(scheduler.pool.table(lease))
-        scheduler.pool.release(lease)
-        return had_any
-
-    scheduler = make_scheduler(num_blocks=4, reclaim=reclaim)
+    scheduler = make_scheduler(num_blocks=4)
+    reclaim = giving_up(scheduler, lease)
     scheduler.pool.reserve(lease, range(8), b"")
     scheduler.add(make_request("large", prompt_len=16))
 
-    assert planned(scheduler.step()) == {"large": 16}
+    assert planned(scheduler.step(reclaim)) == {"large": 16}
 
 
 def test_a_refused_request_is_tried_again_once_it_is_alone() -> None:
     """The running request ends without a block coming free: its lease has them all."""
     lease = Holder(HolderKind.LEASE, "outgoing")
-
-    def reclaim() -> bool:
-        had_any = bool(scheduler.pool.table(lease))
-        scheduler.pool.release(lease)
-        return had_any
-
-    scheduler = make_scheduler(num_blocks=4, reclaim=reclaim)
+    scheduler = make_scheduler(num_blocks=4)
+    reclaim = giving_up(scheduler, lease)
     running = make_request("running", prompt_len=7)
     scheduler.add(running)
     compute(scheduler, scheduler.step())
     scheduler.pool.share(running.holder, lease, 2)
     scheduler.add(make_request("large", prompt_len=16))
-    assert planned(scheduler.step()) == {"running": 1}
+    assert planned(scheduler.step(reclaim)) == {"running": 1}
 
     scheduler.finish(running)
 
-    assert planned(scheduler.step()) == {"large": 16}
+    assert planned(scheduler.step(reclaim)) == {"large": 16}
 
 
 def test_a_preempted_request_keeps_its_rank_over_requests_adopted_meanwhile() -> None:

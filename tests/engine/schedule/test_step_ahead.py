@@ -27,6 +27,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Request
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 
 
 def prompt_engine(*, num_blocks: int = 256, eos_token_ids: tuple[int, ...] = ()) -> Engine:
@@ -198,9 +199,11 @@ def test_what_is_not_finite_fails_its_request_alone_and_leaves_nothing_behind(sp
     engine.add(good)
     runner.spoil = {spoilt}
     table: list[int] = []
-    engine.on_layer = lambda layer, chunks: table.extend(engine.pool.table(bad.holder))
 
-    reports = run(engine)
+    def note(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
+        table.extend(engine.pool.table(bad.holder))
+
+    reports = run(engine, StepHooks(on_layer=note))
 
     (failed,) = [o for report in reports for o in report.outputs if o.request is bad and o.error]
     assert isinstance(failed.error, Unavailable)
@@ -292,9 +295,8 @@ def test_hooks_are_told_of_each_layer_once_when_its_tokens_are_computed() -> Non
         ) -> None:
             told.extend((layer, c.request.num_computed, c.num_tokens) for c in chunks)
 
-        engine.on_layer = note
         engine.add(make_request(prompt=range(6), max_tokens=9))
-        run(engine)
+        run(engine, StepHooks(on_layer=note))
 
     assert seen["off"] == seen["on"]
 

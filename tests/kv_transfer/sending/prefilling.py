@@ -16,6 +16,7 @@ from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.handoff.auditor import audit
 from baton.kv_transfer.handoff.messages import OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.transport import LentPiece
@@ -39,6 +40,8 @@ class Prefilling:
     sender: Sender
     outbox: Outbox
     on_step: list[Callable[[StepReport], None]]
+    after_layer: list[Callable[[int], None]]
+    """Called in the middle of each pass, after what is published there."""
     on_ended: list[Callable[[TransferId], None]]
     received: dict[TransferId, dict[Slot, bytes]] = field(default_factory=dict)
 
@@ -127,6 +130,7 @@ async def prefilling(
     )
     engine = Engine(EchoRunner(info, num_blocks=num_blocks, block_size=4), config)
     ended: list[Callable[[TransferId], None]] = []
+    after_layer: list[Callable[[int], None]] = []
 
     def on_ended(transfer_id: TransferId) -> None:
         for listener in ended:
@@ -138,6 +142,8 @@ async def prefilling(
         for chunk in chunks:
             num_computed = chunk.request.num_computed + chunk.num_tokens
             sender.publish(TransferId(chunk.request.request_id), num_computed, layer)
+        for function in after_layer:
+            function(layer)
 
     def finish(report: StepReport) -> None:
         for output in report.outputs:
@@ -149,12 +155,11 @@ async def prefilling(
         for listener in listeners:
             listener(report)
 
-    engine.on_layer = on_layer
-    thread = EngineThread(engine, on_step)
+    thread = EngineThread(engine, on_step, hooks=StepHooks(on_layer=on_layer))
     size = engine.pool.layout.layer_block_bytes
     outbox = Outbox(sender, thread, max_piece_bytes=2 * size)
     thread.start()
     try:
-        yield Prefilling(engine, thread, sender, outbox, listeners, ended)
+        yield Prefilling(engine, thread, sender, outbox, listeners, after_layer, ended)
     finally:
         await asyncio.to_thread(thread.stop, 30)

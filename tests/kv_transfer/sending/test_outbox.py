@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -23,9 +22,8 @@ from baton.core.errors import TransferAborted, TransferCut
 from baton.core.ids import TransferId
 from baton.core.kv_pool import BlockSource, Holder
 from baton.core.owner_thread import Inline, OneThread
-from baton.engine.engine import Engine
+from baton.engine.engine_thread import EngineThread
 from baton.engine.request.step_report import StepReport
-from baton.engine.schedule.scheduler import ScheduledChunk
 from baton.kv_transfer.handoff.lease import Computation
 from baton.kv_transfer.handoff.messages import Outcome
 from baton.kv_transfer.handoff.transport import LentPiece
@@ -35,21 +33,10 @@ from baton.kv_transfer.sending.pieces import Contents, Cut, read
 from baton.kv_transfer.sending.read_ahead import MAX_AHEAD
 
 
-def then(engine: Engine, function: Callable[[int], None]) -> None:
-    """Let `function` run in the middle of each pass, after what is published there."""
-    publish = engine.on_layer
-
-    def on_layer(layer: int, chunks: Sequence[ScheduledChunk]) -> None:
-        publish(layer, chunks)
-        function(layer)
-
-    engine.on_layer = on_layer
-
-
-def dwell(engine: Engine, until: threading.Event) -> None:
+def dwell(thread: EngineThread, until: threading.Event) -> None:
     """Between the same two layers, for as long as it takes."""
     while not until.wait(0.001):
-        engine.between_layers()
+        thread._run_express()
 
 
 def assert_happens(event: threading.Event) -> None:
@@ -63,14 +50,14 @@ async def test_a_layer_has_left_before_the_last_one_is_computed() -> None:
         def wait_for_the_layer_before(layer: int) -> None:
             seen.append(f"computed {layer}")
             if layer:
-                dwell(p.engine, arrived[layer - 1])
+                dwell(p.thread, arrived[layer - 1])
 
         def on_piece(piece: LentPiece) -> None:
             if piece.first_block == 4:  # the last of its layer
                 seen.append(f"arrived {piece.plane}")
                 arrived[piece.plane].set()
 
-        then(p.engine, wait_for_the_layer_before)
+        p.after_layer.append(wait_for_the_layer_before)
         await p.prefill(TRANSFER, range(22))
         async with asyncio.timeout(30):
             await p.receive(TRANSFER, on_piece)
@@ -136,9 +123,9 @@ async def test_an_outcome_that_is_told_in_mid_step_is_heard_after_it() -> None:
 
         def wait(layer: int) -> None:
             if layer == NUM_LAYERS - 1:
-                dwell(p.engine, told)
+                dwell(p.thread, told)
 
-        then(p.engine, wait)
+        p.after_layer.append(wait)
         p.on_step.append(lambda report: order.append("step"))
         p.on_ended.append(lambda transfer_id: order.append("ended"))
         await p.prefill(TRANSFER, range(22))
@@ -156,7 +143,12 @@ async def test_an_outcome_that_is_told_in_mid_step_is_heard_after_it() -> None:
 async def test_a_transfer_aborted_between_steps_ends_its_stream_with_the_reason() -> None:
     async with prefilling(max_batch_tokens=4) as p:
         got_some = threading.Event()
-        then(p.engine, lambda layer: dwell(p.engine, got_some) if layer == NUM_LAYERS - 1 else None)
+
+        def wait(layer: int) -> None:
+            if layer == NUM_LAYERS - 1:
+                dwell(p.thread, got_some)
+
+        p.after_layer.append(wait)
         await p.prefill(TRANSFER, range(40))
         receiving = asyncio.ensure_future(p.receive(TRANSFER, lambda piece: got_some.set()))
 

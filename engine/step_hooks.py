@@ -1,0 +1,31 @@
+"""Where others join a step of the engine: what whoever runs it hands in with it.
+
+reclaim -> on_scheduled -> layer, on_layer, between_layers, layer, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.engine.request.request import Request
+from baton.engine.schedule.scheduler import ScheduledChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHooks:
+    """All are called on the thread that runs the step; none does anything unless it is given."""
+
+    reclaim: Callable[[], bool] = lambda: False
+    """Called before a request is preempted: release blocks and return True, or False."""
+    on_scheduled: Callable[[Request], None] = lambda request: None
+    """Called with a request that is about to run for the first time; it may be aborted."""
+    on_layer: Callable[[int, Sequence[ScheduledChunk]], None] = lambda layer, chunks: None
+    """Called in the middle of a pass, or behind it, with the number of a layer and all the chunks:
+    their KV of this layer is in the cache. Their blocks must be left alone, but may be shared."""
+    between_layers: Callable[[], None] = lambda: None
+    """Called after it, under the same law: the engine's thread lets others have a word."""
+
+
+ALONE = StepHooks()
+"""The hooks of an engine on its own."""
