@@ -59,6 +59,25 @@ def update(
     )
 
 
+def answers(*tokens: int) -> Script:
+    return lambda request: [update(request, *tokens, finish=FinishReason.LENGTH, receipt=Receipt())]
+
+
+def breaks_after(*tokens: int) -> Script:
+    def script(request: GenerateRequest) -> list[Step]:
+        return [update(request, *tokens), Cut()]
+
+    return script
+
+
+def fails_with(error: Exception) -> Script:
+    return lambda request: [update(request, error=error)]
+
+
+def silent(request: GenerateRequest) -> list[Step]:
+    return []
+
+
 class ScriptedReplica(DecodeServicer):
     """Answers the n-th request with the n-th script, and with the last one from then on."""
 
