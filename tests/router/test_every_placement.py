@@ -1,0 +1,133 @@
+"""Properties of every placement, over fleets drawn at random."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gateway.fleet.known_replicas import known, make_replica
+from tests.router.placing import NAMES, placer
+
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import Capacity, Role
+from baton.router.answer import MAX_PREFILL_CANDIDATES
+from baton.router.decode_choice import RUNNING_REQUEST_COST
+from baton.router.placement import Placement, PlacementRequest
+from baton.router.policies.cost import BASE_PRICE
+from baton.router.prompt import Prompt
+from baton.router.view import ReplicaView, View
+
+NUM_TOKENS = 256
+
+
+@st.composite
+def replica_views(draw: st.DrawFn, role: Role, number: int) -> ReplicaView:
+    max_open = draw(st.integers(0, 3))
+    capacity = st.builds(Capacity, max_open=st.integers(0, 3))
+    return known(
+        make_replica(
+            f"{role}-{number}", role=role, max_open=max_open, is_ready=draw(st.booleans())
+        ),
+        is_connected=draw(st.booleans()),
+        num_open=draw(st.integers(0, 3)),
+        num_queued_tokens=draw(st.integers(0, 512)),
+        num_cached_tokens=draw(st.integers(0, NUM_TOKENS)),
+        num_expected_tokens=draw(st.integers(0, NUM_TOKENS)),
+        capacity=draw(st.none() | capacity) if role is Role.DECODE else None,
+    )
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    return View(
+        decode=tuple(draw(replica_views(Role.DECODE, n)) for n in range(draw(st.integers(0, 4)))),
+        prefill=tuple(draw(replica_views(Role.PREFILL, n)) for n in range(draw(st.integers(0, 4)))),
+    )
+
+
+def requests(view: View) -> st.SearchStrategy[PlacementRequest]:
+    epochs = [replica.info.epoch for replica in view.decode]
+    lost: st.SearchStrategy[frozenset[Epoch]] = (
+        st.frozensets(st.sampled_from(epochs)) if epochs else st.just(frozenset())
+    )
+    return st.builds(
+        PlacementRequest,
+        request_id=st.text(max_size=4).map(RequestId),
+        num_tokens=st.just(NUM_TOKENS),
+        lost=lost,
+    )
+
+
+def can_take(replica: ReplicaView) -> bool:
+    limit = replica.info.max_open if replica.capacity is None else replica.capacity.max_open
+    return replica.is_connected and replica.info.is_ready and replica.num_open < limit
+
+
+def decoding(replica: ReplicaView) -> int:
+    busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
+    return busy - max(replica.num_cached_tokens, replica.num_expected_tokens)
+
+
+def delay(replica: ReplicaView) -> float:
+    """Of the prompt, whose work costs a little more than time, and of those that decode there."""
+    num_held = max(replica.num_cached_tokens, replica.num_expected_tokens)
+    work_s = max(NUM_TOKENS - num_held, 1) / 1000
+    price = BASE_PRICE + replica.candidate.num_running
+    return round(replica.candidate.busy_s(0.0) + work_s * price, 6)
+
+
+@given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
+def test_every_placement_is_on_replicas_that_can_take_it(
+    view: View, local: int, data: st.DataObject
+) -> None:
+    request = data.draw(requests(view))
+    by_epoch = {replica.info.epoch: replica for replica in (*view.decode, *view.prefill)}
+
+    placement = placer(local).place(request, NAMES, view, now=0.0)
+    assert not isinstance(placement, Prompt)
+
+    if placement is None:
+        assert not any(can_take(replica) for replica in view.decode)
+        return
+    chosen = by_epoch[placement.decode.epoch]
+    assert can_take(chosen)
+    rivals = [r for r in view.decode if can_take(r) and r.info.epoch not in request.lost]
+    if rivals:
+        assert chosen.info.epoch not in request.lost
+        least = delay if not any(one.info.is_ready for one in view.prefill) else decoding
+        assert least(chosen) == min(least(replica) for replica in rivals)
+    peers = [by_epoch[peer.epoch] for peer in placement.prefill]
+    assert all(peer.info.role is Role.PREFILL and peer.info.is_ready for peer in peers)
+    assert len(set(placement.prefill)) == len(placement.prefill) <= MAX_PREFILL_CANDIDATES
+    assert [delay(peer) for peer in peers] == sorted(delay(peer) for peer in peers)
+
+
+@given(view=views(), local=st.integers(0, NUM_TOKENS), data=st.data())
+def test_a_prompt_travels_exactly_when_much_of_it_is_uncached_and_somebody_can_compute_it(
+    view: View, local: int, data: st.DataObject
+) -> None:
+    placement = placer(local).place(data.draw(requests(view)), NAMES, view, 0.0)
+    assert not isinstance(placement, Prompt)
+
+    if placement is not None:
+        [chosen] = [r for r in view.decode if r.info.epoch == placement.decode.epoch]
+        is_long = NUM_TOKENS - chosen.num_cached_tokens > local
+        has_peer = any(replica.info.is_ready for replica in view.prefill)
+        assert bool(placement.prefill) == (is_long and has_peer)
+
+
+@given(view=views(), data=st.data())
+def test_the_order_in_which_replicas_are_listed_decides_nothing(
+    view: View, data: st.DataObject
+) -> None:
+    request = data.draw(requests(view))
+    shuffled = View(
+        decode=tuple(data.draw(st.permutations(view.decode))),
+        prefill=tuple(data.draw(st.permutations(view.prefill))),
+    )
+
+    one, other = (placer().place(request, NAMES, each, 0.0) for each in (view, shuffled))
+
+    assert isinstance(one, Placement | None) and isinstance(other, Placement | None)
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert (one.decode, one.prefill, one.source) == (other.decode, other.prefill, other.source)

@@ -1,0 +1,123 @@
+"""Which prompts the decode replica computes itself, and what it says of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.router.placing import (
+    LONG,
+    NAMES,
+    asked,
+    decode,
+    lent,
+    place,
+    place_at,
+    placer,
+    prefill,
+    send,
+)
+
+from baton.core.step_times import StepTimes
+from baton.router.placement import Placement
+from baton.router.prompt import Prompt
+from baton.router.speed import MeasuredSpeed
+from baton.router.view import View
+
+
+def test_a_short_prompt_is_computed_locally_up_to_the_limit() -> None:
+    replicas: dict[str, Any] = {"decode": [decode("d")], "prefill": [prefill("p")]}
+
+    assert place_at(replace(LONG, num_tokens=64), **replicas) == ("d", [])
+    assert place_at(replace(LONG, num_tokens=65), **replicas) == ("d", ["p"])
+
+
+def test_a_long_prompt_that_is_mostly_cached_is_computed_locally() -> None:
+    almost = decode("d", num_cached_tokens=940)
+
+    placement = place(LONG, decode=[almost], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert placement.reason == "60 of 1000 tokens uncached: computed locally"
+
+
+def test_without_prefill_replicas_even_long_prompts_are_computed_locally() -> None:
+    placement = place(LONG, decode=[decode("d")], prefill=[prefill("p", is_ready=False)])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert "no prefill replica" in placement.reason
+
+
+def test_a_prompt_that_is_still_on_its_way_is_not_computed_locally_as_if_it_were_there() -> None:
+    expecting = decode("d", num_expected_tokens=992)
+
+    assert place_at(LONG, decode=[expecting], prefill=[prefill("p")]) == ("d", ["p"])
+
+
+def test_a_further_choice_counts_what_the_first_has_brought_before_events_tell_of_it() -> None:
+    first = decode("d", num_open=1, num_expected_tokens=LONG.num_tokens)
+    near = replace(LONG, near=first.info.epoch)
+
+    placement = place(near, decode=[first], prefill=[prefill("p")])
+    of_a_stranger = place(LONG, decode=[first], prefill=[prefill("p")])
+
+    assert placement is not None and placement.prefill == ()
+    assert of_a_stranger is not None and len(of_a_stranger.prefill) == 1
+
+
+def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill() -> None:
+    always_remote = placer(local_prefill_tokens=0)
+    block_size = decode("d").info.layout.block_size
+    near = replace(LONG, near=decode("d").info.epoch)
+
+    def is_local(num_cached: int) -> bool:
+        there = View(decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),))
+        placement = always_remote.place(near, NAMES, there, 0.0)
+        assert isinstance(placement, Placement)
+        return not placement.prefill
+
+    assert is_local(1000 - block_size)
+    assert not is_local(1000 - block_size - 1)
+
+
+def test_what_must_be_computed_locally_is_and_says_why() -> None:
+    request = replace(LONG, local_because="an embedding of the prompt")
+
+    placement = place(request, decode=[decode("d")], prefill=[prefill("p")])
+
+    assert placement is not None
+    assert placement.prefill == ()
+    assert placement.reason == "an embedding of the prompt: computed locally"
+
+
+def test_what_a_busy_pool_would_keep_waiting_is_computed_where_it_decodes() -> None:
+    measured = StepTimes(token_s=0.001, num_prompt_steps=99)
+    here = decode("d")
+    here.candidate.speed = MeasuredSpeed(times=measured, max_chunk=512)
+    busy = lent("p")
+    view, router = View(decode=(here,), prefill=(busy,)), placer()
+    send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
+
+    second = router.place(asked("second"), NAMES, view, 0.0)
+    here.candidate.num_running = 5
+    third = router.place(asked("third"), NAMES, view, 0.0)
+
+    assert isinstance(second, Placement)
+    assert second.prefill == () and "with the wait for a prefill replica" in second.reason
+    assert isinstance(third, Prompt), "five others would be held up"
+
+
+def test_where_all_prefill_replicas_are_late_nobody_waits_for_them() -> None:
+    stuck = lent("p")
+    view, router = View(decode=(decode("d", max_open=99),), prefill=(stuck,)), placer()
+    send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
+    assert isinstance(router.place(asked("second"), NAMES, view, 0.0), Prompt)
+
+    [prompt] = router.stranded(view, 2.0)
+    again = router.place(replace(asked("second"), arrived_s=0.0), NAMES, view, 2.0)
+
+    assert prompt.arrived_s == 0.0
+    assert isinstance(again, Placement)
+    assert again.reason == "all prefill replicas are late: computed locally"
