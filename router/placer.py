@@ -113,7 +113,8 @@ class Placer:
         decode, is_beside = choose_decode(request, view)
         if decode is None:
             return None
-        peers = in_time(ready(view.prefill, request), now)
+        everybody = ready(view.prefill, request)
+        peers = in_time(everybody, now)
         if not peers and not is_beside:
             decode = self._least_cost(request, names, view, now)
         why = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers))
@@ -126,7 +127,10 @@ class Placer:
         costs = self._policy.costs(prompt, candidates, held, now)
         chosen = self._line.arrive(prompt, candidates, held, now, costs)
         if chosen is not None:
-            return self._answers.apart(request, prompt, chosen, view, now, costs)
+            known = (
+                costs if len(peers) == len(everybody) else None
+            )  # the answer ranks the late, too
+            return self._answers.apart(request, prompt, chosen, view, now, known)
         why = why_sooner_here(prompt, decode, peers, view, now)
         if why:
             self._line.leave(prompt)

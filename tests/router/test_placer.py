@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from tests.router.placing import LONG, decode, place, place_at, prefill
+from tests.router.placing import (
+    LONG,
+    NAMES,
+    asked,
+    decode,
+    lent,
+    place,
+    place_at,
+    placer,
+    prefill,
+    send,
+)
 
 from baton.core.ids import RequestId
 from baton.core.messages import Capacity
+from baton.router.view import View
 
 
 def test_a_long_prompt_is_prefilled_elsewhere() -> None:
@@ -43,6 +55,18 @@ def test_prefill_replicas_are_ranked_by_queue_and_cache() -> None:
     ]
 
     assert place_at(LONG, decode=[decode("d")], prefill=replicas)[1] == ["cached", "idle"]
+
+
+def test_where_one_prefill_replica_is_late_another_is_chosen() -> None:
+    stuck, idle = lent("stuck"), lent("idle")
+    only_stuck = View(decode=(decode("d", max_open=9),), prefill=(stuck,))
+    router = placer()
+    send(router.place(asked("first"), NAMES, only_stuck, 0.0), only_stuck, 0.0)
+    view = View(decode=only_stuck.decode, prefill=(stuck, idle))
+
+    placement = router.place(asked("second"), NAMES, view, 5.0)
+
+    assert send(placement, view, 5.0) == "idle"
 
 
 def test_a_prompt_on_its_way_to_a_replica_draws_equal_ones_after_it() -> None:
