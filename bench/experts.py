@@ -5,7 +5,7 @@
 
 One thread, and the time that it was given, so that other work on the machine takes less away from
 what is found. The floor is the larger of bytes over the first limit and FLOPs over the second: of
-weights of few bits the first is what is read and unpacked.
+weights of few bits the first is what is read and widened.
 
     python -m bench.experts [bfloat16] [int8] [int4]
 """
@@ -21,12 +21,13 @@ import torch
 from bench.report import surroundings, table
 from torch import Tensor
 
-from baton.kernels.experts import packed_experts, quantized_experts
+from baton.kernels.experts import packed_experts
+from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
 from baton.kernels.experts.moe import ExpertWeight, ExpertWeights, moe
 from baton.kernels.experts.routing import Routed, Routing, route
 from baton.kernels.products import int4_weight, int8_weight, packed_weight
 from baton.kernels.products.linear import gated_linear, linear
-from baton.kernels.products.weight import KeptWeight
+from baton.kernels.products.weight import PreparedWeight
 
 NUM_EXPERTS, NUM_CHOICES, WIDTH, HIDDEN = 32, 8, 2048, 768
 NUM_TOKENS = (1, 4, 16, 32, 256, 2048)
@@ -34,7 +35,7 @@ LARGE = 16 * HIDDEN * 2
 MANY_ROWS = 512
 DTYPE = torch.bfloat16
 LEAST_S = 0.3
-PACKERS: dict[str, Callable[..., KeptWeight]] = {
+PACKERS: dict[str, Callable[..., PreparedWeight]] = {
     "bfloat16": packed_weight.pack,
     "int8": int8_weight.quantize,
     "int4": int4_weight.quantize,
@@ -78,10 +79,10 @@ def make_experts(kind: str) -> ExpertWeights:
     def stack(num_rows: int, width: int, *, is_gated: bool) -> ExpertWeight:
         shape = NUM_EXPERTS, num_rows, width
         if kind == "bfloat16":
-            kept: packed_experts.PackedExperts | quantized_experts.QuantizedExperts
+            kept: packed_experts.PackedExperts | packed_quantized_experts.PackedQuantizedExperts
             kept = packed_experts.empty(shape, DTYPE, is_gated=is_gated)
         else:
-            kept = quantized_experts.empty(kind, shape, DTYPE, is_gated=is_gated)
+            kept = packed_quantized_experts.empty(kind, shape, DTYPE, is_gated=is_gated)
         for expert in range(NUM_EXPERTS):
             kept.put(expert, random(num_rows, width))
         return kept

@@ -20,8 +20,8 @@ from baton.kernels.paging import block_copy_gpu as block_copy
 from baton.kernels.paging import checksum_gpu as checksum
 from baton.kernels.paging.checksum import device_checksums
 from baton.kernels.products.linear_gpu import linear_tiles
-from baton.kernels.products.narrow_weight import (
-    NarrowWeight,
+from baton.kernels.products.quantized_weight import (
+    QuantizedWeight,
     round_to_fp8,
     to_fp8,
     to_int4,
@@ -34,7 +34,7 @@ from baton.kernels.sampling import draw_token as draws
 from baton.kernels.sampling import draw_token_gpu as draw_token
 from baton.kernels.sampling.token_filter import Filters
 
-NARROW: dict[str, Callable[[Tensor], NarrowWeight]] = {
+QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": to_int8,
     "int4 by 32": to_int4,
     "int4 by 128": lambda weight: to_int4(weight, 128),
@@ -131,7 +131,7 @@ def _products(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
     made: list[Case] = []
     num_columns, width = sizes.matrix
     weight = (torch.randn(num_columns, width, device=device) * 0.02).to(dtype)
-    narrow = {name: to(weight) for name, to in NARROW.items()}
+    quantized = {name: to(weight) for name, to in QUANTIZED.items()}
     for num_rows in sizes.rows:
         x = torch.randn(num_rows, width, device=device).to(dtype)
         rest = x.nbytes + 2 * num_rows * num_columns
@@ -149,13 +149,13 @@ def _products(sizes: Sizes, device: str, dtype: torch.dtype) -> list[Case]:
         made += [
             Case(
                 name=f"linear {name} {num_rows} x {num_columns} x {width}",
-                run=lambda x=x, w=kept: _by_tiles(x, w),  # type: ignore[misc]
-                expected=lambda x=x, w=kept: (x.float() @ w.unpacked().float().T).to(dtype),  # type: ignore[misc]
+                run=lambda x=x, w=prepared: _by_tiles(x, w),  # type: ignore[misc]
+                expected=lambda x=x, w=prepared: (x.float() @ w.to_dense().float().T).to(dtype),  # type: ignore[misc]
                 tolerance=2e-2,
-                num_bytes=kept.nbytes + rest,
+                num_bytes=prepared.nbytes + rest,
                 num_flops=flops,
             )
-            for name, kept in narrow.items()
+            for name, prepared in quantized.items()
         ]
     return made
 
@@ -179,17 +179,17 @@ def _library_products(sizes: Sizes, device: str) -> list[Case]:
         for x in (few, many)
     ]
     for name in ("fp8", "fp8 128x128"):
-        kept = NARROW[name](weight)
-        group = kept.group[1] or width
+        prepared = QUANTIZED[name](weight)
+        group = prepared.group[1] or width
         made.append(
             Case(
                 name=f"linear {name} {len(many)} x {num_columns} x {width}",
-                run=lambda kept=kept: kept.linear(many, None),  # type: ignore[misc]
-                expected=lambda kept=kept, group=group: functional.linear(  # type: ignore[misc]
-                    round_to_fp8(many, group), kept.unpacked()
+                run=lambda prepared=prepared: prepared.linear(many, None),  # type: ignore[misc]
+                expected=lambda prepared=prepared, group=group: functional.linear(  # type: ignore[misc]
+                    round_to_fp8(many, group), prepared.to_dense()
                 ),
                 tolerance=2e-2,
-                num_bytes=kept.nbytes + many.nbytes + 2.0 * len(many) * num_columns,
+                num_bytes=prepared.nbytes + many.nbytes + 2.0 * len(many) * num_columns,
                 num_flops=num_flops,
                 rate="fp8",
             )
@@ -197,7 +197,7 @@ def _library_products(sizes: Sizes, device: str) -> list[Case]:
     return made
 
 
-def _by_tiles(x: Tensor, weight: NarrowWeight) -> Tensor:
+def _by_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
     return linear_tiles(x, weight.items, weight.scales, group=weight.group)
 
 

@@ -81,11 +81,11 @@ class Clock:
     def _fp8(self, a: Tensor, b: Tensor, num_flops: float) -> float:
         """0 where the device has none."""
         one = torch.ones((), device=self._device)
-        narrow = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        quantized = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         scaled = functional.ScalingType.TensorWise
 
         def run() -> Tensor:
-            return functional.scaled_mm(narrow[0], narrow[1].t(), one, scaled, one, scaled)
+            return functional.scaled_mm(quantized[0], quantized[1].t(), one, scaled, one, scaled)
 
         try:
             return num_flops / self.seconds(run)

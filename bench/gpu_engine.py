@@ -27,7 +27,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.registry import family_of
 from baton.engine.passes.runner import ModelRunner
-from baton.kernels.products.narrow_weight import FP8, NarrowWeight
+from baton.kernels.products.quantized_weight import FP8, QuantizedWeight
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 8704
@@ -104,13 +104,13 @@ def fp8_model(config: Mapping[str, Any], device: str) -> LoadedModel:
     return LoadedModel(model=model.to(device).eval(), info=info)
 
 
-def _random_fp8(shape: tuple[int, ...], device: str) -> NarrowWeight:
+def _random_fp8(shape: tuple[int, ...], device: str) -> QuantizedWeight:
     items = torch.empty(shape, dtype=FP8, device=device)
     for start in range(0, shape[0], 4096):
         part = items[start : start + 4096]
         part.copy_(torch.randn(part.shape, device=device).clamp_(-4, 4))
     scale = torch.full((1, 1), 0.02, device=device)
-    return NarrowWeight(items, scale, (shape[0], 0), torch.bfloat16)
+    return QuantizedWeight(items, scale, (shape[0], 0), torch.bfloat16)
 
 
 def _folder_of(config: Mapping[str, Any]) -> tempfile.TemporaryDirectory[str]:

@@ -20,20 +20,22 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.mla import LatentHeads
 from baton.engine.layers.moe import DOWN, GATE_UP
 from baton.kernels.cpu import operators
-from baton.kernels.experts import narrow_experts, packed_experts, quantized_experts
+from baton.kernels.experts import packed_experts
+from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
+from baton.kernels.experts import quantized_experts as quantized_experts
 from baton.kernels.experts.moe import ExpertWeight
 from baton.kernels.latent_attention.latent_heads import LatentWeights
 from baton.kernels.products import int4_weight, int8_weight
 from baton.kernels.products.head_linear import PackedHeads
-from baton.kernels.products.narrow_weight import NarrowWeight, to_int4, to_int8
 from baton.kernels.products.packed_weight import can_pack, pack
+from baton.kernels.products.quantized_weight import QuantizedWeight, to_int4, to_int8
 from baton.kernels.products.weight import Weight
 
 QUANTIZERS = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
 """By the name in the configuration."""
 AS_STORED = ("none", "wide")
 """What rounds nothing: `wide` widens what comes quantised, too."""
-ON_GPUS: Mapping[str, Callable[[Tensor], NarrowWeight]] = {"int8": to_int8, "int4": to_int4}
+ON_GPUS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {"int8": to_int8, "int4": to_int4}
 HEADS = ("embed.weight", "head.weight")
 """These keep eight bits where others have four, which would cost as much as in all the others."""
 
@@ -48,7 +50,7 @@ def install(
         module.check(target, tensor)
     kept: Weight | LatentWeights | PackedHeads
     if isinstance(module, LatentHeads | GroupedLinear):
-        kept = module.kept(tensor.to(device, copy=True))
+        kept = module.prepared(tensor.to(device, copy=True))
     elif quantize not in AS_STORED and name == "weight" and may_be_rounded(module):
         kept = _rounded(module, target, tensor, device, quantize)
     else:
@@ -69,12 +71,12 @@ def install_expert(
     prefix, _, name = target.rpartition(".")
     module = model.get_submodule(prefix)
     kept = getattr(module, name)
-    given: Tensor | NarrowWeight = tensor
+    given: Tensor | QuantizedWeight = tensor
     if device != "cpu" and tensor.dim() == 2 and quantize not in AS_STORED:
-        given = _narrowed(target, tensor, device, quantize)
+        given = _quantized_for_gpu(target, tensor, device, quantize)
     if isinstance(kept, Tensor) and kept.is_meta:
-        if isinstance(given, NarrowWeight):
-            kept = narrow_experts.empty_like(len(kept), given, device)
+        if isinstance(given, QuantizedWeight):
+            kept = quantized_experts.empty_like(len(kept), given, device)
         else:
             kept = _room_for_experts(module, name, tensor.dtype, device, quantize)
         delattr(module, name)
@@ -90,7 +92,7 @@ def _room_for_experts(
 ) -> ExpertWeight:
     shape, is_gated = getattr(module, name).shape, name == GATE_UP
     if len(shape) == 3 and quantize not in AS_STORED:
-        return quantized_experts.empty(quantize, shape, dtype, is_gated=is_gated)
+        return packed_quantized_experts.empty(quantize, shape, dtype, is_gated=is_gated)
     if len(shape) == 3 and device == "cpu" and _can_pack_experts(module, dtype):
         return packed_experts.empty(shape, dtype, is_gated=is_gated)
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), False)
@@ -129,10 +131,10 @@ def _rounded(module: nn.Module, target: str, tensor: Tensor, device: str, quanti
     if device == "cpu":
         is_gated = isinstance(module, Linear) and module.is_gated
         return QUANTIZERS[way](tensor, is_gated=is_gated)
-    return _narrowed(target, tensor, device, way)
+    return _quantized_for_gpu(target, tensor, device, way)
 
 
-def _narrowed(target: str, tensor: Tensor, device: str, way: str) -> NarrowWeight:
+def _quantized_for_gpu(target: str, tensor: Tensor, device: str, way: str) -> QuantizedWeight:
     """Raises InvalidConfig if it has not the shape for it."""
     try:
         return ON_GPUS[way](tensor.to(device))

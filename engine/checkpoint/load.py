@@ -29,7 +29,7 @@ from baton.engine.checkpoint.install import (
     install_expert,
     rounding_of,
 )
-from baton.engine.checkpoint.quantized.keep import NarrowKeeper
+from baton.engine.checkpoint.quantized.installer import QuantizedInstaller
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader, Progress
 from baton.engine.checkpoint.tensor_check import STORED_DTYPES, check_tensors
@@ -127,11 +127,13 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     placements = held.own(placements)
     own_entries = {p.source: entries[p.source] for p in placements}
     reading = CheckpointReader(config, placements, own_entries, progress, cutter)
-    keeper = NarrowKeeper(placements, own_entries, getattr(torch, wanted), device, quantize)
+    installer = QuantizedInstaller(
+        placements, own_entries, getattr(torch, wanted), device, quantize
+    )
     for (target, slot), found in groupby(placements, lambda each: (each.target, each.slot)):
         sources = list(found)
         is_whole = cutter is None or cutter.keeps_whole(target)
-        if is_whole and keeper.install(model, target, sources):
+        if is_whole and installer.install(model, target, sources):
             reading.skip(sources)
             continue
         with reading.assembled(sources, dtype_of(model, target, wanted)) as tensor:
@@ -139,12 +141,12 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
                 install(model, target, tensor, device, quantize)
             else:
                 install_expert(model, target, slot, tensor, device, quantize)
-    keeper.report()
+    installer.report()
     held.join(device)
     join_ranks(model, groups, splits_vocabulary=splits_vocabulary(config, groups.mesh.tensor))
     rounding = rounding_of(quantize, device, getattr(torch, wanted))
-    if _is_anywhere(keeper.has_kept, groups):
-        rounding = keeper.rounding(is_of_experts=groups.mesh.tensor > 1)
+    if _is_anywhere(installer.has_installed, groups):
+        rounding = installer.rounding(is_of_experts=groups.mesh.tensor > 1)
     return LoadedModel(
         model=model.to(device).eval(),
         info=_info(config, wanted, quantize, fingerprint(config, entries, wanted, rounding)),

@@ -72,7 +72,7 @@ class Compression:
         return f"index of {self.side_cache}"
 
     @property
-    def kept(self) -> list[tuple[str, int]]:
+    def side_caches(self) -> list[tuple[str, int]]:
         """What the cache keeps of a token for it: side caches, and the width of their rows."""
         own = (self.side_cache, self.windows.row_width)
         index = self.index_windows

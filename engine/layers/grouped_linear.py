@@ -25,7 +25,7 @@ class GroupedLinear(nn.Module):
         rows = num_groups * num_rows
         self.weight = nn.Parameter(torch.empty(rows, width, device="meta"), False)
 
-    def kept(self, weight: Tensor) -> HeadWeight:
+    def prepared(self, weight: Tensor) -> HeadWeight:
         """What becomes of the weight when it is loaded."""
         return pack_heads(weight.view(self.num_groups, -1, weight.shape[1]))
 

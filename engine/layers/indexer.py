@@ -41,7 +41,7 @@ class IndexConfig:
     """Neighbours rotate together; see kernels/cache_write/index_write.py."""
 
     @property
-    def kept(self) -> tuple[str, int]:
+    def side_cache(self) -> tuple[str, int]:
         """The side cache, and the width of what is kept of a token."""
         return INDEX_KEYS, self.head_dim
 

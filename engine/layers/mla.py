@@ -77,13 +77,13 @@ class LatentHeads(nn.Module):
         return self.weight.nbytes
 
     @property
-    def num_kept(self) -> int:
+    def num_prepared(self) -> int:
         """Numbers that become of the weight's on a CPU, where U_k is packed in either direction."""
         shape = self.shape
         rows = 2 * shape.nope_dim + shape.value_dim
         return shape.num_heads * rows * shape.latent_dim
 
-    def kept(self, weight: Tensor) -> LatentWeights:
+    def prepared(self, weight: Tensor) -> LatentWeights:
         """What becomes of the weight when it is loaded; it may be held on to."""
         return LatentWeights.of(weight, self.shape)
 

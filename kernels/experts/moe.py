@@ -27,13 +27,13 @@ from torch.nn import functional
 from baton.kernels.cpu import operators
 from baton.kernels.elementwise.clamped_swiglu import clamped_swiglu
 from baton.kernels.experts import moe_cpu as cpu
-from baton.kernels.experts.narrow_experts import NarrowExperts
 from baton.kernels.experts.packed_experts import PackedExperts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.experts.quantized_experts import QuantizedExperts
 from baton.kernels.experts.routing import Routed
 from baton.kernels.products.linear import GATES
 
-ExpertWeight: TypeAlias = Tensor | PackedExperts | QuantizedExperts | NarrowExperts
+ExpertWeight: TypeAlias = Tensor | PackedExperts | PackedQuantizedExperts | QuantizedExperts
 """W [E, N, K], kept as the device multiplies it best."""
 CLAMPED = "clamped_swiglu"
 
@@ -89,7 +89,7 @@ def moe(x: Tensor, weights: ExpertWeights, routed: Routed, shared: Shared | None
     """x [T, D] -> [T, D]"""
     _check(x, weights, routed)
     gate_up, down = weights.gate_up, weights.down
-    by_operators = (PackedExperts, QuantizedExperts)
+    by_operators = (PackedExperts, PackedQuantizedExperts)
     if not (isinstance(gate_up, by_operators) and isinstance(down, by_operators)):
         return _by_groups(x, weights, routed, shared)
     if not operators.runs(x):
@@ -106,9 +106,9 @@ def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
     match weight:
         case PackedExperts():
             found = (weight.packed,)
-        case QuantizedExperts():
+        case PackedQuantizedExperts():
             found = (weight.packed, weight.scales)
-        case NarrowExperts():
+        case QuantizedExperts():
             found = (weight.items, weight.scales, weight.zeros)
         case _:
             found = (weight,)
@@ -117,9 +117,9 @@ def stacks_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
 
 def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
     """x [P, K] sorted by expert, weights [E, N, K] -> [P, N], each row by its expert's."""
-    if isinstance(weights, NarrowExperts):
-        return weights.grouped_linear(x, stops)
     if isinstance(weights, QuantizedExperts):
+        return weights.grouped_linear(x, stops)
+    if isinstance(weights, PackedQuantizedExperts):
         return _one_by_one(x, weights, stops)
     assert isinstance(weights, Tensor), "packed is what operators multiply"
     if x.dim() != 2 or weights.dim() != 3 or x.shape[1] != weights.shape[2]:
@@ -139,7 +139,7 @@ def grouped_linear(x: Tensor, weights: ExpertWeight, stops: Tensor) -> Tensor:
     return y
 
 
-def _one_by_one(x: Tensor, weights: QuantizedExperts, stops: Tensor) -> Tensor:
+def _one_by_one(x: Tensor, weights: PackedQuantizedExperts, stops: Tensor) -> Tensor:
     """Without operators."""
     y = x.new_empty(len(x), weights.shape[1])
     start = 0

@@ -48,7 +48,7 @@ class PackedExperts:
             raise ValueError(f"no expert of {self.shape} {self.dtype}: {weight.shape=}")
         linear.pack_into(self.packed[expert], weight, self.is_gated)
 
-    def unpacked(self, expert: int) -> Tensor:
+    def to_dense(self, expert: int) -> Tensor:
         return linear.unpack(self.packed[expert], self.num_rows, self.is_gated)
 
 

@@ -1,91 +1,108 @@
-"""The matrices of all experts of a layer in eight or four bits: W [E, N, K].
+"""The matrices of all experts of a layer in few bits, on a GPU: W [E, N, K].
 
-Each is what a single one would be, see kernels/products/quantized_weight.py; they lie end to end.
+Each is what a single one would be (kernels/products/quantized_weight.py), and they lie end to end:
+one kernel multiplies the pairs of a pass whoever they are for
+(kernels/experts/grouped_quantized_gpu.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from baton.kernels.cpu import huge_pages, operators
-from baton.kernels.products import int4_weight, int8_weight
-from baton.kernels.products import quantized_linear_cpu as quantized_linear
-from baton.kernels.products.quantized_weight import PANEL, QuantizedWeight, num_panels
-
-BITS = {"int8": 8, "int4": 4}
-"""By the name in the configuration."""
+from baton.kernels.products.quantized_weight import FP8, QuantizedWeight, round_to_fp8
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class QuantizedExperts:
-    bits: int
-    shape: tuple[int, int, int]
+    items: Tensor
+    """[E, N, K], or [E, N, K / 2] of four bits"""
+    scales: Tensor
+    """[E, N / group[0], K / group[1]]"""
+    zeros: Tensor | None
+    """[E, N, K / group[1]]"""
+    group: tuple[int, int]
     dtype: torch.dtype
     """The dtype of the x that they multiply."""
-    is_gated: bool
-    packed: Tensor
-    """[E, panels, ..]"""
-    scales: Tensor | None
-    """[E, panels, 32] float32, where they are not among the bytes."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.items), *self.one(0).shape
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        zeros = 0 if self.zeros is None else self.zeros.nbytes
+        return self.items.nbytes + self.scales.nbytes + zeros
 
-    def put(self, expert: int, weight: Tensor) -> None:
-        """W[expert], [N, K], rounded."""
-        if tuple(weight.shape) != self.shape[1:] or weight.dtype is not self.dtype:
-            raise ValueError(f"no expert of {self.shape} {self.dtype}: {weight.shape=}")
-        kept = (self.packed,) if self.scales is None else (self.packed, self.scales)
-        places = tuple(tensor[expert] for tensor in kept)
-        if operators.runs(weight):
-            panels, *scales = places
-            quantized_linear.pack(
-                self.bits, weight, panels, scales[0] if scales else None, is_gated=self.is_gated
-            )
-            return
-        rounded: tuple[Tensor, ...]
-        if self.bits == 8:
-            rounded = int8_weight.reference(weight, self.is_gated)
-        else:
-            rounded = (int4_weight.reference(weight, self.is_gated),)
-        for place, numbers in zip(places, rounded, strict=True):
-            place.copy_(numbers)
+    def put(self, expert: int, weight: QuantizedWeight) -> None:
+        """A copy of what this expert multiplies. Raises ValueError if it is of another kind."""
+        mine = self.one(expert)
+        is_alike = (
+            weight.items.dtype is mine.items.dtype
+            and weight.scales.dtype is mine.scales.dtype
+            and weight.group == self.group
+            and weight.shape == mine.shape
+            and weight.order is None
+            and (weight.zeros is None or mine.zeros is not None)
+        )
+        if not is_alike:
+            raise ValueError(f"expert {expert} is kept in another way than the first")
+        mine.items.copy_(weight.items)
+        mine.scales.copy_(weight.scales)
+        if mine.zeros is not None:
+            mine.zeros.fill_(8) if weight.zeros is None else mine.zeros.copy_(weight.zeros)
 
     def one(self, expert: int) -> QuantizedWeight:
         """A view."""
-        make = int8_weight.Int8Weight if self.bits == 8 else int4_weight.Int4Weight
-        return make(
-            shape=self.shape[1:],
-            dtype=self.dtype,
-            is_gated=self.is_gated,
-            packed=self.packed[expert],
-            scales=None if self.scales is None else self.scales[expert],
+        return QuantizedWeight(
+            self.items[expert],
+            self.scales[expert],
+            self.group,
+            self.dtype,
+            zeros=None if self.zeros is None else self.zeros[expert],
         )
 
-    def unpacked(self, expert: int) -> Tensor:
-        return self.one(expert).unpacked()
+    def to_dense(self, expert: int) -> Tensor:
+        return self.one(expert).to_dense()
+
+    def grouped_linear(self, x: Tensor, stops: Tensor) -> Tensor:
+        """x [P, K] sorted by expert -> [P, N], each row by its expert's; see
+        kernels/experts/moe.py."""
+        if x.shape[1] != self.shape[2] or stops.shape != self.shape[:1]:
+            raise ValueError(f"shapes do not fit: {x.shape=} {stops.shape=} {self.shape=}")
+        is_fp8 = self.items.dtype is FP8
+        if x.is_cuda:
+            from baton.kernels.experts import grouped_quantized_gpu as grouped_quantized
+            from baton.kernels.products import fp8_rows_gpu as fp8_rows
+
+            seen = fp8_rows.round_rows(x, self.group[1] or x.shape[1]) if is_fp8 else x
+            return grouped_quantized.grouped_quantized(
+                seen, self.items, self.scales, stops, group=self.group, zeros=self.zeros
+            )
+        seen = round_to_fp8(x, self.group[1] or x.shape[1]) if is_fp8 else x
+        y, start = x.new_empty(len(x), self.shape[1]), 0
+        for expert, stop in enumerate(stops.tolist()):
+            if stop > start:
+                y[start:stop] = functional.linear(seen[start:stop], self.to_dense(expert))
+            start = stop
+        return y
 
 
-def empty(
-    way: str, shape: Sequence[int], dtype: torch.dtype, *, is_gated: bool
-) -> QuantizedExperts:
-    """Experts [E, N, K], none of which is there yet."""
-    num_experts, num_rows, width = shape
-    count, padded = num_panels(num_rows, is_gated), quantized_linear.padded(width)
-    bits = BITS[way]
-    of_panel: tuple[int, ...] = (padded // 4, PANEL, 4)
-    if bits == 4:
-        of_panel = (padded // quantized_linear.GROUP, int4_weight.GROUP_BYTES)
+def empty_like(num_experts: int, first: QuantizedWeight, device: str) -> QuantizedExperts:
+    """Room for experts of the kind of the first, none of which is there yet."""
+
+    def room(part: Tensor) -> Tensor:
+        return torch.empty((num_experts, *part.shape), dtype=part.dtype, device=device)
+
+    has_zeros = first.items.dtype is torch.uint8 and first.scales.dtype is not torch.uint8
+    zeros = torch.empty_like(first.scales, dtype=torch.uint8) if has_zeros else None
     return QuantizedExperts(
-        bits=bits,
-        shape=(num_experts, num_rows, width),
-        dtype=dtype,
-        is_gated=is_gated,
-        packed=huge_pages.empty((num_experts, count, *of_panel), torch.uint8),
-        scales=torch.empty(num_experts, count, PANEL) if bits == 8 else None,
+        items=room(first.items),
+        scales=room(first.scales),
+        zeros=None if zeros is None else room(zeros),
+        group=first.group,
+        dtype=first.dtype,
     )

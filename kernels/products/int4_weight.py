@@ -23,10 +23,10 @@ from baton.kernels.cpu import operators
 from baton.kernels.cpu.shared_pages import PAGES
 from baton.kernels.products import quantized_linear_cpu as quantized_linear
 from baton.kernels.products.int8_rows import TINY
-from baton.kernels.products.quantized_weight import (
+from baton.kernels.products.packed_quantized_weight import (
     GROUP,
     PANEL,
-    QuantizedWeight,
+    PackedQuantizedWeight,
     in_panels,
     num_panels,
     places,
@@ -37,10 +37,10 @@ GROUP_BYTES = SCALE_BYTES + PANEL * GROUP // 2
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Int4Weight(QuantizedWeight):
+class Int4Weight(PackedQuantizedWeight):
     bits: ClassVar[int] = 4
 
-    def _kept(self, panels: Tensor, columns: Tensor) -> Tensor:
+    def _dequantized(self, panels: Tensor, columns: Tensor) -> Tensor:
         scales = self.packed[:, :, :SCALE_BYTES].view(torch.bfloat16)
         halves = self.packed[:, :, SCALE_BYTES:]
         halves = halves.view(*halves.shape[:2], 4, PANEL, 4)

@@ -19,9 +19,9 @@ from baton.kernels.cpu import operators
 from baton.kernels.cpu.shared_pages import PAGES
 from baton.kernels.products import quantized_linear_cpu as quantized_linear
 from baton.kernels.products.int8_rows import LARGEST, TINY
-from baton.kernels.products.quantized_weight import (
+from baton.kernels.products.packed_quantized_weight import (
     PANEL,
-    QuantizedWeight,
+    PackedQuantizedWeight,
     in_panels,
     num_panels,
     places,
@@ -29,10 +29,10 @@ from baton.kernels.products.quantized_weight import (
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Int8Weight(QuantizedWeight):
+class Int8Weight(PackedQuantizedWeight):
     bits: ClassVar[int] = 8
 
-    def _kept(self, panels: Tensor, columns: Tensor) -> Tensor:
+    def _dequantized(self, panels: Tensor, columns: Tensor) -> Tensor:
         assert self.scales is not None
         u = self.packed[panels, :, columns].flatten(1)  # [rows, K]
         return (u.float() - 128) * self.scales[panels, columns, None]

@@ -2,7 +2,7 @@
 # mypy: no-warn-return-any
 """Products with weights of any width, at the bandwidth of memory when there are few rows.
 
-    y [T, N] = x [T, K] W^T + b     W as kernels/products/narrow_weight.py has it, or as x
+    y [T, N] = x [T, K] W^T + b     W as kernels/products/quantized_weight.py has it, or as x
 
     a program    COLUMNS outputs of ROWS rows, over one of the splits of K
     splits       so that a few thousand outputs occupy the whole device; how many depends on the
@@ -51,8 +51,8 @@ def linear_tiles(
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     (num_rows, width), num_columns = x.shape, items.shape[0]
-    is_packed = items.dtype is torch.uint8
-    step = 128 if is_packed or items.element_size() == 1 else 64
+    is_4_bit = items.dtype is torch.uint8
+    step = 128 if is_4_bit or items.element_size() == 1 else 64
     columns = 64
     rows = min(64, max(FEW_ROWS, triton.next_power_of_2(num_rows)))
     tiles = triton.cdiv(num_columns, columns)
@@ -66,7 +66,7 @@ def linear_tiles(
     _multiply[tiles, triton.cdiv(num_rows, rows), splits](
         x, x.stride(0), items, items.stride(0), scales, zeros, bias, partial,
         num_rows, num_columns, width, per_split,
-        GROUP_ROWS=group[0], GROUP=group[1] or width, IS_PACKED=is_packed,
+        GROUP_ROWS=group[0], GROUP=group[1] or width, IS_4_BIT=is_4_bit,
         IS_SCALED_LATE=scales is not None and not group[1],
         ROWS=rows, COLUMNS=columns, STEP=step, HAS_SPLITS=splits > 1,
         num_warps=4,
@@ -92,7 +92,7 @@ def num_splits(num_columns: int, width: int, columns: int) -> int:
 def _multiply(
     x, x_stride, items, items_stride, scales, zeros, bias, out,
     num_rows, num_columns, width, per_split,
-    GROUP_ROWS: tl.constexpr, GROUP: tl.constexpr, IS_PACKED: tl.constexpr,
+    GROUP_ROWS: tl.constexpr, GROUP: tl.constexpr, IS_4_BIT: tl.constexpr,
     IS_SCALED_LATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STEP: tl.constexpr, HAS_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -108,19 +108,19 @@ def _multiply(
         scale_row = scales + (column // GROUP_ROWS) * (tl.cdiv(width, GROUP))
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(start, stop, STEP):
-        if IS_PACKED:
+        if IS_4_BIT:
             # Half a group lies in the low bits of its bytes, the other half in the high ones.
             byte = at // 2 + tl.arange(0, STEP // 2)
             item = byte // (GROUP // 2) * GROUP + byte % (GROUP // 2)
             inside = item < stop
             mask = is_column[:, None] & inside[None, :]
-            packed = tl.load(weight_row[:, None] + byte[None, :], mask=mask, other=0x88)
+            pairs = tl.load(weight_row[:, None] + byte[None, :], mask=mask, other=0x88)
             low = times_scales(
-                packed & 15, scale_row, zeros, column, width, at, is_column, stop,
+                pairs & 15, scale_row, zeros, column, width, at, is_column, stop,
                 COLUMNS, STEP, GROUP,
             ).to(x.dtype.element_ty)  # fmt: skip
             high = times_scales(
-                packed >> 4, scale_row, zeros, column, width, at, is_column, stop,
+                pairs >> 4, scale_row, zeros, column, width, at, is_column, stop,
                 COLUMNS, STEP, GROUP,
             ).to(x.dtype.element_ty)  # fmt: skip
             x_mask = inside[:, None] & is_row[None, :]

@@ -24,7 +24,7 @@ from baton.kernels.products import linear_cpu as linear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A `KeptWeight`, see kernels/products/weight.py."""
+    """A `PreparedWeight`, see kernels/products/weight.py."""
 
     packed: Tensor
     num_rows: int
@@ -58,7 +58,7 @@ class PackedWeight:
         self._check(is_gated=False)
         return embedding.packed_embedding(ids, self.packed, scale)
 
-    def unpacked(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         return linear.unpack(self.packed, self.num_rows, self.is_gated)
 
     def _check(self, *, is_gated: bool) -> None:

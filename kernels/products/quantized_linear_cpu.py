@@ -18,7 +18,7 @@ ALIGNMENT = 64
 
 
 class Quantized(Protocol):
-    """The part of a weight that an operator reads; see kernels/products/quantized_weight.py."""
+    """The part of a `PackedQuantizedWeight` that an operator reads."""
 
     @property
     def bits(self) -> int: ...

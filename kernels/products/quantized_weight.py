@@ -1,122 +1,194 @@
-"""Weights in a few bits, multiplied as whole numbers with activations in eight.
+"""Weights of 8 or 4 bits, as checkpoints have them and GPUs multiply them: by x as wide as it is.
 
-    W = scale * w       w whole, of 8 or 4 bits, a scale for each row or for each 32 of a row
-    y[t, n] = scale[t] sum over g of scale[n, g] (q[t, g] . w[n, g]) + b[n]
+    int8     W = q * s[n]                  one scale an output
+    int8     W = q * s[n, k / G]           or one for G neighbours of an output
+    int4     W = (q - z) * s[n, k / G]     z is 8, or a number of the group's own; half of a group
+                                           in the low bits of its G / 2 bytes, half in the high
+    fp4      W = q * 2^(s - 127)           e2m1, as int4 lie; s a byte for 32 of an output (MXFP4)
+    fp8      W = q * s                     e4m3, one scale, one an output, or one for 128 x 128
 
-q . w is exact, in int32; what q is stands in kernels/products/int8_rows.py. Rows lie in panels of
-32 like those of kernels/products/packed_weight.py: 32 p to 32 p + 31 of W, or 16 of a gate and the
-16 of what it lets through. N is padded to whole panels and K to whole groups of 32, by zeros.
+Inputs may lie in another order than those of x (GPTQ's `desc_act`), so that groups are neighbours.
+
+W [N, K]. Products are sums in float32 of x times W; of int4, W rounded to the dtype of x. What fp8
+multiplies is x rounded to e4m3, in groups of K or of 128, however many rows there are: then
+many rows can be products of e4m3 by e4m3 (kernels/products/scaled_linear_gpu.py) and few give the
+same.
+
+    |W - W'| <= s / 2            int8, with s = max |W| / 127;  int4, with s = max |W| / 7
+    |W - W'| <= max(|W| / 2^4, s / 2^10)      fp8, with s = max |W| / 448
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from baton.kernels.cpu import operators
-from baton.kernels.products import int8_rows
-from baton.kernels.products import quantized_linear_cpu as quantized_linear
+from baton.kernels.products.int8_rows import TINY
 from baton.kernels.products.linear import GATES
+from baton.kernels.products.mxfp4 import powers_of, values_of
 
-PANEL = 32
-GROUP = 32
-ROWS_AT_ONCE = 1 << 12
-"""Rows of W that torch multiplies at once: all of a head would take much memory for a while."""
+FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = 448.0
+INT4_GROUPS = (32, 64, 128)
+FP8_BLOCK = 128
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class QuantizedWeight(ABC):
-    """A `KeptWeight`, see kernels/products/weight.py; the kinds differ in how numbers are kept."""
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A `PreparedWeight`, see kernels/products/weight.py."""
 
-    bits: ClassVar[int]
-
-    shape: tuple[int, int]
+    items: Tensor
+    """[N, K] int8 or e4m3; uint8 [N, K / 2] where two share a byte."""
+    scales: Tensor
+    """float32 [N / group[0], K / group[1]]; uint8 where items are of fp4."""
+    group: tuple[int, int]
+    """Outputs and inputs that share a scale; 0 inputs are all."""
     dtype: torch.dtype
-    is_gated: bool
-    packed: Tensor
-    """Bytes, by panel."""
-    scales: Tensor | None
-    """[panels, 32] float32, where they are not among the bytes."""
+    """The dtype of the x that it multiplies."""
+    zeros: Tensor | None = None
+    """uint8 [N, K / group[1]] of four bits: the items that mean 0, where they are not 8."""
+    order: Tensor | None = None
+    """int64 [K]: which input of x each of ours is."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_columns, width = self.items.shape
+        return num_columns, width * 2 if self.items.dtype is torch.uint8 else width
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return sum(part.nbytes for part in self._parts() if part is not None)
+
+    def to(self, device: str) -> QuantizedWeight:
+        items, scales, zeros, order = (
+            None if part is None else part.to(device) for part in self._parts()
+        )
+        assert items is not None
+        assert scales is not None
+        return replace(self, items=items, scales=scales, zeros=zeros, order=order)
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        return self.items, self.scales, self.zeros, self.order
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        self._check(is_gated=False)
-        if operators.runs(x):
-            return quantized_linear.linear(x, self, bias)
-        return self.reference(x, bias).to(x.dtype)
+        return self._multiply(x, bias, x.dtype)
 
     def gated_linear(self, x: Tensor, activation: str, bias: Tensor | None) -> Tensor:
-        self._check(is_gated=True)
-        if operators.runs(x):
-            return quantized_linear.gated_linear(x, self, activation, bias)
-        return GATES[activation](self.reference(x, bias)).to(x.dtype)
+        return GATES[activation](self.linear(x, bias))
 
     def logits(self, x: Tensor) -> Tensor:
-        self._check(is_gated=False)
-        if operators.runs(x):
-            return quantized_linear.logits(x, self)
-        return self.reference(x, None)
+        return self._multiply(x, None, torch.float32)
 
     def embedding(self, ids: Tensor, scale: float | None) -> Tensor:
-        self._check(is_gated=False)
-        if operators.runs(torch.empty(0, dtype=self.dtype, device=ids.device)):
-            return quantized_linear.embedding(ids, self, scale)
-        x = self.rows(ids).to(self.dtype)
-        return x if scale is None else x * torch.tensor(scale, dtype=x.dtype)
+        rows = self._widened(ids).to(self.dtype)
+        return rows if scale is None else rows * scale
 
-    def reference(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The definition, all but exact, and the last resort: x W^T + b in float32."""
-        q, scales = int8_rows.reference(x)
-        every = torch.arange(self.shape[0])
-        starts = range(0, len(every), ROWS_AT_ONCE)
-        pieces = (self.rows(every[start : start + ROWS_AT_ONCE]).double() for start in starts)
-        y = torch.cat([q.double() @ piece.T for piece in pieces], dim=1) * scales
-        return (y if bias is None else y + bias).float()
+    def to_dense(self) -> Tensor:
+        every = torch.arange(self.shape[0], device=self.items.device)
+        return self._widened(every).to(self.dtype)
 
-    def rows(self, ids: Tensor) -> Tensor:
-        """W[ids] in float32: what the numbers that are kept stand for."""
-        at = places(self.shape[0], self.is_gated)[ids]
-        return self._kept(at // PANEL, at % PANEL)[:, : self.shape[1]]
+    def _multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if x.shape[-1] != self.shape[1]:
+            raise ValueError(f"x is {x.shape[-1]} wide, the weight {self.shape[1]}")
+        if not x.is_cuda:
+            return functional.linear(self._seen(x), self.to_dense(), bias).to(dtype)
+        from baton.kernels.products.linear_gpu import FEW_ROWS, linear_tiles
 
-    def unpacked(self) -> Tensor:
-        return self.rows(torch.arange(self.shape[0])).to(self.dtype)
+        items, scales, group = self.items, self.scales, self.group
+        if self.order is not None:
+            x = x[:, self.order]
+        if items.dtype is FP8:
+            from baton.kernels.products import fp8_rows_gpu as fp8_rows
+            from baton.kernels.products import scaled_linear_gpu as scaled_linear
 
-    @abstractmethod
-    def _kept(self, panels: Tensor, columns: Tensor) -> Tensor:
-        """Rows by their places: float32 [rows, K padded]."""
+            if len(x) > FEW_ROWS and scaled_linear.takes(x, items, group, dtype):
+                y = scaled_linear.scaled_linear(x, items, scales, group)
+                return y if bias is None else y + bias
+            x = fp8_rows.round_rows(x, group[1] or x.shape[1])
+        return linear_tiles(x, items, scales, group=group, zeros=self.zeros, bias=bias, dtype=dtype)
 
-    def _check(self, *, is_gated: bool) -> None:
-        if self.is_gated is not is_gated:
-            raise ValueError("packed with the gates among the rows, or not: the other is wanted")
+    def _seen(self, x: Tensor) -> Tensor:
+        return round_to_fp8(x, self.group[1] or x.shape[1]) if self.items.dtype is FP8 else x
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        """float32 [rows, K], its inputs in the order of x."""
+        wide = self._in_order(rows)
+        if self.order is None:
+            return wide
+        return torch.empty_like(wide).index_copy_(1, self.order, wide)
+
+    def _in_order(self, rows: Tensor) -> Tensor:
+        items, scales, group = self.items[rows], self.scales[rows // self.group[0]], self.group[1]
+        if items.dtype is torch.uint8:
+            codes = whole_of(items, group)
+            if scales.dtype is torch.uint8:
+                return (values_of(codes) * powers_of(scales).unsqueeze(-1)).flatten(1)
+            zeros = 8 if self.zeros is None else self.zeros[rows].float().unsqueeze(-1)
+            return ((codes.float() - zeros) * scales.unsqueeze(-1)).flatten(1)
+        wide = items.float()
+        if not group:
+            return wide * scales
+        return wide * scales.repeat_interleave(group, dim=1)[:, : wide.shape[1]]
 
 
-def places(num_rows: int, is_gated: bool) -> Tensor:
-    """[N]: where each row of W is, counting all columns of all panels."""
-    rows = torch.arange(num_rows)
-    if not is_gated:
-        return rows
-    half = PANEL // 2
-    row, is_up = rows % (num_rows // 2), rows // (num_rows // 2)
-    return row // half * PANEL + is_up * half + row % half
+def to_int8(weight: Tensor) -> QuantizedWeight:
+    wide = weight.float()
+    scales = _scales(wide.abs().amax(-1, keepdim=True), 127)
+    return QuantizedWeight((wide / scales).round().to(torch.int8), scales, (1, 0), weight.dtype)
 
 
-def num_panels(num_rows: int, is_gated: bool) -> int:
-    return -(-num_rows // 2 // (PANEL // 2)) if is_gated else -(-num_rows // PANEL)
+def to_int4(weight: Tensor, group: int = 32) -> QuantizedWeight:
+    """Raises ValueError for a K that is not some groups."""
+    num_columns, width = weight.shape
+    if group not in INT4_GROUPS or width % group:
+        raise ValueError(f"K = {width} is not cut into groups of {group}")
+    wide = weight.float().view(num_columns, -1, group)
+    scales = _scales(wide.abs().amax(-1, keepdim=True), 7)
+    items = ((wide / scales).round() + 8).to(torch.uint8)
+    return QuantizedWeight(in_halves(items), scales.squeeze(-1), (1, group), weight.dtype)
 
 
-def in_panels(
-    weight: Tensor, is_gated: bool, dtype: torch.dtype = torch.float32, padding: int = 0
-) -> Tensor:
-    """W [N, K] -> [panels, 32, K padded]"""
-    count = num_panels(len(weight), is_gated)
-    width = quantized_linear.padded(weight.shape[1])
-    panels = torch.full((count * PANEL, width), padding, dtype=dtype)
-    panels[places(len(weight), is_gated), : weight.shape[1]] = weight.to(dtype)
-    return panels.view(count, PANEL, width)
+def to_fp8(weight: Tensor, *, has_blocks: bool = False) -> QuantizedWeight:
+    """One scale, or one for each block of 128 x 128. Raises ValueError for a K of part of one."""
+    num_columns, width = weight.shape
+    if has_blocks and width % FP8_BLOCK:
+        raise ValueError(f"K = {width} is not cut into blocks of {FP8_BLOCK}")
+    wide = weight.float()
+    if not has_blocks:
+        scales = _scales(wide.abs().amax().view(1, 1), LARGEST_FP8)
+        items = (wide / scales).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
+        return QuantizedWeight(items, scales, (num_columns, 0), weight.dtype)
+    padded = functional.pad(wide, (0, -width % FP8_BLOCK, 0, -num_columns % FP8_BLOCK))
+    blocks = padded.view(-(-num_columns // FP8_BLOCK), FP8_BLOCK, -1, FP8_BLOCK)
+    scales = _scales(blocks.abs().amax((1, 3)), LARGEST_FP8)
+    spread = scales.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    items = (wide / spread[:num_columns, :width]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
+    return QuantizedWeight(items, scales.contiguous(), (FP8_BLOCK, FP8_BLOCK), weight.dtype)
+
+
+def round_to_fp8(x: Tensor, group: int) -> Tensor:
+    """x [T, K] as groups of e4m3 with a scale show it, in the dtype of x."""
+    wide = x.float().view(len(x), -1, group)
+    scales = _scales(wide.abs().amax(-1, keepdim=True), LARGEST_FP8)
+    items = (wide / scales).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8)
+    return (items.float() * scales).view(x.shape).to(x.dtype)
+
+
+def in_halves(items: Tensor) -> Tensor:
+    """uint8 [N, groups, G] of four bits -> [N, K / 2] bytes."""
+    low, high = items.chunk(2, dim=-1)
+    return (low | high << 4).flatten(1)
+
+
+def whole_of(pairs: Tensor, group: int) -> Tensor:
+    """[N, K / 2] bytes -> uint8 [N, groups, G]."""
+    halves = pairs.view(len(pairs), -1, group // 2)
+    return torch.cat((halves & 15, halves >> 4), dim=-1)
+
+
+def _scales(largest: Tensor, limit: float) -> Tensor:
+    """A scale of 0 would divide by zero: what is all but 0 gets any. NaN stays NaN."""
+    return torch.where(largest <= TINY, torch.ones_like(largest), largest / limit)

@@ -45,7 +45,7 @@ def scaled_linear(x: Tensor, items: Tensor, scales: Tensor, group: tuple[int, in
     num_rows, (num_columns, width) = len(x), items.shape
     padded = -(-num_rows // PADDING) * PADDING
     kinds = functional.ScalingType
-    narrow, row_scales = quantize_rows(x, group[1] or width, padded)
+    quantized, row_scales = quantize_rows(x, group[1] or width, padded)
     if group[1]:
         kind, other = kinds.BlockWise1x128, kinds.BlockWise128x128
         weight_scales = padded_scales(scales)
@@ -54,7 +54,7 @@ def scaled_linear(x: Tensor, items: Tensor, scales: Tensor, group: tuple[int, in
         row_scales = row_scales.contiguous()
         weight_scales = scales_of_columns(scales, group[0], num_columns)
     y = functional.scaled_mm(
-        narrow, items.t(), row_scales, kind, weight_scales, other, output_dtype=torch.bfloat16
+        quantized, items.t(), row_scales, kind, weight_scales, other, output_dtype=torch.bfloat16
     )
     return y[:num_rows]
 

@@ -1,7 +1,8 @@
-"""What a matrix of weights W [N, K] is kept as: decided once, when it is loaded.
+"""What a matrix of weights W [N, K] is prepared as: decided once, when it is loaded.
 
-    Tensor          as it came from the checkpoint; torch or Triton multiplies
-    KeptWeight      in an order, or a width, of its own; it knows how to multiply
+    Tensor            as it came from the checkpoint; torch or Triton multiplies
+    PreparedWeight    packed (in panels, as CPUs read them), quantised, or both; it knows how to
+                      multiply
 
 Whoever uses a weight passes it on to kernels/products/linear.py and kernels/products/embedding.py
 as it is.
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class KeptWeight(Protocol):
+class PreparedWeight(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K), as the checkpoint has it."""
@@ -43,8 +44,8 @@ class KeptWeight(Protocol):
     def embedding(self, ids: Tensor, scale: float | None) -> Tensor:
         """ids [T] -> W[ids] * scale [T, K]"""
 
-    def unpacked(self) -> Tensor:
+    def to_dense(self) -> Tensor:
         """W [N, K]: what its numbers stand for."""
 
 
-Weight: TypeAlias = Tensor | KeptWeight
+Weight: TypeAlias = Tensor | PreparedWeight

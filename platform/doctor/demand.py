@@ -7,8 +7,8 @@ from pathlib import Path
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.cache_plan import CPU_CACHE_BYTES
-from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import read_config
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.config import CacheConfig
 from baton.engine.models.config.info import check_kv_dtype
 from baton.engine.models.config.model_config import ModelConfig
@@ -50,7 +50,7 @@ def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfi
         stage = family.build(share)
         keep_stage(stage, layers)
         kept = replace(share, layers=tuple(share.layers[layer] for layer in layers))
-        total += kept_bytes(stage, served_dtype(config.dtype, model), config.quantize)
+        total += prepared_bytes(stage, served_dtype(config.dtype, model), config.quantize)
         total += kv_bytes(pool.cache, kept, config.dtype)
     return total * (mesh.size // mesh.pipeline)
 
@@ -86,7 +86,7 @@ def weight_bytes(config: DeploymentConfig, model: ModelConfig) -> int:
     Told from shapes: the files need not be there yet, and dummy weights take as much.
     """
     family = family_of(model.architecture)
-    return kept_bytes(family.build(model), served_dtype(config.dtype, model), config.quantize)
+    return prepared_bytes(family.build(model), served_dtype(config.dtype, model), config.quantize)
 
 
 def served_dtype(dtype: str, model: ModelConfig) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import Experts
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.kernels.experts.quantized_experts import QuantizedExperts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.products.linear import linear, logits
 from baton.kernels.products.weight import Weight
 from baton.platform.instruments.ceilings import Ceilings, best_s, measure_ceilings
@@ -41,16 +41,16 @@ def ceilings_of(measured: LoadedEngine) -> Ceilings:
     """The ceilings of the device, for this model."""
     dtype = getattr(torch, measured.loaded.info.dtype)
     ceilings = measure_ceilings(dtype, measured.device)
-    narrow = [
+    quantized = [
         each
         for each in _largest_of_parts(measured.loaded.model)
         if each.product.is_narrower_than(measured.shape.item_bytes)
     ]
-    rate_by_kind = dict.fromkeys((each.kind for each in narrow), ceilings.flops_s)
-    for each in narrow:
+    rate_by_kind = dict.fromkeys((each.kind for each in quantized), ceilings.flops_s)
+    for each in quantized:
         rate = _rate(each, dtype, measured.device)
         rate_by_kind[each.kind] = max(rate_by_kind[each.kind], rate)
-    rates = {each.product.part: rate_by_kind[each.kind] for each in narrow}
+    rates = {each.product.part: rate_by_kind[each.kind] for each in quantized}
     return replace(ceilings, flops_s_by_part=rates)
 
 
@@ -67,7 +67,7 @@ def _multipliers(model: Decoder) -> Iterator[_Multiplier]:
             if isinstance(module, Linear):
                 product = product_of(part_of(name), module.weight, is_gated=module.is_gated)
                 yield _Multiplier(product, type(module.weight), module)
-            if isinstance(module, Experts) and isinstance(module.down, QuantizedExperts):
+            if isinstance(module, Experts) and isinstance(module.down, PackedQuantizedExperts):
                 one = module.down.one(0)
                 multiply = partial(linear, weight=one)
                 yield _Multiplier(product_of(Part.EXPERTS, one), type(one), multiply)

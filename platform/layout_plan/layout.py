@@ -12,7 +12,7 @@ from itertools import product
 from baton.core.errors import InvalidConfig
 from baton.engine.assemble import find_device
 from baton.engine.batch.batch import Chunk
-from baton.engine.checkpoint.kept_bytes import kept_bytes
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.mesh.mesh import Axis, Mesh
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.sharding.cutting import check_context
@@ -156,7 +156,7 @@ def _layout(models: Sequence[RankModel], traffic: Traffic, quantize: str) -> Lay
     num_blocks = traffic.requests_of(mesh) * models[0].kv.num_blocks_for(traffic.context)
     return LayoutPlan(
         mesh=mesh,
-        weight_bytes=max(kept_bytes(each.own, dtype, quantize) for each in models),
+        weight_bytes=max(prepared_bytes(each.own, dtype, quantize) for each in models),
         kv_token_bytes=block_bytes // block_size,
         kv_bytes=num_blocks * block_bytes,
         decode=_busiest(models, traffic.decode_pass(mesh, block_size)),

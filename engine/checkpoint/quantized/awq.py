@@ -21,8 +21,8 @@ from baton.engine.checkpoint.quantized.entry import QuantizedEntry, expect
 from baton.engine.checkpoint.quantized.gptq import SCALES, parse_group
 from baton.engine.checkpoint.quantized.words import in_groups, octets_of
 from baton.engine.models.config.keys import ConfigKeys
-from baton.kernels.products.narrow_groups import narrow_groups
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_groups import quantized_groups
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 BITS, PER_WORD = 4, 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -48,18 +48,18 @@ class AwqMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        width, packed = self.qweight.shape
-        return packed * PER_WORD, width
+        width, num_words = self.qweight.shape
+        return num_words * PER_WORD, width
 
     def rows(self, matrix: int, rows: slice) -> Tensor:
         scales = self.scales.stored()[:, rows].T.float()
         return in_groups(_items(self.qweight, rows), _items(self.qzeros, rows), scales)
 
-    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+    def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
         every = slice(0, self.shape[0])
         items, zeros = _items(self.qweight, every), _items(self.qzeros, every)
         scales = self.scales.stored().float().T.contiguous()
-        return narrow_groups(items, scales, zeros, BITS, dtype=dtype)
+        return quantized_groups(items, scales, zeros, BITS, dtype=dtype)
 
     def check(self, name: str) -> None:
         """Raises CheckpointError on parts that do not fit each other."""

@@ -29,8 +29,8 @@ from baton.engine.checkpoint.quantized.fp8 import E4M3, fp8_matrix, parse_block
 from baton.engine.checkpoint.quantized.mxfp4 import packed_mxfp4
 from baton.engine.checkpoint.quantized.words import in_groups, per_word, unpack
 from baton.engine.models.config.keys import ConfigKeys
-from baton.kernels.products.narrow_groups import narrow_groups
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_groups import quantized_groups
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 FORMATS = (
     "int-quantized",
@@ -79,12 +79,14 @@ class WholeNumbers:
         zeros = middle if zero is None else zero
         return in_groups(self._items(rows), zeros, self._scales(rows), groups)
 
-    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+    def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
         if self.g_idx is not None:
             return None
         every = slice(0, self.shape[0])
         scales = self._scales(every).contiguous()
-        return narrow_groups(self._items(every), scales, self._zeros(every), self.bits, dtype=dtype)
+        return quantized_groups(
+            self._items(every), scales, self._zeros(every), self.bits, dtype=dtype
+        )
 
     def check(self, name: str) -> None:
         """Raises CheckpointError on parts that do not fit each other."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.tensor_files import StoredEntry
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 ITEMS_AT_ONCE = 1 << 18
 """Items that are float32 at a time while a weight is widened: they stay in the caches."""
@@ -43,7 +43,7 @@ class FewBits(Protocol):
     def rows(self, matrix: int, rows: slice) -> Tensor:
         """The values that bits of one matrix of the stack stand for, float32 [rows, K]."""
 
-    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+    def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
         """The bits of one as kernels multiply them, on the CPU; None if no kernel does."""
 
 
@@ -98,9 +98,9 @@ class QuantizedEntry:
         self._widen(matrix, wide)
         return wide.T if self.is_transposed else wide
 
-    def narrow(self, dtype: torch.dtype, matrix: int = 0) -> NarrowWeight | None:
+    def quantized(self, dtype: torch.dtype, matrix: int = 0) -> QuantizedWeight | None:
         """[N, K], to multiply x of `dtype`; None if it has to be widened."""
-        return self.bits.narrow(matrix, dtype)
+        return self.bits.quantized(matrix, dtype)
 
     def release(self) -> None:
         for part in self.bits.parts:

@@ -29,7 +29,7 @@ from baton.engine.checkpoint.files.tensor_files import StoredEntry
 from baton.engine.checkpoint.quantized.entry import QuantizedEntry
 from baton.engine.checkpoint.quantized.mxfp4 import Mxfp4Stack, mxfp4_matrix
 from baton.engine.models.config.keys import ConfigKeys
-from baton.kernels.products.narrow_weight import FP8_BLOCK, NarrowWeight
+from baton.kernels.products.quantized_weight import FP8_BLOCK, QuantizedWeight
 
 E4M3 = "F8_E4M3"
 OTHER_FP8 = ("F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -67,13 +67,13 @@ class Fp8Matrix:
         scales = self._scales()[matrix][row_blocks]  # [rows, K / c]
         return items * scales.repeat_interleave(self.block[1], 1)[:, :width]
 
-    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+    def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
         width = self.shape[-1]
         group = (self.block[0], 0 if self.block[1] >= width else self.block[1])
         if group[1] and (group != (FP8_BLOCK, FP8_BLOCK) or width % FP8_BLOCK):
             return None
         items = self.items.stored().view(-1, *self.shape[-2:])[matrix]
-        return NarrowWeight(items, self._scales()[matrix].contiguous(), group, dtype)
+        return QuantizedWeight(items, self._scales()[matrix].contiguous(), group, dtype)
 
     def _scales(self) -> Tensor:
         """[E, N / b, K / c]"""

@@ -1,7 +1,7 @@
 """GPTQ checkpoints (AutoGPTQ, GPTQModel, optimum), 4 and 8 bits.
 
     qweight  int32 [K / n, N]    n = 32 / bits items of an input's column in a word
-    qzeros   int32 [G, N / n]    packed along N; version 1 holds each less one
+    qzeros   int32 [G, N / n]    num_words along N; version 1 holds each less one
     scales   [G, N]
     g_idx    int32 [K]           the group of each input; without it, neighbours share one
 
@@ -25,8 +25,8 @@ from baton.engine.checkpoint.files.tensor_files import StoredEntry
 from baton.engine.checkpoint.quantized.entry import QuantizedEntry, expect
 from baton.engine.checkpoint.quantized.words import in_groups, per_word, unpack
 from baton.engine.models.config.keys import ConfigKeys
-from baton.kernels.products.narrow_groups import narrow_groups
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_groups import quantized_groups
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 ONES = {4: 0x11111111, 8: 0x01010101}
 SCALES = ("F16", "BF16", "F32")
@@ -57,8 +57,8 @@ class GptqMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        packed, num_columns = self.qweight.shape
-        return num_columns, packed * per_word(self.bits)
+        num_words, num_columns = self.qweight.shape
+        return num_columns, num_words * per_word(self.bits)
 
     def rows(self, matrix: int, rows: slice) -> Tensor:
         q = unpack(self.qweight.stored()[:, rows].T, self.bits)  # [rows, K]
@@ -67,7 +67,7 @@ class GptqMatrix:
         is_plain = torch.equal(groups, torch.arange(len(groups)) // self.group)
         return in_groups(q, self._zeros(rows), scales, None if is_plain else groups)
 
-    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+    def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
         every, groups = slice(0, self.shape[0]), self._groups()
         order = None
         if bool((groups.diff() < 0).any()):
@@ -80,7 +80,7 @@ class GptqMatrix:
         q = unpack(self.qweight.stored().T, self.bits)
         items = q if order is None else q[:, order]
         zeros, scales = self._zeros(every), self.scales.stored().float().T.contiguous()
-        return narrow_groups(items, scales, zeros, self.bits, dtype=dtype, order=order)
+        return quantized_groups(items, scales, zeros, self.bits, dtype=dtype, order=order)
 
     def check(self, name: str) -> None:
         """Raises CheckpointError on parts that do not fit each other."""

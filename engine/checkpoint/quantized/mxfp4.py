@@ -27,8 +27,8 @@ from baton.engine.checkpoint.files.tensor_files import StoredEntry
 from baton.engine.checkpoint.quantized.entry import QuantizedEntry, expect
 from baton.engine.models.config.keys import ConfigKeys
 from baton.kernels.products.mxfp4 import GROUP, GROUP_BYTES, widen
-from baton.kernels.products.narrow_groups import narrow_fp4
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_groups import quantized_fp4
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class Mxfp4Stack:
         scales = self.scales.stored().view(-1, num_columns, num_groups)[matrix, rows]
         return widen(self._blocks()[matrix, rows], scales)
 
-    def narrow(self, matrix: int, dtype: torch.dtype) -> NarrowWeight | None:
+    def quantized(self, matrix: int, dtype: torch.dtype) -> QuantizedWeight | None:
         num_columns, num_groups = self.scales.shape[-2:]
         scales = self.scales.stored().view(-1, num_columns, num_groups)
-        return narrow_fp4(self._blocks()[matrix], scales[matrix], dtype)
+        return quantized_fp4(self._blocks()[matrix], scales[matrix], dtype)
 
     def _blocks(self) -> Tensor:
         """uint8 [E, N, K / 32, 16]"""

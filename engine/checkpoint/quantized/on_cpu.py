@@ -1,4 +1,4 @@
-"""Narrow weights as the operators of a CPU multiply them: int8 by output, int4 by groups of 32."""
+"""Quantised weights, packed for the operators of a CPU: int8 by output, int4 by groups of 32."""
 
 from __future__ import annotations
 
@@ -6,69 +6,71 @@ import torch
 from torch import Tensor
 
 from baton.kernels.cpu import operators
-from baton.kernels.experts import quantized_experts
-from baton.kernels.experts.quantized_experts import QuantizedExperts
+from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.products import int4_weight, int8_weight
-from baton.kernels.products.narrow_weight import NarrowWeight, whole_of
-from baton.kernels.products.quantized_weight import QuantizedWeight
+from baton.kernels.products.packed_quantized_weight import PackedQuantizedWeight
+from baton.kernels.products.quantized_weight import QuantizedWeight, whole_of
 
 
-def is_for_cpu(narrow: NarrowWeight) -> bool:
+def is_for_cpu(quantized: QuantizedWeight) -> bool:
     """Symmetric, its inputs as they come, and compiled."""
-    if not operators.runs(torch.empty(0, dtype=narrow.dtype)):
+    if not operators.runs(torch.empty(0, dtype=quantized.dtype)):
         return False
-    if narrow.zeros is not None or narrow.order is not None:
+    if quantized.zeros is not None or quantized.order is not None:
         return False
-    is_int4 = narrow.items.dtype is torch.uint8 and narrow.scales.dtype is torch.float32
-    return (_is_int8(narrow) and not narrow.group[1]) or (is_int4 and narrow.group[0] == 1)
+    is_int4 = quantized.items.dtype is torch.uint8 and quantized.scales.dtype is torch.float32
+    return (_is_int8(quantized) and not quantized.group[1]) or (is_int4 and quantized.group[0] == 1)
 
 
-def on_cpu(narrow: NarrowWeight, *, is_gated: bool) -> QuantizedWeight | None:
+def on_cpu(quantized: QuantizedWeight, *, is_gated: bool) -> PackedQuantizedWeight | None:
     """The same weight for operators; None if there are none for it."""
-    if not is_for_cpu(narrow):
+    if not is_for_cpu(quantized):
         return None
-    if _is_int8(narrow):
+    if _is_int8(quantized):
         return int8_weight.of_items(
-            narrow.items, _scale_of_each(narrow), narrow.dtype, is_gated=is_gated
+            quantized.items, _scale_of_each(quantized), quantized.dtype, is_gated=is_gated
         )
-    return int4_weight.of_items(_whole(narrow), narrow.scales, narrow.dtype, is_gated=is_gated)
+    return int4_weight.of_items(
+        _whole(quantized), quantized.scales, quantized.dtype, is_gated=is_gated
+    )
 
 
 def experts_on_cpu(
-    num_experts: int, first: NarrowWeight, *, is_gated: bool
-) -> QuantizedExperts | None:
+    num_experts: int, first: QuantizedWeight, *, is_gated: bool
+) -> PackedQuantizedExperts | None:
     """Room for experts like the first, for operators; None if there are none for it."""
     if not is_for_cpu(first):
         return None
     way = "int8" if _is_int8(first) else "int4"
     shape = (num_experts, *first.shape)
-    return quantized_experts.empty(way, shape, first.dtype, is_gated=is_gated)
+    return packed_quantized_experts.empty(way, shape, first.dtype, is_gated=is_gated)
 
 
-def put_on_cpu(room: QuantizedExperts, expert: int, narrow: NarrowWeight) -> None:
+def put_on_cpu(room: PackedQuantizedExperts, expert: int, quantized: QuantizedWeight) -> None:
     """Raises ValueError if it is of another kind than there is room for."""
-    bits = 8 if _is_int8(narrow) else 4
-    if room.bits != bits or room.shape[1:] != narrow.shape:
-        raise ValueError(f"{bits} bits {narrow.shape} among {room.bits} bits {room.shape[1:]}")
+    bits = 8 if _is_int8(quantized) else 4
+    if room.bits != bits or room.shape[1:] != quantized.shape:
+        raise ValueError(f"{bits} bits {quantized.shape} among {room.bits} bits {room.shape[1:]}")
     if room.scales is not None:
         packed, scales = int8_weight.panels_of_items(
-            narrow.items, _scale_of_each(narrow), room.is_gated
+            quantized.items, _scale_of_each(quantized), room.is_gated
         )
         room.scales[expert].copy_(scales)
     else:
-        packed = int4_weight.panels_of_items(_whole(narrow), narrow.scales, room.is_gated)
+        packed = int4_weight.panels_of_items(_whole(quantized), quantized.scales, room.is_gated)
     room.packed[expert].copy_(packed)
 
 
-def _is_int8(narrow: NarrowWeight) -> bool:
-    return narrow.items.dtype is torch.int8
+def _is_int8(quantized: QuantizedWeight) -> bool:
+    return quantized.items.dtype is torch.int8
 
 
-def _scale_of_each(narrow: NarrowWeight) -> Tensor:
+def _scale_of_each(quantized: QuantizedWeight) -> Tensor:
     """[N]"""
-    return narrow.scales.expand(-1, narrow.group[0]).flatten()[: narrow.shape[0]]
+    return quantized.scales.expand(-1, quantized.group[0]).flatten()[: quantized.shape[0]]
 
 
-def _whole(narrow: NarrowWeight) -> Tensor:
+def _whole(quantized: QuantizedWeight) -> Tensor:
     """uint8 [N, K]"""
-    return whole_of(narrow.items, narrow.group[1]).flatten(1)
+    return whole_of(quantized.items, quantized.group[1]).flatten(1)

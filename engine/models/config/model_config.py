@@ -93,10 +93,10 @@ class ModelConfig:
         """What layers keep beside their KV, of a model that computes in `dtype`."""
         layers: dict[tuple[str, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
-            for kept in () if layer.compression is None else layer.compression.kept:
-                layers.setdefault(kept, []).append(number)
+            for side_cache in () if layer.compression is None else layer.compression.side_caches:
+                layers.setdefault(side_cache, []).append(number)
             if self.index is not None and layer.has_index:
-                layers.setdefault(self.index.kept, []).append(number)
+                layers.setdefault(self.index.side_cache, []).append(number)
         return tuple(
             SideCache(name=name, layers=tuple(numbers), width=width, dtype=dtype)
             for (name, width), numbers in layers.items()

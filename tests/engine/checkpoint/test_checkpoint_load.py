@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engine.kept_weights import as_tensor, weights_of
+from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import EOS, VOCAB_SIZE, make_llama, make_qwen3
 
 from baton.core.errors import CheckpointError

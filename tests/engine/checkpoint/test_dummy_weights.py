@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.kept_weights import as_tensor, weights_of
+from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import make_llama, make_qwen3
 
 from baton.core.errors import CheckpointError
@@ -20,7 +20,7 @@ from baton.engine.checkpoint.load import LoadedModel, load_model
 FINGERPRINT = """
 import sys
 from pathlib import Path
-from tests.engine.kept_weights import as_tensor
+from tests.engine.prepared_weights import as_tensor
 from baton.engine.checkpoint.load import load_model
 loaded = load_model(Path(sys.argv[1]), load_format="dummy")
 weight = as_tensor(loaded.model.blocks[0].ffn.down.weight)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engine.kept_weights import as_tensor, weights_of
 from tests.engine.model_runs import assert_near, logits_in_chunks, make_prompt, make_runner
+from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import (
     FAMILIES,
     make_llama4,
@@ -24,11 +24,11 @@ from torch import Tensor
 
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.engine.checkpoint.install import install_expert
-from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import load_model, read_config
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.layers.moe import Experts
 from baton.engine.models.registry import family_of
-from baton.kernels.experts.narrow_experts import NarrowExperts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.experts.quantized_experts import QuantizedExperts
 
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(\w+)\.weight")
@@ -138,7 +138,7 @@ def test_the_memory_of_experts_is_known_before_they_are_read(
     for prefix, module in loaded.named_modules():
         if isinstance(module, Experts):
             found = module.gate_up.nbytes + module.down.nbytes
-            wanted = kept_bytes(planned.get_submodule(prefix), "bfloat16", quantize)
+            wanted = prepared_bytes(planned.get_submodule(prefix), "bfloat16", quantize)
             assert found >= wanted  # panels are filled up
             assert found < 1.5 * wanted
 
@@ -217,7 +217,7 @@ def test_experts_and_shared_ones_are_quantised_and_routers_are_not(
 
     found = dict(weights_of(loaded.model))
     experts = found["blocks.0.ffn.experts.gate_up"]
-    assert isinstance(experts, QuantizedExperts)
+    assert isinstance(experts, PackedQuantizedExperts)
     assert experts.bits == (8 if quantize == "int8" else 4)
     exact = dict(weights_of(load_model(folder).model))
     for name in ("blocks.1.ffn.router.weight", "blocks.1.ffn.shared_gate.weight"):
@@ -248,7 +248,7 @@ def test_devices_other_than_the_cpu_get_experts_for_triton(quantize: str, tmp_pa
         install_expert(model, "blocks.0.ffn.experts.down", expert, weight, "cpu:0", quantize)
 
     kept: object = experts.down
-    assert isinstance(kept, NarrowExperts)
+    assert isinstance(kept, QuantizedExperts)
     steps = weights.abs().amax() / (127 if quantize == "int8" else 7)
     assert (as_tensor(kept) - weights).abs().max() <= steps * 0.51
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from dataclasses import replace
 from types import SimpleNamespace
 import torch
-from tests.engine.kept_weights import weights_of
+from tests.engine.prepared_weights import weights_of
 from baton.engine.checkpoint.load import load_model
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import ONE_RANK

@@ -11,8 +11,8 @@ import pytest
 import torch
 from bench.layout_writer import write_mxfp4_experts
 from safetensors.torch import load_file, save_file
-from tests.engine.kept_weights import weights_of
 from tests.engine.model_runs import assert_near, logits_in_chunks, make_prompt, make_runner
+from tests.engine.prepared_weights import weights_of
 from tests.tiny_checkpoints import WINDOW, make_gpt_oss, transformers_logits
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -21,7 +21,7 @@ from baton.engine.checkpoint.load import load_model, read_config
 from baton.engine.checkpoint.quantized.entry import QuantizedEntry
 from baton.engine.layers.rope_scaling import YarnScaling
 from baton.engine.models.config.model_config import ModelConfig
-from baton.kernels.experts.narrow_experts import NarrowExperts
+from baton.kernels.experts.quantized_experts import QuantizedExperts
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def narrow(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_mxfp4_experts(original, tmp_path_factory.mktemp("narrow") / "model")
+def quantized(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mxfp4_experts(original, tmp_path_factory.mktemp("quantized") / "model")
 
 
 def widened(folder: Path, into: Path) -> Path:
@@ -58,43 +58,47 @@ def edited(folder: Path, into: Path, **changes: Any) -> Path:
     return into
 
 
-def test_experts_in_mxfp4_compute_what_transformers_computes(narrow: Path, tmp_path: Path) -> None:
+def test_experts_in_mxfp4_compute_what_transformers_computes(
+    quantized: Path, tmp_path: Path
+) -> None:
     prompt = make_prompt(40)
-    expected = transformers_logits(widened(narrow, tmp_path / "wide"), prompt)
+    expected = transformers_logits(widened(quantized, tmp_path / "wide"), prompt)
 
-    found = logits_in_chunks(make_runner(narrow), prompt, 7)
+    found = logits_in_chunks(make_runner(quantized), prompt, 7)
 
     assert_near(found, expected[[*range(6, 40, 7), 39]])
 
 
-def test_a_gpu_keeps_experts_in_mxfp4_and_computes_the_same(narrow: Path, tmp_path: Path) -> None:
+def test_a_gpu_keeps_experts_in_mxfp4_and_computes_the_same(
+    quantized: Path, tmp_path: Path
+) -> None:
     """As it would: `cpu:0` is no device that operators run on."""
     prompt = make_prompt(40)
-    expected = transformers_logits(widened(narrow, tmp_path / "wide"), prompt)
+    expected = transformers_logits(widened(quantized, tmp_path / "wide"), prompt)
 
-    found = logits_in_chunks(make_runner(narrow, device="cpu:0"), prompt, 7)
+    found = logits_in_chunks(make_runner(quantized, device="cpu:0"), prompt, 7)
 
     assert_near(found, expected[[*range(6, 40, 7), 39]])
-    kept = dict(weights_of(load_model(narrow, device="cpu:0").model))
+    kept = dict(weights_of(load_model(quantized, device="cpu:0").model))
     for name in ("blocks.0.ffn.experts.gate_up", "blocks.0.ffn.experts.down"):
         experts = kept[name]
-        assert isinstance(experts, NarrowExperts)
+        assert isinstance(experts, QuantizedExperts)
         assert 8 * experts.nbytes == 4.25 * torch.Size(experts.shape).numel()
 
 
 def test_never_are_all_experts_of_a_layer_wide_at_once(
-    narrow: Path, monkeypatch: pytest.MonkeyPatch
+    quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(self: QuantizedEntry, dtype: torch.dtype) -> torch.Tensor:
         raise AssertionError(f"{self.shape} at once")
 
     monkeypatch.setattr(QuantizedEntry, "load", load)
 
-    assert load_model(narrow).info.architecture == "GptOssForCausalLM"
+    assert load_model(quantized).info.architecture == "GptOssForCausalLM"
 
 
-def test_who_has_other_experts_is_another_model(narrow: Path, original: Path) -> None:
-    assert load_model(narrow).info.fingerprint != load_model(original).info.fingerprint
+def test_who_has_other_experts_is_another_model(quantized: Path, original: Path) -> None:
+    assert load_model(quantized).info.fingerprint != load_model(original).info.fingerprint
 
 
 @pytest.mark.parametrize(

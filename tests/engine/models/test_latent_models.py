@@ -24,8 +24,8 @@ from tests.tiny_checkpoints import (
 from baton.core.errors import InvalidConfig
 from baton.engine.assemble import engine_around
 from baton.engine.batch.batch import Chunk
-from baton.engine.checkpoint.kept_bytes import kept_bytes
 from baton.engine.checkpoint.load import load_model, read_config
+from baton.engine.checkpoint.prepared_bytes import prepared_bytes
 from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.layers.mla import LatentHeads
 from baton.kernels.cpu.library import library
@@ -130,7 +130,7 @@ def test_the_memory_of_weights_is_told_from_shapes(tmp_path: Path) -> None:
     kept = heads.weight
     assert isinstance(kept, LatentWeights)
     parts = (kept.absorb, kept.keys, kept.values)
-    assert kept_bytes(LatentHeads(heads.shape), "float32") == sum(p.nbytes for p in parts)
+    assert prepared_bytes(LatentHeads(heads.shape), "float32") == sum(p.nbytes for p in parts)
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])

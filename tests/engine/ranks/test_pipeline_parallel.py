@@ -97,7 +97,7 @@ def test_cutting_passes_changes_no_bit_of_the_kv(ranks: RankProcesses, tmp_path:
 def test_what_comes_quantised_stays_so_on_each_stage(ranks: RankProcesses, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     folder = write_layout(
-        FAMILIES["llama"](tmp_path / "wide", **sizes), tmp_path / "narrow", LAYOUTS["gptq 4"]
+        FAMILIES["llama"](tmp_path / "wide", **sizes), tmp_path / "quantized", LAYOUTS["gptq 4"]
     )
     alone = assemble_engine(folder, CONFIG, dtype="float32", device="cpu")
     expected = answers(alone)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kernels.experts.test_moe import compiled, kept, kept_narrow, make_weights
+from tests.kernels.experts.test_moe import compiled, kept, kept_quantized, make_weights
 from torch import Tensor, nn
 
 from baton.engine.layers.moe import Experts
@@ -19,9 +19,9 @@ from baton.engine.mesh.expert_map import ExpertMap, spread
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import RankGroup, Rendezvous, join, listen
 from baton.engine.sharding.expert_moves import Move, experts_stacks, move_weights, moves
-from baton.kernels.experts import narrow_experts
+from baton.kernels.experts import quantized_experts as quantized_experts
 from baton.kernels.experts.moe import SWIGLU, ExpertWeights
-from baton.kernels.products.narrow_weight import to_int4
+from baton.kernels.products.quantized_weight import to_int4
 
 HOST = "127.0.0.1"
 NUM_EXPERTS, NUM_RANKS = 6, 3
@@ -62,16 +62,16 @@ def test_a_rank_copies_what_it_has_and_copies_send_in_turn() -> None:
 def weights_of(kind: str) -> ExpertWeights:
     weights = make_weights((0, 64, 32, NUM_EXPERTS, 1), has_bias=True)
     if kind.startswith("int"):
-        return kept_narrow(weights, kind)
-    if kind != "narrow":
+        return kept_quantized(weights, kind)
+    if kind != "quantized":
         return kept(weights, kind)
     return replace(weights, gate_up=as_on_gpus(weights.gate_up), down=as_on_gpus(weights.down))
 
 
-def as_on_gpus(weight: object) -> narrow_experts.NarrowExperts:
+def as_on_gpus(weight: object) -> quantized_experts.QuantizedExperts:
     assert isinstance(weight, Tensor)
     rounded = [to_int4(matrix) for matrix in weight]
-    found = narrow_experts.empty_like(len(weight), rounded[0], "cpu")
+    found = quantized_experts.empty_like(len(weight), rounded[0], "cpu")
     for expert, matrix in enumerate(rounded):
         found.put(expert, matrix)
     return found
@@ -99,7 +99,7 @@ def experts_with(weights: ExpertWeights, chosen: tuple[int, ...]) -> Experts:
 @pytest.mark.parametrize("to", MAPS)
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param("packed", marks=compiled), "plain", "int8", "int4", "narrow"],
+    [pytest.param("packed", marks=compiled), "plain", "int8", "int4", "quantized"],
 )
 @pytest.mark.parametrize("part_bytes", [500, 64 << 20], ids=["in parts", "at once"])
 def test_weights_and_biases_are_those_of_the_new_map(kind: str, to: str, part_bytes: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from bench.layout_writer import LAYOUTS, write_layout
-from tests.engine.kept_weights import as_tensor, weights_of
+from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import make_deepseek_v3, make_mixtral, make_qwen3_moe
 
 from baton.engine.checkpoint.load import LoadedModel, load_model
@@ -19,7 +19,7 @@ from baton.engine.layers.moe import Experts
 from baton.engine.mesh.mesh import Mesh
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups
 from baton.kernels.cpu.library import library
-from baton.kernels.experts.quantized_experts import QuantizedExperts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 
 
 def groups_of(rank: int, mesh: Mesh) -> MeshGroups:
@@ -81,7 +81,7 @@ def test_experts_that_come_quantised_stay_so_and_say_so(tmp_path: Path) -> None:
 
     def kinds(loaded: LoadedModel) -> set[bool]:
         every = (part for part in loaded.model.modules() if isinstance(part, Experts))
-        return {isinstance(part.gate_up, QuantizedExperts) for part in every}
+        return {isinstance(part.gate_up, PackedQuantizedExperts) for part in every}
 
     assert (kinds(alone), kinds(sliced), kinds(whole)) == ({True}, {False}, {True})
     assert len({loaded.info.fingerprint for loaded in (alone, sliced, whole)}) == 3

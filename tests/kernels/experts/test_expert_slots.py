@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.kernels.experts.test_moe import compiled, kept, kept_narrow, make_weights, random
+from tests.kernels.experts.test_moe import compiled, kept, kept_quantized, make_weights, random
 from torch import Tensor
 
 from baton.engine.mesh.expert_map import ExpertMap, spread
@@ -109,7 +109,7 @@ def test_what_ranks_compute_adds_up_to_what_one_computes(
 
 
 def as_kept(weights: ExpertWeights, kind: str) -> ExpertWeights:
-    return kept_narrow(weights, kind) if kind.startswith("int") else kept(weights, kind)
+    return kept_quantized(weights, kind) if kind.startswith("int") else kept(weights, kind)
 
 
 def of_experts(weights: ExpertWeights, experts: tuple[int, ...]) -> ExpertWeights:

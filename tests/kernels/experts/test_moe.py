@@ -13,7 +13,8 @@ from torch import Tensor
 
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.library import library
-from baton.kernels.experts import packed_experts, quantized_experts
+from baton.kernels.experts import packed_experts
+from baton.kernels.experts import packed_quantized_experts as packed_quantized_experts
 from baton.kernels.experts.moe import (
     SWIGLU,
     ExpertWeight,
@@ -87,10 +88,10 @@ def kept(weights: ExpertWeights, kind: str) -> ExpertWeights:
     )
 
 
-def kept_narrow(weights: ExpertWeights, way: str) -> ExpertWeights:
+def kept_quantized(weights: ExpertWeights, way: str) -> ExpertWeights:
     def keep(weight: ExpertWeight, *, is_gated: bool) -> ExpertWeight:
         assert isinstance(weight, Tensor)
-        kept = quantized_experts.empty(way, weight.shape, weight.dtype, is_gated=is_gated)
+        kept = packed_quantized_experts.empty(way, weight.shape, weight.dtype, is_gated=is_gated)
         for expert, matrix in enumerate(weight):
             kept.put(expert, matrix)
         return kept
@@ -187,12 +188,12 @@ def test_few_bits_are_multiplied_as_torch_multiplies_what_they_mean(
     x, routed = random(shape[0], shape[1], dtype=dtype) * 4, make_routed(shape)
     shared = make_shared(shape, dtype, has_gate=True)
     weights = make_weights(shape, dtype=dtype, has_bias=True, is_input_scaled=is_input_scaled)
-    narrow = kept_narrow(weights, way)
+    quantized = kept_quantized(weights, way)
 
-    found = moe(x, narrow, routed, shared)
+    found = moe(x, quantized, routed, shared)
 
     with without_operators():
-        wanted = moe(x, narrow, routed, shared)
+        wanted = moe(x, quantized, routed, shared)
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
     exact = reference(x, weights, routed, shared)
     bound = 0.02 if way == "int8" else 0.2
@@ -210,7 +211,7 @@ def test_a_token_has_the_same_bits_in_any_company(
     shared = make_shared(shape, dtype, has_gate=True)
     assert shared.gate is not None
     plain = make_weights(shape, dtype=dtype, has_bias=True)
-    weights = kept(plain, way) if way == "packed" else kept_narrow(plain, way)
+    weights = kept(plain, way) if way == "packed" else kept_quantized(plain, way)
 
     together = moe(x, weights, routed, shared)
 
@@ -229,7 +230,7 @@ def test_an_expert_that_is_put_is_the_one_that_is_unpacked() -> None:
         packed.put(expert, stack[expert])
 
     assert packed.shape == (3, 40, 22)
-    assert all(torch.equal(packed.unpacked(e), stack[e]) for e in range(3))
+    assert all(torch.equal(packed.to_dense(e), stack[e]) for e in range(3))
     with pytest.raises(ValueError, match="no expert of"):
         packed.put(0, stack[0].T)
 

@@ -21,7 +21,7 @@ from baton.kernels.cache_write.latent_write_gpu import latent_write
 from baton.kernels.cache_write.rope_kv_write_gpu import rope_kv_write
 from baton.kernels.cache_write.rotation import HeadNorm, LatentNorm
 from baton.kernels.elementwise import gates_gpu as gate
-from baton.kernels.experts.grouped_narrow_gpu import grouped_narrow
+from baton.kernels.experts.grouped_quantized_gpu import grouped_quantized
 from baton.kernels.latent_attention.mla_attention_gpu import mla_attention
 from baton.kernels.paging.arena_gpu import PagedCache
 from baton.kernels.paging.quantized_arena import Arena, QuantizedArena
@@ -109,9 +109,9 @@ def multiply_by_experts(num_rows: int) -> None:
     x, stops = torch.empty(num_rows, 2880, dtype=BFLOAT16), torch.zeros(32, dtype=torch.int32)
     fp4 = torch.empty(32, 5760, 1440, dtype=torch.uint8, device="meta")
     powers = torch.empty(32, 5760, 90, dtype=torch.uint8, device="meta")
-    grouped_narrow(x, fp4, powers, stops, group=(1, 32))
+    grouped_quantized(x, fp4, powers, stops, group=(1, 32))
     x, fp8 = torch.empty(num_rows, 2048, dtype=BFLOAT16), torch.empty(32, 1536, 2048, dtype=FP8)
-    grouped_narrow(x, fp8, torch.empty(32, 12, 16), stops, group=(128, 128))
+    grouped_quantized(x, fp8, torch.empty(32, 12, 16), stops, group=(128, 128))
 
 
 def gather(items: torch.dtype | None) -> None:
@@ -137,8 +137,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "gather fp8": lambda: gather(FP8),
     "rows": rows,
     "few rows by int4": multiply_few_rows,
-    "few pairs by narrow experts": lambda: multiply_by_experts(16),
-    "many pairs by narrow experts": lambda: multiply_by_experts(4096),
+    "few pairs by quantized experts": lambda: multiply_by_experts(16),
+    "many pairs by quantized experts": lambda: multiply_by_experts(4096),
 }
 
 if __name__ == "__main__":

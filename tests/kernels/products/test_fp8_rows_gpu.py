@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton.kernels.products.fp8_rows_gpu import quantize_rows, round_rows
-from baton.kernels.products.narrow_weight import round_to_fp8, to_fp8
+from baton.kernels.products.quantized_weight import round_to_fp8, to_fp8
 from baton.kernels.products.scaled_linear_gpu import padded_scales, scaled_linear, takes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,25 +60,25 @@ def test_scales_of_weights_are_padded_to_four_and_transposed() -> None:
 
 @pytest.mark.parametrize("has_blocks", [False, True])
 def test_a_row_sees_the_same_activations_alone_and_beside_others(has_blocks: bool) -> None:
-    narrow = to_fp8(torch.randn(64, 256, device=DEVICE), has_blocks=has_blocks)
+    quantized = to_fp8(torch.randn(64, 256, device=DEVICE), has_blocks=has_blocks)
     x = torch.randn(20, 256, device=DEVICE)
 
-    together = narrow.linear(x, None)
+    together = quantized.linear(x, None)
 
-    torch.testing.assert_close(narrow.linear(x[3:4], None), together[3:4])
+    torch.testing.assert_close(quantized.linear(x[3:4], None), together[3:4])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_blocks", [False, True])
 @pytest.mark.parametrize("num_rows", [17, 64, 1001])
 def test_the_library_multiplies_what_the_definition_says(has_blocks: bool, num_rows: int) -> None:
-    narrow = to_fp8(torch.randn(384, 640, device="cuda").bfloat16(), has_blocks=has_blocks)
+    quantized = to_fp8(torch.randn(384, 640, device="cuda").bfloat16(), has_blocks=has_blocks)
     x = torch.randn(num_rows, 640, device="cuda").bfloat16()
-    if not takes(x, narrow.items, narrow.group, torch.bfloat16):
+    if not takes(x, quantized.items, quantized.group, torch.bfloat16):
         pytest.skip("this device has no such product")
 
-    found = scaled_linear(x, narrow.items, narrow.scales, narrow.group)
+    found = scaled_linear(x, quantized.items, quantized.scales, quantized.group)
 
-    seen = round_to_fp8(x, narrow.group[1] or 640).float()
-    wanted = seen @ narrow.unpacked().float().T
+    seen = round_to_fp8(x, quantized.group[1] or 640).float()
+    wanted = seen @ quantized.to_dense().float().T
     assert float((found - wanted).abs().max()) <= 2e-2 * float(wanted.abs().max())

@@ -11,28 +11,28 @@ from torch import Tensor
 
 from baton.kernels.products import linear_gpu as module
 from baton.kernels.products.linear_gpu import linear_tiles
-from baton.kernels.products.narrow_groups import narrow_groups, stack
-from baton.kernels.products.narrow_weight import NarrowWeight, to_fp8, to_int4, to_int8
+from baton.kernels.products.quantized_groups import quantized_groups, stack
+from baton.kernels.products.quantized_weight import QuantizedWeight, to_fp8, to_int4, to_int8
 from baton.kernels.products.scaled_linear_gpu import scales_of_columns
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def with_zeros(weight: Tensor, group: int) -> NarrowWeight:
+def with_zeros(weight: Tensor, group: int) -> QuantizedWeight:
     """As AWQ and GPTQ have them: from the least to the largest of a group in 15 steps."""
     groups = weight.float().cpu().view(len(weight), -1, group)
     low, high = groups.amin(-1), groups.amax(-1)
     scales = (high - low) / 15
     zeros = (-low / scales).round().clamp(0, 15)
     items = (groups / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
-    narrow = narrow_groups(
+    quantized = quantized_groups(
         items.flatten(1).to(torch.uint8), scales, zeros.to(torch.uint8), 4, dtype=weight.dtype
     )
-    assert narrow is not None
-    return narrow.to(DEVICE)
+    assert quantized is not None
+    return quantized.to(DEVICE)
 
 
-WAYS: dict[str, Callable[[Tensor], NarrowWeight]] = {
+WAYS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": to_int8,
     "int4 by 32": to_int4,
     "int4 by 128": lambda weight: to_int4(weight, 128),
@@ -48,9 +48,14 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
 
 
-def product(x: Tensor, narrow: NarrowWeight, bias: Tensor | None = None) -> Tensor:
+def product(x: Tensor, quantized: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     return linear_tiles(
-        x, narrow.items, narrow.scales, group=narrow.group, zeros=narrow.zeros, bias=bias
+        x,
+        quantized.items,
+        quantized.scales,
+        group=quantized.group,
+        zeros=quantized.zeros,
+        bias=bias,
     )
 
 
@@ -81,22 +86,22 @@ def test_bfloat16_may_be_left_unrounded() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("num_rows", "num_columns", "width"), [(1, 100, 256), (18, 200, 1152)])
-def test_narrow_weights_give_the_product_with_what_they_stand_for(
+def test_quantized_weights_give_the_product_with_what_they_stand_for(
     way: str, num_rows: int, num_columns: int, width: int
 ) -> None:
-    x, narrow = random(num_rows, width), WAYS[way](random(num_columns, width))
+    x, quantized = random(num_rows, width), WAYS[way](random(num_columns, width))
 
-    found = product(x, narrow)
+    found = product(x, quantized)
 
-    torch.testing.assert_close(found, x @ narrow.unpacked().T, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(found, x @ quantized.to_dense().T, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_narrow_weights_multiply_bfloat16(way: str) -> None:
-    narrow = WAYS[way](random(96, 384, dtype=torch.bfloat16))
+def test_quantized_weights_multiply_bfloat16(way: str) -> None:
+    quantized = WAYS[way](random(96, 384, dtype=torch.bfloat16))
     x = random(2, 384, dtype=torch.bfloat16)
 
-    assert is_close(product(x, narrow), x, narrow.unpacked())
+    assert is_close(product(x, quantized), x, quantized.to_dense())
 
 
 def test_a_row_gives_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,21 +117,21 @@ def test_a_row_gives_the_same_beside_any_others(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("way", "limit"), [("int8", 0.5), ("int4 by 32", 0.5)])
 def test_items_are_half_a_scale_off_at_most(way: str, limit: float) -> None:
     weight = random(30, 128)
-    narrow = WAYS[way](weight)
+    quantized = WAYS[way](weight)
 
-    steps = narrow.scales.repeat_interleave(128 // narrow.scales.shape[1], dim=1)
+    steps = quantized.scales.repeat_interleave(128 // quantized.scales.shape[1], dim=1)
 
-    assert bool(((narrow.unpacked() - weight).abs() <= steps * limit * 1.0001).all())
+    assert bool(((quantized.to_dense() - weight).abs() <= steps * limit * 1.0001).all())
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_of_the_table_is_what_is_looked_up(way: str) -> None:
-    narrow = WAYS[way](random(150, 256))
+    quantized = WAYS[way](random(150, 256))
     ids = torch.tensor([0, 149, 3, 3], device=DEVICE)
 
-    found = narrow.embedding(ids, 2.0)
+    found = quantized.embedding(ids, 2.0)
 
-    assert torch.equal(found, narrow.unpacked()[ids] * 2.0)
+    assert torch.equal(found, quantized.to_dense()[ids] * 2.0)
 
 
 @pytest.mark.parametrize("way", ["int4 by 64, with zeros", "int8", "fp8"])
@@ -144,16 +149,16 @@ def test_weights_stacked_of_several_have_the_scales_of_each(way: str) -> None:
 def test_inputs_are_taken_in_the_order_of_the_weight() -> None:
     order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
     items = torch.randint(0, 16, (40, 256), generator=torch.Generator().manual_seed(1))
-    narrow = narrow_groups(
+    quantized = quantized_groups(
         items.to(torch.uint8), random(40, 2).cpu().abs(), None, 4, dtype=torch.float32, order=order
     )
-    assert narrow is not None
-    narrow, x = narrow.to(DEVICE), random(3, 256)
+    assert quantized is not None
+    quantized, x = quantized.to(DEVICE), random(3, 256)
 
     with tensors_on_a_gpu():
-        found = narrow.linear(x, None)
+        found = quantized.linear(x, None)
 
-    torch.testing.assert_close(found, x @ narrow.unpacked().T, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found, x @ quantized.to_dense().T, rtol=1e-4, atol=1e-3)
 
 
 def test_scales_of_several_outputs_are_given_to_each() -> None:

@@ -99,7 +99,7 @@ def test_packing_loses_nothing(dtype: torch.dtype, is_gated: bool, outputs: int)
 
     assert packed.shape == (outputs, 34)
     assert packed.packed.data_ptr() % 64 == 0
-    assert torch.equal(packed.unpacked(), weight)
+    assert torch.equal(packed.to_dense(), weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -16,9 +16,9 @@ from baton.kernels.cpu.library import library
 from baton.kernels.products import int4_weight, int8_rows, int8_weight
 from baton.kernels.products.int8_rows import TINY
 from baton.kernels.products.linear import linear, logits
-from baton.kernels.products.quantized_weight import QuantizedWeight
+from baton.kernels.products.packed_quantized_weight import PackedQuantizedWeight
 
-QUANTIZERS: dict[str, Callable[..., QuantizedWeight]] = {
+QUANTIZERS: dict[str, Callable[..., PackedQuantizedWeight]] = {
     "int8": int8_weight.quantize,
     "int4": int4_weight.quantize,
 }
@@ -63,7 +63,7 @@ def peculiar_rows() -> dict[str, Tensor]:
     return rows
 
 
-def values_of(weight: QuantizedWeight) -> Tensor:
+def values_of(weight: PackedQuantizedWeight) -> Tensor:
     """float64 [N, K]: what the numbers that are kept stand for."""
     return weight.rows(torch.arange(weight.shape[0])).double()
 

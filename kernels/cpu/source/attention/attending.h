@@ -35,16 +35,16 @@ class Attending {
         query_cells_(problem.padded_depth()),
         desk_(work, problem, Problem::MOST_ROWS) {}
 
-  // `next` may be null: the item that is likely to follow. `kept` are the sums of tiles that are cut.
-  void attend(const Item& item, const Item* next, const Sums& kept) {
+  // `next` may be null: the item that is likely to follow. `partials` are the sums of tiles that are cut.
+  void attend(const Item& item, const Item* next, const Sums& partials) {
     const Tile& tile = item.tile;
-    const bool is_whole = item.first_kept < 0;
+    const bool is_whole = item.first_partial < 0;
     load_queries(tile);
     if (is_whole) desk_.whole.clear(tile.rows());
     for (int64_t segment = item.first_segment; segment < item.end_segment; segment++) {
       if (is_whole && is_hidden(tile, segment)) continue;
       const int64_t done = (segment - item.first_segment) * tile.rows();
-      sums_ = is_whole ? desk_.segment : kept.from(item.first_kept + done);
+      sums_ = is_whole ? desk_.segment : partials.from(item.first_partial + done);
       sum_up(item, segment, next);
       if (is_whole) desk_.whole.add(sums_, tile.rows());
     }
@@ -52,10 +52,10 @@ class Attending {
   }
 
   // When all pieces of its tile are there.
-  void put_together(const CutRow& cut, const Sums& kept) {
+  void put_together(const CutRow& cut, const Sums& partials) {
     desk_.whole.clear(1);
     for (int64_t segment = 0; segment < cut.num_segments; segment++)
-      desk_.whole.add(kept.from(cut.first_kept + segment * cut.stride), 1);
+      desk_.whole.add(partials.from(cut.first_partial + segment * cut.stride), 1);
     store_out(cut.tile, cut.row, desk_.whole);
   }
 
@@ -99,11 +99,11 @@ class Attending {
   // Keys from position `first` on. `count` may be less than CHUNK: where the tile ends.
   void attend_chunk(const Tile& tile, int64_t first, int64_t count) {
     if constexpr (Problem::HAS_OPEN) {
-      const int64_t kept = std::min(count, problem_.own_block(tile.last_position()) - first);
-      if (kept > 0) attend_rows(tile, first, kept, Rows::KEPT);
+      const int64_t cached = std::min(count, problem_.own_block(tile.last_position()) - first);
+      if (cached > 0) attend_rows(tile, first, cached, Rows::CACHED);
       if (problem_.own_block(tile.position(0)) < first + count) attend_rows(tile, first, count, Rows::OPEN);
     } else {
-      attend_rows(tile, first, count, Rows::KEPT);
+      attend_rows(tile, first, count, Rows::CACHED);
     }
   }
 
@@ -231,7 +231,7 @@ class Attending {
   Desk<T> desk_;
   Sums sums_;                      // of the segment at hand
   int64_t positions_[Problem::MOST_ROWS];  // of the tile's rows
-  Rows rows_ = Rows::KEPT;                 // of the chunk at hand
+  Rows rows_ = Rows::CACHED;               // of the chunk at hand
   Upcoming upcoming_;
 };
 
@@ -240,26 +240,26 @@ template <typename Problem, typename Given>
 void attend(const Given& args, const Pass& pass, Work& work) {
   const Problem problem(args, pass);
   const int64_t width = problem.padded_value();
-  const int64_t kept_row_bytes = Sums::floats_a_row(width) * int64_t(sizeof(float));
-  const AttentionItems<typename Problem::Value> items(problem, Problem::MOST_ROWS, kept_row_bytes,
+  const int64_t partial_row_bytes = Sums::floats_a_row(width) * int64_t(sizeof(float));
+  const AttentionItems<typename Problem::Value> items(problem, Problem::MOST_ROWS, partial_row_bytes,
                                                       work.num_threads());
   Attending<Problem> attending(problem, work);
-  Sums kept;
-  if (items.num_kept_rows())
-    kept = {static_cast<float*>(work.shared(size_t(items.num_kept_rows() * kept_row_bytes))), width};
+  Sums partials;
+  if (items.num_partial_rows())
+    partials = {static_cast<float*>(work.shared(size_t(items.num_partial_rows() * partial_row_bytes))), width};
   Span span;
   while (work.take(items.count(), 1, span))
     for (int64_t number = span.begin; number < span.end; number++) {
       const Item item = items[number];
       const bool is_last = number + 1 == items.count();
       const Item next = is_last ? item : items[number + 1];
-      attending.attend(item, is_last ? nullptr : &next, kept);
+      attending.attend(item, is_last ? nullptr : &next, partials);
     }
   if (!items.num_cut_rows()) return;
   work.barrier();
   while (work.take(items.num_cut_rows(), grain_of(items.num_cut_rows(), work), span))
     for (int64_t number = span.begin; number < span.end; number++)
-      attending.put_together(items.cut_row(number), kept);
+      attending.put_together(items.cut_row(number), partials);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct Int4Problem : KvProblem<T> {
   Visible visible(int64_t position, int64_t first, Rows rows) const {
     Visible seen = KvProblem<T>::visible(position, first, rows);
     const int64_t own = own_block(position) - first;
-    if (rows == Rows::KEPT) {
+    if (rows == Rows::CACHED) {
       seen.end = std::min(seen.end, own);
       seen.first_end = std::min(seen.first_end, own);
     } else {
@@ -41,7 +41,7 @@ struct Int4Problem : KvProblem<T> {
 
   void find_rows(const Tile& tile, int64_t first, int64_t count, Rows rows, T* copies, const uint8_t** keys,
                  const uint8_t** values) const {
-    if (rows == Rows::KEPT)
+    if (rows == Rows::CACHED)
       find_quantized(tile, first, count, copies, keys, values);
     else
       find_open(tile, first, count, copies, keys, values);

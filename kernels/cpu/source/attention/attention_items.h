@@ -2,7 +2,7 @@
 //
 //   tile      some rows of a request on one KV head, and all keys that they see
 //   item      a tile or, where that would keep one thread busy while others have nothing to do, a piece of
-//             one: some of its segments, whose sums are kept, and put together when all are there
+//             one: some of its segments, whose partial sums are put together when all are there
 //
 // The sums of a segment are the same wherever they are computed, and are put together in the order of the
 // keys. So whether a tile is cut, and into how many pieces, is not seen in what comes out.
@@ -16,13 +16,13 @@ namespace {
 
 constexpr int64_t ITEMS_A_THREAD = 4;        // if all had the same work: fewer would be uneven
 constexpr int64_t LEAST_ROWS = 32;           // of a tile, as far as there are as many
-constexpr int64_t KEPT_BYTES = 256ll << 20;  // of sums; tiles beyond stay whole
+constexpr int64_t PARTIAL_BYTES = 256ll << 20;  // of sums; tiles beyond stay whole
 
 // Tiles that differ in nothing but the KV head.
 struct TileGroup {
   int64_t request, begin, end;  // rows
   int64_t first_segment, num_segments, segments_a_piece;
-  int64_t first_item, first_cut_row, first_kept;  // of all that are numbered
+  int64_t first_item, first_cut_row, first_partial;  // of all that are numbered
 
   int64_t rows() const { return end - begin; }
   int64_t num_pieces() const { return (num_segments + segments_a_piece - 1) / segments_a_piece; }
@@ -35,20 +35,20 @@ struct TileGroup {
 struct Item {
   Tile tile;
   int64_t first_segment, end_segment;
-  int64_t first_kept;  // the row of sums for the first row of the first segment; -1: this is a whole tile
+  int64_t first_partial;  // the row of sums for the first row of the first segment; -1: this is a whole tile
 };
 
 // A row of a tile that was cut: all its sums, `stride` apart.
 struct CutRow {
   Tile tile;
-  int64_t row, num_segments, first_kept, stride;
+  int64_t row, num_segments, first_partial, stride;
 };
 
 // All threads make the same of it, each for itself.
 template <typename T>
 class AttentionItems {
  public:
-  AttentionItems(const AttentionProblem<T>& problem, int64_t most_rows, int64_t kept_row_bytes, int num_threads)
+  AttentionItems(const AttentionProblem<T>& problem, int64_t most_rows, int64_t partial_row_bytes, int num_threads)
       : problem_(problem), groups_(groups_of_thread()) {
     groups_.clear();
     tile_rows_ = num_threads == 1 ? most_rows : shared_tile_rows(most_rows, num_threads);
@@ -57,12 +57,12 @@ class AttentionItems {
     for (const TileGroup& group : groups_)
       work += group.num_segments * group.row_groups() * problem.num_kv_heads;
     const int64_t longest = num_threads == 1 ? work : work / (num_threads * ITEMS_A_THREAD) + 1;
-    for (TileGroup& group : groups_) number(group, longest, KEPT_BYTES / kept_row_bytes);
+    for (TileGroup& group : groups_) number(group, longest, PARTIAL_BYTES / partial_row_bytes);
   }
 
   int64_t count() const { return num_items_; }
   int64_t num_cut_rows() const { return num_cut_rows_; }
-  int64_t num_kept_rows() const { return num_kept_; }
+  int64_t num_partial_rows() const { return num_partials_; }
 
   Item operator[](int64_t number) const {
     const TileGroup& group = find(number, &TileGroup::first_item);
@@ -70,14 +70,14 @@ class AttentionItems {
     const int64_t head = place % kv_heads, first = place / kv_heads * group.segments_a_piece;
     const int64_t end = std::min(first + group.segments_a_piece, group.num_segments);
     return {tile(group, head), group.first_segment + first, group.first_segment + end,
-            group.is_cut() ? kept(group, head) + first * group.rows() : -1};
+            group.is_cut() ? partials(group, head) + first * group.rows() : -1};
   }
 
   CutRow cut_row(int64_t number) const {
     const TileGroup& group = find(number, &TileGroup::first_cut_row);
     const int64_t place = number - group.first_cut_row, row = place % group.rows();
     const int64_t head = place / group.rows();
-    return {tile(group, head), row, group.num_segments, kept(group, head) + row, group.rows()};
+    return {tile(group, head), row, group.num_segments, partials(group, head) + row, group.rows()};
   }
 
  private:
@@ -111,18 +111,18 @@ class AttentionItems {
     }
   }
 
-  void number(TileGroup& group, int64_t longest, int64_t most_kept) {
+  void number(TileGroup& group, int64_t longest, int64_t most_partials) {
     const int64_t kv_heads = problem_.num_kv_heads;
-    const int64_t kept = group.num_segments * group.rows() * kv_heads;
+    const int64_t partials = group.num_segments * group.rows() * kv_heads;
     group.segments_a_piece = std::max<int64_t>(1, longest / group.row_groups());
-    if (num_kept_ + kept > most_kept) group.segments_a_piece = group.num_segments;
+    if (num_partials_ + partials > most_partials) group.segments_a_piece = group.num_segments;
     group.first_item = num_items_;
     group.first_cut_row = num_cut_rows_;
-    group.first_kept = num_kept_;
+    group.first_partial = num_partials_;
     num_items_ += group.num_pieces() * kv_heads;
     if (!group.is_cut()) return;
     num_cut_rows_ += group.rows() * kv_heads;
-    num_kept_ += kept;
+    num_partials_ += partials;
   }
 
   // The last whose first is not beyond: of those with the same first, only the last has any.
@@ -131,8 +131,8 @@ class AttentionItems {
     return *(std::upper_bound(groups_.begin(), groups_.end(), number, is_before) - 1);
   }
 
-  int64_t kept(const TileGroup& group, int64_t head) const {
-    return group.first_kept + head * group.num_segments * group.rows();
+  int64_t partials(const TileGroup& group, int64_t head) const {
+    return group.first_partial + head * group.num_segments * group.rows();
   }
 
   Tile tile(const TileGroup& group, int64_t head) const {
@@ -150,7 +150,7 @@ class AttentionItems {
   const AttentionProblem<T>& problem_;
   std::vector<TileGroup>& groups_;
   int64_t tile_rows_;
-  int64_t num_items_ = 0, num_cut_rows_ = 0, num_kept_ = 0;
+  int64_t num_items_ = 0, num_cut_rows_ = 0, num_partials_ = 0;
 };
 
 }  // namespace

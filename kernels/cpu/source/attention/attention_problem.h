@@ -23,7 +23,7 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple -
 
 // Keys as the cache keeps them or, where that is not what was computed, those of the query's own block as
 // they were: see attention_int4.h.
-enum class Rows { KEPT, OPEN };
+enum class Rows { CACHED, OPEN };
 
 template <typename T>
 struct AttentionProblem {

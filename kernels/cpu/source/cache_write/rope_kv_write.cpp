@@ -28,8 +28,8 @@ void quantize(const float* x, int64_t width, Items kind, uint8_t* items, float* 
     f32x16 y = load_up_to(x + d, count) / divisor;  // may pass the largest item by a rounding
     y = y < splat(largest) ? y : splat(largest);
     y = y > splat(-largest) ? y : splat(-largest);
-    const u8x16 packed = kind == Items::INT8 ? to_int8(y) : to_fp8(y);
-    memcpy(items + d, &packed, size_t(std::min<int64_t>(16, count)));
+    const u8x16 bytes = kind == Items::INT8 ? to_int8(y) : to_fp8(y);
+    memcpy(items + d, &bytes, size_t(std::min<int64_t>(16, count)));
   }
 }
 

@@ -7,13 +7,13 @@
 
 // `Product` is made of (rows, weights, expert, num_panels).
 template <typename Product>
-struct NarrowRows {
+struct QuantizedRows {
   QuantizedWeights weights;
   const uint8_t* bytes;
   int64_t width, num_panels, row_bytes;
 
   template <typename T>
-  NarrowRows(const ExpertsArgs<T>& args, int64_t num_panels)
+  QuantizedRows(const ExpertsArgs<T>& args, int64_t num_panels)
       : weights{static_cast<const uint8_t*>(args.weights), args.scales},
         bytes(static_cast<const uint8_t*>(args.x)),
         width(args.padded_width),
@@ -37,14 +37,14 @@ struct NarrowRows {
 };
 
 template <typename Product, typename T>
-static inline void narrow_gate_up(const GateUpArgs<T>& args, Work& work) {
+static inline void quantized_gate_up(const GateUpArgs<T>& args, Work& work) {
   const int64_t half = PANEL / 2;
-  const NarrowRows<Product> rows(args, (args.num_outputs / 2 + half - 1) / half);
-  moe_gate_up<NarrowRows<Product>, T>(args, rows, work);
+  const QuantizedRows<Product> rows(args, (args.num_outputs / 2 + half - 1) / half);
+  moe_gate_up<QuantizedRows<Product>, T>(args, rows, work);
 }
 
 template <typename Product, typename T>
-static inline void narrow_down(const DownArgs<T>& args, const Pass& pass, Work& work) {
-  const NarrowRows<Product> rows(args, (args.num_outputs + PANEL - 1) / PANEL);
-  moe_down<NarrowRows<Product>, T>(args, rows, row_count(args, pass), work);
+static inline void quantized_down(const DownArgs<T>& args, const Pass& pass, Work& work) {
+  const QuantizedRows<Product> rows(args, (args.num_outputs + PANEL - 1) / PANEL);
+  moe_down<QuantizedRows<Product>, T>(args, rows, row_count(args, pass), work);
 }

@@ -148,8 +148,8 @@ class Quantizing {
       const int64_t count = half_width - d;
       const u32x16 low = items_at(d, load_up_to(x + d, count));
       const u32x16 high = items_at(half_width + d, load_up_to(x + half_width + d, count));
-      const u8x16 packed = narrow(low | high << 4);
-      memcpy(items + d, &packed, size_t(std::min<int64_t>(16, count)));
+      const u8x16 pairs = narrow(low | high << 4);
+      memcpy(items + d, &pairs, size_t(std::min<int64_t>(16, count)));
     }
   }
 
@@ -159,8 +159,8 @@ class Quantizing {
 };
 
 // Of the low items of bytes, and of the high ones.
-f32x16 low_of(u32x16 packed) { return __builtin_convertvector((i32x16)(packed & 15), f32x16); }
-f32x16 high_of(u32x16 packed) { return __builtin_convertvector((i32x16)(packed >> 4), f32x16); }
+f32x16 low_of(u32x16 pairs) { return __builtin_convertvector((i32x16)(pairs & 15), f32x16); }
+f32x16 high_of(u32x16 pairs) { return __builtin_convertvector((i32x16)(pairs >> 4), f32x16); }
 
 // Slots `begin` to `end - 1` of a unit as rows of T, `padded` long: their ends are zeros.
 template <typename T>
@@ -178,10 +178,10 @@ class Dequantizing {
       const f32x16 low_scale = load_halves(scales + d, count), high_scale = load_halves(scales + high, count);
       const f32x16 low_zero = load_halves(zeros + d, count), high_zero = load_halves(zeros + high, count);
       for (int64_t slot = begin_; slot < end_; slot++) {
-        const u32x16 packed = widen(load_items(unit_.row(0, slot) + d, count));
+        const u32x16 pairs = widen(load_items(unit_.row(0, slot) + d, count));
         T* row = rows + (slot - begin_) * padded_;
-        store_up_to(row + d, fma(low_of(packed), low_scale, low_zero), count);
-        store_up_to(row + high, fma(high_of(packed), high_scale, high_zero), count);
+        store_up_to(row + d, fma(low_of(pairs), low_scale, low_zero), count);
+        store_up_to(row + high, fma(high_of(pairs), high_scale, high_zero), count);
       }
     }
   }
@@ -195,9 +195,9 @@ class Dequantizing {
       T* row = rows + (slot - begin_) * padded_;
       for (int64_t d = 0; d < half_width; d += 16) {
         const int64_t count = half_width - d;
-        const u32x16 packed = widen(load_items(unit_.row(1, slot) + d, count));
-        store_up_to(row + d, fma(low_of(packed), scale, zero), count);
-        store_up_to(row + half_width + d, fma(high_of(packed), scale, zero), count);
+        const u32x16 pairs = widen(load_items(unit_.row(1, slot) + d, count));
+        store_up_to(row + d, fma(low_of(pairs), scale, zero), count);
+        store_up_to(row + half_width + d, fma(high_of(pairs), scale, zero), count);
       }
     }
   }

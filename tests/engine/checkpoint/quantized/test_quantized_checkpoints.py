@@ -10,8 +10,8 @@ import pytest
 import torch
 from bench.layout_writer import LAYOUTS, write_layout
 from safetensors.torch import load_file, save_file
-from tests.engine.kept_weights import AnyWeight, as_tensor, weights_of
 from tests.engine.model_runs import assert_near, logits_in_chunks, make_prompt, make_runner
+from tests.engine.prepared_weights import AnyWeight, as_tensor, weights_of
 from tests.tiny_checkpoints import (
     make_deepseek_v3,
     make_llama,
@@ -23,15 +23,15 @@ from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.tensor_files import read_entries
 from baton.engine.checkpoint.load import check_model, load_model
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
-from baton.kernels.experts.narrow_experts import NarrowExperts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.experts.quantized_experts import QuantizedExperts
 from baton.kernels.products.int4_weight import Int4Weight
 from baton.kernels.products.int8_weight import Int8Weight
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 SHAPES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
 ON_CPUS = {"gptq 4": Int4Weight, "packed 4": Int4Weight, "int8 channel": Int8Weight}
-"""Layouts of which everything stays narrow there; what others hold is widened."""
+"""Layouts of which everything stays quantized there; what others hold is widened."""
 NEAR = 2.0**-8
 """Of scales in bfloat16."""
 
@@ -101,9 +101,9 @@ def test_a_gpu_keeps_what_is_stored(folder: Path, layout: str) -> None:
     wide, kept = matrices(folder, quantize="wide"), matrices(folder, device="cpu:0")
 
     for name, weight in kept.items():
-        assert isinstance(weight, NarrowWeight)
+        assert isinstance(weight, QuantizedWeight)
         assert torch.equal(as_tensor(weight), as_tensor(wide[name]))
-        bits = 8 * weight.nbytes / weight.unpacked().numel()
+        bits = 8 * weight.nbytes / weight.to_dense().numel()
         # Items, with a scale in 32 bits, eight of a zero, and an order for each input.
         assert bits <= (4 + 40 / 128 + 64 / 128 if "4" in layout or layout == "awq" else 9)
 
@@ -124,13 +124,13 @@ def test_logits_of_what_stays_are_near_those_of_what_is_widened(
 
 def test_who_rounds_otherwise_is_another_model(folder: Path, layout: str, original: Path) -> None:
     kept, wide = load_model(folder).info, load_model(folder, quantize="wide").info
-    narrow = load_model(folder, device="cpu:0").info
+    quantized = load_model(folder, device="cpu:0").info
 
     assert wide.fingerprint != load_model(original).info.fingerprint
     assert load_model(folder).info.fingerprint == kept.fingerprint
     if layout in ON_CPUS:
         assert kept.fingerprint != wide.fingerprint
-    assert narrow.fingerprint != wide.fingerprint
+    assert quantized.fingerprint != wide.fingerprint
 
 
 def test_bits_may_be_asked_for_that_the_checkpoint_has_not(folder: Path) -> None:
@@ -235,7 +235,7 @@ def mixture(
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
 def test_experts_stay_in_few_bits_as_matrices_do(mixture: tuple[str, Path], device: str) -> None:
     layout, folder = mixture
-    kinds = (QuantizedExperts,) if device == "cpu" else (NarrowExperts,)
+    kinds = (PackedQuantizedExperts,) if device == "cpu" else (QuantizedExperts,)
     stays = device == "cpu:0" or layout in ON_CPUS
     bound = NEAR if layout == "gptq 4" and device == "cpu" else 0
     wide = dict(weights_of(load_model(folder, quantize="wide").model))
@@ -279,7 +279,7 @@ def test_blocks_of_e4m3_go_with_latent_attention_and_experts_in_groups(
         assert_near(found, expected)
     assert (found - expected).square().mean().sqrt() < 0.6 * expected.std()
     kept = dict(weights_of(load_model(folder, device=device).model))
-    assert isinstance(kept["blocks.2.ffn.experts.down"], NarrowExperts) == (device == "cpu:0")
+    assert isinstance(kept["blocks.2.ffn.experts.down"], QuantizedExperts) == (device == "cpu:0")
 
 
 def test_in_a_dtype_without_operators_it_is_said_what_is_faster(

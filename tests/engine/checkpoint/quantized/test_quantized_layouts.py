@@ -202,9 +202,9 @@ def test_one_scale_for_a_whole_output(tmp_path: Path, method: str) -> None:
     entry, found = loaded(tmp_path, parts, config)
 
     assert (found - weight).abs().max() <= weight.abs().max() * 0.08
-    narrow = entry.narrow(torch.float32)
-    assert narrow is not None
-    assert torch.equal(narrow.unpacked(), found)
+    quantized = entry.quantized(torch.float32)
+    assert quantized is not None
+    assert torch.equal(quantized.to_dense(), found)
 
 
 def test_a_word_of_awq_holds_outputs_in_its_own_order(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_blocks_at_the_edges_are_cut_off(tmp_path: Path) -> None:
     for n, k in ((0, 0), (127, 128), (128, 127), (199, 299)):
         scale = parts["weight_scale_inv"][n // 128, k // 128]
         assert found[n, k] == parts["weight"][n, k].float() * scale
-    assert entry.narrow(torch.float32) is None  # kernels take whole blocks of inputs
+    assert entry.quantized(torch.float32) is None  # kernels take whole blocks of inputs
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e8m0fnu])
@@ -271,9 +271,9 @@ def test_stacks_of_experts_in_e4m3_are_read_one_by_one(tmp_path: Path) -> None:
         _, alone = loaded(tmp_path, each, LAYOUTS["fp8 blocks"].config)
         assert torch.equal(found[expert], alone)
         assert torch.equal(as_whole_of(tmp_path, parts).load_matrix(expert, torch.float32), alone)
-        narrow = entry.narrow(torch.float32, expert)
-        assert narrow is not None
-        assert torch.equal(narrow.unpacked(), alone)
+        quantized = entry.quantized(torch.float32, expert)
+        assert quantized is not None
+        assert torch.equal(quantized.to_dense(), alone)
 
 
 def as_whole_of(folder: Path, parts: Mapping[str, Tensor]) -> TensorEntry:

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.kept_weights import as_tensor, weights_of
+from tests.engine.prepared_weights import as_tensor, weights_of
 from tests.tiny_checkpoints import FAMILIES, make_llama, make_qwen3
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.install import install, rounding_of
 from baton.engine.checkpoint.load import check_model, load_model
 from baton.kernels.cpu import operators
-from baton.kernels.experts.quantized_experts import QuantizedExperts
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
+from baton.kernels.products.packed_quantized_weight import PackedQuantizedWeight
 from baton.kernels.products.quantized_weight import QuantizedWeight
 
 
 def bits_of(folder: Path, quantize: str) -> dict[str, int]:
     weights = weights_of(load_model(folder, quantize=quantize).model)
-    return {name: w.bits for name, w in weights if isinstance(w, QuantizedWeight)}
+    return {name: w.bits for name, w in weights if isinstance(w, PackedQuantizedWeight)}
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
@@ -54,7 +54,7 @@ def test_weights_of_every_family_are_near_those_of_the_checkpoint(
     exact = dict(weights_of(load_model(folder).model))
     for name, weight in weights_of(load_model(folder, quantize="int8").model):
         wanted, found = as_tensor(exact[name]).float(), as_tensor(weight).float()
-        is_rounded = isinstance(weight, QuantizedWeight | QuantizedExperts)
+        is_rounded = isinstance(weight, PackedQuantizedWeight | PackedQuantizedExperts)
         step = wanted.abs().max() / 127 if is_rounded else 0
         assert (found - wanted).abs().max() <= step * 0.51
 
@@ -77,16 +77,16 @@ def test_devices_other_than_the_cpu_get_weights_for_triton(tmp_path: Path, quant
 
     found = dict(weights_of(model))
     kept, head = found["blocks.0.attn.qkv.weight"], found["head.weight"]
-    assert isinstance(kept, NarrowWeight)
-    assert isinstance(head, NarrowWeight)
+    assert isinstance(kept, QuantizedWeight)
+    assert isinstance(head, QuantizedWeight)
     assert kept.items.dtype is (torch.int8 if quantize == "int8" else torch.uint8)
     assert head.items.dtype is torch.int8
 
 
 def test_weights_that_devices_round_otherwise_are_another_model() -> None:
     """Their KV differs: nobody must go on from that of another."""
-    narrow, wide = torch.float16, torch.float32  # for float16 there are no operators
-    ways = [("cpu", narrow), ("cpu", wide), ("cuda:0", wide)]
+    quantized, wide = torch.float16, torch.float32  # for float16 there are no operators
+    ways = [("cpu", quantized), ("cpu", wide), ("cuda:0", wide)]
 
     assert len({rounding_of("int4", *way) for way in ways}) == (
         3 if operators.runs(torch.ones(1)) else 2

@@ -11,8 +11,8 @@ from torch import Tensor
 from baton.engine.checkpoint.quantized.on_cpu import on_cpu
 from baton.kernels.products.int4_weight import Int4Weight
 from baton.kernels.products.int8_weight import Int8Weight
-from baton.kernels.products.narrow_groups import narrow_groups, stack
-from baton.kernels.products.narrow_weight import FP8, NarrowWeight, to_fp8, to_int4, to_int8
+from baton.kernels.products.quantized_groups import quantized_groups, stack
+from baton.kernels.products.quantized_weight import FP8, QuantizedWeight, to_fp8, to_int4, to_int8
 
 FLOAT32 = torch.float32
 
@@ -29,12 +29,14 @@ def scales_of(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=generator(seed)) + 0.5
 
 
-def groups(rows: int, width: int, num_groups: int, seed: int = 0, **options: int) -> NarrowWeight:
+def groups(
+    rows: int, width: int, num_groups: int, seed: int = 0, **options: int
+) -> QuantizedWeight:
     items, scales = whole_numbers(rows, width, seed=seed), scales_of(rows, num_groups, seed=seed)
     zeros = whole_numbers(rows, num_groups, seed=seed) if options.get("has_zeros") else None
-    narrow = narrow_groups(items, scales, zeros, 4, dtype=FLOAT32)
-    assert narrow is not None
-    return narrow
+    quantized = quantized_groups(items, scales, zeros, 4, dtype=FLOAT32)
+    assert quantized is not None
+    return quantized
 
 
 @pytest.mark.parametrize(("width", "num_groups", "cut"), [(256, 2, 128), (192, 3, 64), (96, 3, 32)])
@@ -45,73 +47,73 @@ def test_groups_of_four_bits_stand_for_what_they_are(
     items, scales = whole_numbers(10, width), scales_of(10, num_groups)
     zeros = whole_numbers(10, num_groups, seed=1) if has_zeros else None
 
-    narrow = narrow_groups(items, scales, zeros, 4, dtype=FLOAT32)
+    quantized = quantized_groups(items, scales, zeros, 4, dtype=FLOAT32)
 
-    assert narrow is not None
+    assert quantized is not None
     size = width // num_groups
     middle = 8.0 if zeros is None else zeros.float().repeat_interleave(size, 1)
     expected = (items.float() - middle) * scales.repeat_interleave(size, 1)
-    assert narrow.group == (1, cut)
-    assert narrow.shape == (10, width)
-    assert torch.equal(narrow.unpacked(), expected)
-    assert torch.equal(narrow.embedding(torch.tensor([3, 3, 0]), None), expected[[3, 3, 0]])
+    assert quantized.group == (1, cut)
+    assert quantized.shape == (10, width)
+    assert torch.equal(quantized.to_dense(), expected)
+    assert torch.equal(quantized.embedding(torch.tensor([3, 3, 0]), None), expected[[3, 3, 0]])
 
 
 def test_wide_groups_are_cut_each_piece_with_the_scale_of_the_whole() -> None:
     items, scales = whole_numbers(6, 384), scales_of(6, 1)
 
-    narrow = narrow_groups(items, scales, whole_numbers(6, 1, seed=2), 4, dtype=FLOAT32)
+    quantized = quantized_groups(items, scales, whole_numbers(6, 1, seed=2), 4, dtype=FLOAT32)
 
-    assert narrow is not None
-    assert narrow.zeros is not None
-    assert narrow.scales.shape == narrow.zeros.shape == (6, 3)
-    assert torch.equal(narrow.scales, scales.expand(6, 3))
+    assert quantized is not None
+    assert quantized.zeros is not None
+    assert quantized.scales.shape == quantized.zeros.shape == (6, 3)
+    assert torch.equal(quantized.scales, scales.expand(6, 3))
 
 
 def test_zeros_in_the_middle_need_not_be_kept() -> None:
     middle = torch.full((6, 2), 8, dtype=torch.uint8)
 
-    narrow = narrow_groups(whole_numbers(6, 64), scales_of(6, 2), middle, 4, dtype=FLOAT32)
+    quantized = quantized_groups(whole_numbers(6, 64), scales_of(6, 2), middle, 4, dtype=FLOAT32)
 
-    assert narrow is not None
-    assert narrow.zeros is None
+    assert quantized is not None
+    assert quantized.zeros is None
 
 
 def test_eight_bits_are_kept_with_a_sign() -> None:
     items, scales = whole_numbers(6, 256, bits=8), scales_of(6, 2)
 
-    narrow = narrow_groups(items, scales, None, 8, dtype=FLOAT32)
+    quantized = quantized_groups(items, scales, None, 8, dtype=FLOAT32)
 
-    assert narrow is not None
-    assert narrow.items.dtype is torch.int8
+    assert quantized is not None
+    assert quantized.items.dtype is torch.int8
     expected = (items.float() - 128) * scales.repeat_interleave(128, 1)
-    assert torch.equal(narrow.unpacked(), expected)
+    assert torch.equal(quantized.to_dense(), expected)
 
 
 def test_what_no_kernel_takes_is_none() -> None:
-    def narrow(width: int, num_groups: int, bits: int, zero: int) -> NarrowWeight | None:
+    def quantized(width: int, num_groups: int, bits: int, zero: int) -> QuantizedWeight | None:
         zeros = torch.full((4, num_groups), zero, dtype=torch.uint8)
         items, scales = whole_numbers(4, width), scales_of(4, num_groups)
-        return narrow_groups(items, scales, zeros, bits, dtype=FLOAT32)
+        return quantized_groups(items, scales, zeros, bits, dtype=FLOAT32)
 
-    assert narrow(48, 3, 4, 8) is None  # groups of 16
-    assert narrow(128, 2, 8, 128) is None  # groups of 64, of eight bits
-    assert narrow(256, 2, 8, 127) is None  # zeros, of eight bits
-    assert narrow(100, 3, 4, 8) is None  # groups of several sizes
+    assert quantized(48, 3, 4, 8) is None  # groups of 16
+    assert quantized(128, 2, 8, 128) is None  # groups of 64, of eight bits
+    assert quantized(256, 2, 8, 127) is None  # zeros, of eight bits
+    assert quantized(100, 3, 4, 8) is None  # groups of several sizes
 
 
 def test_inputs_in_an_order_of_their_own_are_put_back() -> None:
     items, scales = whole_numbers(6, 64), scales_of(6, 2)
     order = torch.randperm(64, generator=generator())
 
-    narrow = narrow_groups(items, scales, None, 4, dtype=FLOAT32, order=order)
+    quantized = quantized_groups(items, scales, None, 4, dtype=FLOAT32, order=order)
 
-    assert narrow is not None
+    assert quantized is not None
     expected = torch.empty(6, 64)
     expected[:, order] = (items.float() - 8) * scales.repeat_interleave(32, 1)
-    assert torch.equal(narrow.unpacked(), expected)
+    assert torch.equal(quantized.to_dense(), expected)
     x = torch.randn(3, 64, generator=generator())
-    torch.testing.assert_close(narrow.linear(x, None), x @ expected.T)
+    torch.testing.assert_close(quantized.linear(x, None), x @ expected.T)
 
 
 @pytest.mark.parametrize("rows", [(10, 6, 6), (128, 64, 200)])
@@ -128,7 +130,7 @@ def test_stacked_weights_stand_for_what_each_stands_for(rows: tuple[int, ...]) -
     for parts in kinds.values():
         one = stack(parts)
         assert one is not None
-        assert torch.equal(one.unpacked(), torch.cat([part.unpacked() for part in parts]))
+        assert torch.equal(one.to_dense(), torch.cat([part.to_dense() for part in parts]))
 
 
 def test_blocks_stay_as_large_as_they_can() -> None:
@@ -142,7 +144,7 @@ def test_blocks_stay_as_large_as_they_can() -> None:
 
 def test_weights_of_several_kinds_are_not_stacked() -> None:
     int4, int8 = groups(4, 128, 2), to_int8(torch.randn(4, 128))
-    ordered = narrow_groups(
+    ordered = quantized_groups(
         whole_numbers(4, 128),
         scales_of(4, 2),
         None,
@@ -163,10 +165,10 @@ def test_weights_of_several_kinds_are_not_stacked() -> None:
 def test_a_cpu_takes_eight_bits_as_they_are(is_gated: bool, dtype: torch.dtype) -> None:
     items, scales = whole_numbers(72, 100, bits=8), scales_of(72, 1)
     items[0, 0] = 0  # which is -128
-    narrow = narrow_groups(items, scales, None, 8, dtype=dtype)
-    assert narrow is not None
+    quantized = quantized_groups(items, scales, None, 8, dtype=dtype)
+    assert quantized is not None
 
-    kept = on_cpu(narrow, is_gated=is_gated)
+    kept = on_cpu(quantized, is_gated=is_gated)
 
     assert isinstance(kept, Int8Weight)
     assert torch.equal(kept.rows(torch.arange(72)), (items.float() - 128) * scales)
@@ -187,10 +189,10 @@ def test_a_cpu_takes_four_bits_with_scales_in_bfloat16(
 ) -> None:
     items = whole_numbers(72, width)
     scales = scales_of(72, num_groups).bfloat16().float()
-    narrow = narrow_groups(items, scales, None, 4, dtype=FLOAT32)
-    assert narrow is not None
+    quantized = quantized_groups(items, scales, None, 4, dtype=FLOAT32)
+    assert quantized is not None
 
-    kept = on_cpu(narrow, is_gated=is_gated)
+    kept = on_cpu(quantized, is_gated=is_gated)
 
     assert isinstance(kept, Int4Weight)
     expected = (items.float() - 8) * scales.repeat_interleave(width // num_groups, 1)
@@ -199,7 +201,7 @@ def test_a_cpu_takes_four_bits_with_scales_in_bfloat16(
 
 def test_a_cpu_widens_the_rest() -> None:
     zeros, plain = groups(4, 128, 2, has_zeros=1), groups(4, 128, 2)
-    by_groups = narrow_groups(
+    by_groups = quantized_groups(
         whole_numbers(4, 256, bits=8), scales_of(4, 2), None, 8, dtype=FLOAT32
     )
     assert by_groups is not None
@@ -207,13 +209,15 @@ def test_a_cpu_widens_the_rest() -> None:
     assert fp8.items.dtype is FP8
 
     assert on_cpu(plain, is_gated=False) is not None
-    for narrow in (zeros, by_groups, fp8):
-        assert on_cpu(narrow, is_gated=False) is None
+    for quantized in (zeros, by_groups, fp8):
+        assert on_cpu(quantized, is_gated=False) is None
 
 
-@pytest.mark.parametrize("narrow", [to_int8, to_int4, to_fp8])
-def test_a_weight_that_is_no_number_is_not_made_one(narrow: Callable[..., NarrowWeight]) -> None:
+@pytest.mark.parametrize("quantized", [to_int8, to_int4, to_fp8])
+def test_a_weight_that_is_no_number_is_not_made_one(
+    quantized: Callable[..., QuantizedWeight],
+) -> None:
     weight = torch.randn(4, 64)
     weight[1, 3] = torch.nan
 
-    assert narrow(weight).unpacked()[1].isnan().any()
+    assert quantized(weight).to_dense()[1].isnan().any()

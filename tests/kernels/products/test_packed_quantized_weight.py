@@ -15,9 +15,9 @@ from baton.kernels.cpu.library import library
 from baton.kernels.products import int4_weight, int8_rows, int8_weight
 from baton.kernels.products.embedding import embedding
 from baton.kernels.products.linear import gated_linear, linear, logits
-from baton.kernels.products.quantized_weight import QuantizedWeight
+from baton.kernels.products.packed_quantized_weight import PackedQuantizedWeight
 
-Quantize = Callable[..., QuantizedWeight]
+Quantize = Callable[..., PackedQuantizedWeight]
 
 QUANTIZERS: dict[str, Quantize] = {"int8": int8_weight.quantize, "int4": int4_weight.quantize}
 DTYPES = (torch.float32, torch.bfloat16)
@@ -49,7 +49,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def values_of(weight: QuantizedWeight) -> Tensor:
+def values_of(weight: PackedQuantizedWeight) -> Tensor:
     """W [N, K] unrounded: what the numbers that are kept stand for."""
     return weight.rows(torch.arange(weight.shape[0])).double()
 
@@ -185,7 +185,7 @@ def test_looking_up_a_token_gives_its_row_of_the_weight(
 ) -> None:
     table = quantize(random(259, 100, dtype=dtype))
     ids = torch.tensor([258, 0, 31, 32, 0])
-    expected = table.unpacked()[ids]
+    expected = table.to_dense()[ids]
     if scale is not None:
         expected = expected * torch.tensor(scale, dtype=dtype)
     assert torch.equal(embedding(ids, table, scale), expected)

@@ -33,16 +33,16 @@ from baton.engine.models.config.arrangement import (
 )
 from baton.engine.sharding.placement import WeightPlacement
 from baton.kernels.cpu import operators
-from baton.kernels.experts import narrow_experts
-from baton.kernels.experts.narrow_experts import NarrowExperts
+from baton.kernels.experts import quantized_experts as quantized_experts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.experts.quantized_experts import QuantizedExperts
-from baton.kernels.products.narrow_groups import rows_of, stack
-from baton.kernels.products.narrow_weight import NarrowWeight
+from baton.kernels.products.quantized_groups import rows_of, stack
+from baton.kernels.products.quantized_weight import QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
 
-class NarrowKeeper:
+class QuantizedInstaller:
     """Installs those entries of one checkpoint that stay in few bits on one device."""
 
     def __init__(
@@ -67,7 +67,7 @@ class NarrowKeeper:
             self._meanings[placement.target].add(meaning)
         self._experts_stay: dict[str, bool] = {}
         """By target, decided by the first."""
-        self._kept: dict[str, int] = {}
+        self._num_bytes: dict[str, int] = {}
         """Bytes, by target."""
 
     def install(self, model: nn.Module, target: str, sources: Sequence[WeightPlacement]) -> bool:
@@ -87,23 +87,23 @@ class NarrowKeeper:
         return False
 
     @property
-    def has_kept(self) -> bool:
-        """Something narrow."""
-        return bool(self._kept)
+    def has_installed(self) -> bool:
+        """Whether something stayed in few bits."""
+        return bool(self._num_bytes)
 
     def rounding(self, *, is_of_experts: bool = False) -> str:
-        """A word for what products round, where something stayed narrow: experts alone, or all."""
+        """A word for what products round, where something stayed in few bits: experts, or all."""
         kind = torch.device(self._device).type
         return f"as stored {kind}, experts" if is_of_experts else f"as stored {kind}"
 
     def report(self) -> None:
         """Say what became of the checkpoint."""
-        kept = {source for target in self._kept for source in self._sources_of[target]}
+        prepared = {source for target in self._num_bytes for source in self._sources_of[target]}
         found = {n: e for n, e in self._entries.items() if isinstance(e, QuantizedEntry)}
-        wide = [entry for name, entry in found.items() if name not in kept]
-        if kept:
-            num_bytes = sum(self._kept.values())
-            logger.info("%d tensors stay in few bits: %.1f MB", len(kept), num_bytes / 1e6)
+        wide = [entry for name, entry in found.items() if name not in prepared]
+        if prepared:
+            num_bytes = sum(self._num_bytes.values())
+            logger.info("%d tensors stay in few bits: %.1f MB", len(prepared), num_bytes / 1e6)
         if wide:
             num_items = sum(torch.Size(entry.shape).numel() for entry in wide)
             logger.info(
@@ -119,19 +119,19 @@ class NarrowKeeper:
     def _install_matrix(
         self, module: Linear, target: str, sources: Sequence[WeightPlacement]
     ) -> bool:
-        narrow = self._narrow(sources)
-        if narrow is None:
+        quantized = self._quantized(sources)
+        if quantized is None:
             return False
-        kept = (
-            on_cpu(narrow, is_gated=module.is_gated)
+        prepared = (
+            on_cpu(quantized, is_gated=module.is_gated)
             if self._device == "cpu"
-            else narrow.to(self._device)
+            else quantized.to(self._device)
         )
-        if kept is None:
+        if prepared is None:
             return False
         del module.weight
-        module.weight = kept
-        self._kept[target] = kept.nbytes
+        module.weight = prepared
+        self._num_bytes[target] = prepared.nbytes
         return True
 
     def _install_expert(
@@ -142,17 +142,17 @@ class NarrowKeeper:
             return False
         name, slot = target.rpartition(".")[2], sources[0].slot
         assert slot is not None
-        narrow = self._narrow(sources)
+        quantized = self._quantized(sources)
         if target not in self._experts_stay:
-            room = None if narrow is None else self._room(module, name, narrow)
+            room = None if quantized is None else self._room(module, name, quantized)
             self._experts_stay[target] = room is not None
             if room is None:
                 return False
             delattr(module, name)
             setattr(module, name, room)
-            self._kept[target] = room.nbytes
+            self._num_bytes[target] = room.nbytes
         try:
-            _put(getattr(module, name), slot, narrow)
+            _put(getattr(module, name), slot, quantized)
         except ValueError as error:
             raise CheckpointError(
                 f"{sources[0].source}: {error}; serve this checkpoint with quantize: wide"
@@ -160,24 +160,24 @@ class NarrowKeeper:
         return True
 
     def _room(
-        self, module: Experts, name: str, first: NarrowWeight
-    ) -> QuantizedExperts | NarrowExperts | None:
+        self, module: Experts, name: str, first: QuantizedWeight
+    ) -> PackedQuantizedExperts | QuantizedExperts | None:
         if self._device == "cpu":
             return experts_on_cpu(module.num_slots, first, is_gated=name == GATE_UP)
         if first.order is not None:
             return None
-        return narrow_experts.empty_like(module.num_slots, first, self._device)
+        return quantized_experts.empty_like(module.num_slots, first, self._device)
 
-    def _narrow(self, sources: Sequence[WeightPlacement]) -> NarrowWeight | None:
+    def _quantized(self, sources: Sequence[WeightPlacement]) -> QuantizedWeight | None:
         found = []
         for source in sources:
-            narrow = self._one(source)
-            if narrow is None:
+            quantized = self._one(source)
+            if quantized is None:
                 return None
-            found.append(narrow)
+            found.append(quantized)
         return stack(found)
 
-    def _one(self, source: WeightPlacement) -> NarrowWeight | None:
+    def _one(self, source: WeightPlacement) -> QuantizedWeight | None:
         entry = self._entries[source.source]
         assert isinstance(entry, QuantizedEntry)
         matrix = source.expert if source.is_of_stack and source.expert is not None else 0
@@ -185,20 +185,22 @@ class NarrowKeeper:
         by_turns = TRANSPOSED_ALTERNATING if entry.is_transposed else ALTERNATING
         if source.arrangement not in (as_rows, by_turns):
             return None
-        narrow = entry.narrow(self._dtype, matrix)
-        if narrow is None or source.arrangement == as_rows:
-            return narrow
-        rows = torch.arange(narrow.shape[0])
-        return rows_of(narrow, torch.cat([rows[::2], rows[1::2]]))
+        quantized = entry.quantized(self._dtype, matrix)
+        if quantized is None or source.arrangement == as_rows:
+            return quantized
+        rows = torch.arange(quantized.shape[0])
+        return rows_of(quantized, torch.cat([rows[::2], rows[1::2]]))
 
 
-def _put(room: QuantizedExperts | NarrowExperts, expert: int, narrow: NarrowWeight | None) -> None:
+def _put(
+    room: PackedQuantizedExperts | QuantizedExperts, expert: int, quantized: QuantizedWeight | None
+) -> None:
     """Raises ValueError."""
-    if isinstance(room, NarrowExperts):
-        if narrow is None:
+    if isinstance(room, QuantizedExperts):
+        if quantized is None:
             raise ValueError("no kernel multiplies it as it is stored")
-        room.put(expert, narrow)
+        room.put(expert, quantized)
         return
-    if narrow is None or not is_for_cpu(narrow):
+    if quantized is None or not is_for_cpu(quantized):
         raise ValueError("no operator multiplies it as it is stored")
-    put_on_cpu(room, expert, narrow)
+    put_on_cpu(room, expert, quantized)

@@ -1,4 +1,4 @@
-"""Weights in few bits that somebody else has rounded, as kernels/products/narrow_weight.py keeps
+"""Weights in few bits that somebody else has rounded, as kernels/products/quantized_weight.py keeps
 them.
 
 Groups wider than kernels take are cut, each piece with the scale of the whole; matrices that are
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from baton.kernels.products import mxfp4
-from baton.kernels.products.narrow_weight import INT4_GROUPS, NarrowWeight, in_halves
+from baton.kernels.products.quantized_weight import INT4_GROUPS, QuantizedWeight, in_halves
 
 STEP = 128
 """Inputs that kernels take at a time: groups of int8 are whole steps."""
 
 
-def narrow_groups(
+def quantized_groups(
     items: Tensor,
     scales: Tensor,
     zeros: Tensor | None,
@@ -29,7 +29,7 @@ def narrow_groups(
     *,
     dtype: torch.dtype,
     order: Tensor | None = None,
-) -> NarrowWeight | None:
+) -> QuantizedWeight | None:
     """(items - zeros) * scales of uint8 [N, K], [N, G] and [N, G]; None if no kernel takes it.
 
     Without zeros they are the middle of the range. `order` says which input each item is for.
@@ -46,11 +46,11 @@ def narrow_groups(
             return None
         whole = (items ^ 128).view(torch.int8).contiguous()  # in two's complement: less 128
         kept = (1, group if num_groups > 1 else 0)
-        return NarrowWeight(whole, scales, kept, dtype, order=order)
+        return QuantizedWeight(whole, scales, kept, dtype, order=order)
     cut = next((cut for cut in sorted(INT4_GROUPS, reverse=True) if group % cut == 0), None)
     if cut is None:
         return None
-    return NarrowWeight(
+    return QuantizedWeight(
         in_halves(items.reshape(num_columns, -1, cut)),
         scales.repeat_interleave(group // cut, 1).contiguous(),
         (1, cut),
@@ -60,13 +60,13 @@ def narrow_groups(
     )
 
 
-def narrow_fp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> NarrowWeight:
+def quantized_fp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> QuantizedWeight:
     """A weight of MXFP4 as it is stored: uint8 [N, G, 16], neighbours in a byte, and [N, G]."""
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(2)  # [N, G, 32]
-    return NarrowWeight(in_halves(codes), scales.view(torch.uint8), (1, mxfp4.GROUP), dtype)
+    return QuantizedWeight(in_halves(codes), scales.view(torch.uint8), (1, mxfp4.GROUP), dtype)
 
 
-def stack(weights: Sequence[NarrowWeight]) -> NarrowWeight | None:
+def stack(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """One above the other over the same inputs; None if they are of several kinds."""
     first = weights[0]
     if len(weights) == 1:
@@ -87,7 +87,7 @@ def stack(weights: Sequence[NarrowWeight]) -> NarrowWeight | None:
     )
 
 
-def rows_of(weight: NarrowWeight, rows: Tensor) -> NarrowWeight | None:
+def rows_of(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight | None:
     """These outputs, in this order; None if outputs share scales."""
     if weight.group[0] != 1:
         return None
@@ -95,7 +95,7 @@ def rows_of(weight: NarrowWeight, rows: Tensor) -> NarrowWeight | None:
     return replace(weight, items=weight.items[rows], scales=weight.scales[rows], zeros=zeros)
 
 
-def _is_alike(one: NarrowWeight, other: NarrowWeight) -> bool:
+def _is_alike(one: QuantizedWeight, other: QuantizedWeight) -> bool:
     return (
         one.items.dtype is other.items.dtype
         and one.scales.dtype is other.scales.dtype
@@ -111,13 +111,13 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def _zeros(weight: NarrowWeight) -> Tensor:
+def _zeros(weight: QuantizedWeight) -> Tensor:
     if weight.zeros is not None:
         return weight.zeros
     return torch.full_like(weight.scales, 8, dtype=torch.uint8)
 
 
-def _scales(weight: NarrowWeight, rows: int) -> Tensor:
+def _scales(weight: QuantizedWeight, rows: int) -> Tensor:
     """One for each `rows` outputs."""
     spread = weight.scales.repeat_interleave(weight.group[0] // rows, 0)
     return spread[: -(-weight.shape[0] // rows)]

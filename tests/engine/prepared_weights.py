@@ -11,8 +11,8 @@ from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import DOWN, GATE_UP, Experts
 from baton.kernels.experts.moe import ExpertWeight
-from baton.kernels.experts.narrow_experts import NarrowExperts
 from baton.kernels.experts.packed_experts import PackedExperts
+from baton.kernels.experts.packed_quantized_experts import PackedQuantizedExperts
 from baton.kernels.experts.quantized_experts import QuantizedExperts
 from baton.kernels.products.weight import Weight
 
@@ -32,6 +32,6 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, AnyWeight]]:
 
 def as_tensor(weight: AnyWeight) -> Tensor:
     """[N, K], or [E, N, K] of experts."""
-    if isinstance(weight, PackedExperts | QuantizedExperts | NarrowExperts):
-        return torch.stack([weight.unpacked(expert) for expert in range(weight.shape[0])])
-    return weight if isinstance(weight, Tensor) else weight.unpacked()
+    if isinstance(weight, PackedExperts | PackedQuantizedExperts | QuantizedExperts):
+        return torch.stack([weight.to_dense(expert) for expert in range(weight.shape[0])])
+    return weight if isinstance(weight, Tensor) else weight.to_dense()

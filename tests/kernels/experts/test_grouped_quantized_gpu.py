@@ -10,31 +10,31 @@ from bench.layout_writer import mxfp4
 from tests.kernels.gpu.pretended_gpu import tensors_on_a_gpu
 from torch import Tensor
 
-from baton.kernels.experts.grouped_narrow_gpu import grouped_narrow
-from baton.kernels.experts.narrow_experts import NarrowExperts, empty_like
+from baton.kernels.experts.grouped_quantized_gpu import grouped_quantized
+from baton.kernels.experts.quantized_experts import QuantizedExperts, empty_like
 from baton.kernels.products.linear_gpu import linear_tiles
-from baton.kernels.products.narrow_groups import narrow_fp4, narrow_groups
-from baton.kernels.products.narrow_weight import NarrowWeight, to_fp8, to_int8
+from baton.kernels.products.quantized_groups import quantized_fp4, quantized_groups
+from baton.kernels.products.quantized_weight import QuantizedWeight, to_fp8, to_int8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def to_fp4(weight: Tensor) -> NarrowWeight:
-    return narrow_fp4(*mxfp4(weight.float()), weight.dtype)
+def to_fp4(weight: Tensor) -> QuantizedWeight:
+    return quantized_fp4(*mxfp4(weight.float()), weight.dtype)
 
 
-def with_zeros(weight: Tensor) -> NarrowWeight:
+def with_zeros(weight: Tensor) -> QuantizedWeight:
     generator = torch.Generator().manual_seed(len(weight))
     items = torch.randint(0, 16, weight.shape, generator=generator).to(torch.uint8)
     shape = (len(weight), weight.shape[1] // 32)
     zeros = torch.randint(0, 16, shape, generator=generator).to(torch.uint8)
     scales = torch.rand(shape, generator=generator) + 0.5
-    narrow = narrow_groups(items, scales, zeros, 4, dtype=weight.dtype)
-    assert narrow is not None
-    return narrow
+    quantized = quantized_groups(items, scales, zeros, 4, dtype=weight.dtype)
+    assert quantized is not None
+    return quantized
 
 
-WAYS: dict[str, Callable[[Tensor], NarrowWeight]] = {
+WAYS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "fp4": to_fp4,
     "int4 with zeros": with_zeros,
     "int8": to_int8,
@@ -43,20 +43,20 @@ WAYS: dict[str, Callable[[Tensor], NarrowWeight]] = {
 }
 
 
-def experts_of(way: str, num_columns: int, width: int, dtype: torch.dtype) -> NarrowExperts:
+def experts_of(way: str, num_columns: int, width: int, dtype: torch.dtype) -> QuantizedExperts:
     torch.manual_seed(0)
     each = [WAYS[way](torch.randn(num_columns, width).to(dtype)) for _ in range(4)]
     experts = empty_like(4, each[0], DEVICE)
-    for expert, narrow in enumerate(each):
-        experts.put(expert, narrow.to(DEVICE))
+    for expert, quantized in enumerate(each):
+        experts.put(expert, quantized.to(DEVICE))
     return experts
 
 
-def by_expert(x: Tensor, experts: NarrowExperts, stops: list[int]) -> Tensor:
+def by_expert(x: Tensor, experts: QuantizedExperts, stops: list[int]) -> Tensor:
     starts = [0, *stops[:-1]]
     return torch.cat(
         [
-            x[start:stop].float() @ experts.unpacked(expert).float().T
+            x[start:stop].float() @ experts.to_dense(expert).float().T
             for expert, (start, stop) in enumerate(zip(starts, stops, strict=True))
         ]
     ).to(x.dtype)
@@ -71,7 +71,7 @@ def test_each_row_is_multiplied_by_what_its_expert_stands_for(
     experts = experts_of(way, num_columns, width, torch.float32)
     x = torch.randn(stops[-1], width, device=DEVICE)
 
-    found = grouped_narrow(
+    found = grouped_quantized(
         x,
         experts.items,
         experts.scales,
@@ -89,7 +89,7 @@ def test_widths_may_end_within_a_step() -> None:
     x = torch.randn(9, 96, device=DEVICE).bfloat16()
     ends = torch.tensor([2, 2, 9, 9], dtype=torch.int32, device=DEVICE)
 
-    found = grouped_narrow(x, experts.items, experts.scales, ends, group=experts.group)
+    found = grouped_quantized(x, experts.items, experts.scales, ends, group=experts.group)
 
     torch.testing.assert_close(found, by_expert(x, experts, [2, 2, 9, 9]), rtol=1e-2, atol=1e-1)
 
@@ -111,12 +111,12 @@ def test_a_gpu_gives_what_the_definition_gives(way: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_single_weight_of_fp4_is_multiplied(dtype: torch.dtype) -> None:
-    narrow = to_fp4(torch.randn(70, 160, generator=torch.Generator().manual_seed(0)).to(dtype))
-    narrow, x = narrow.to(DEVICE), torch.randn(5, 160, device=DEVICE).to(dtype)
+    quantized = to_fp4(torch.randn(70, 160, generator=torch.Generator().manual_seed(0)).to(dtype))
+    quantized, x = quantized.to(DEVICE), torch.randn(5, 160, device=DEVICE).to(dtype)
 
-    found = linear_tiles(x, narrow.items, narrow.scales, group=narrow.group)
+    found = linear_tiles(x, quantized.items, quantized.scales, group=quantized.group)
 
-    expected = (x.float() @ narrow.unpacked().float().T).to(dtype)
+    expected = (x.float() @ quantized.to_dense().float().T).to(dtype)
     tolerance = 1e-4 if dtype is torch.float32 else 1e-1
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=tolerance)
 
@@ -125,13 +125,13 @@ def test_every_code_and_scale_of_fp4_is_widened_exactly() -> None:
     codes = torch.arange(16, dtype=torch.uint8).repeat(2)
     blocks = (codes[0::2] | codes[1::2] << 4).view(1, 1, 16).repeat(6, 1, 1)
     powers = torch.tensor([[1], [100], [127], [128], [140], [250]], dtype=torch.uint8)
-    narrow = narrow_fp4(blocks, powers, torch.float32).to(DEVICE)
+    quantized = quantized_fp4(blocks, powers, torch.float32).to(DEVICE)
 
     found = linear_tiles(
-        torch.eye(32, device=DEVICE), narrow.items, narrow.scales, group=narrow.group
+        torch.eye(32, device=DEVICE), quantized.items, quantized.scales, group=quantized.group
     )
 
-    assert torch.equal(found.T, narrow.unpacked())
+    assert torch.equal(found.T, quantized.to_dense())
 
 
 def test_an_expert_of_another_kind_is_not_put_among_others() -> None:

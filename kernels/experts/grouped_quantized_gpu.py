@@ -21,7 +21,7 @@ from baton.kernels.products.linear_gpu import times_scales
 STEP = 128
 
 
-def grouped_narrow(
+def grouped_quantized(
     x: Tensor,
     items: Tensor,
     scales: Tensor,
@@ -41,7 +41,7 @@ def grouped_narrow(
         x, items, scales, zeros, stops, out,
         num_columns, width, items.shape[2], scales.shape[1], scales.shape[2],
         NUM_GROUPS=num_groups, GROUPS=triton.next_power_of_2(num_groups),
-        GROUP_ROWS=group[0], GROUP=group[1] or width, IS_PACKED=items.dtype is torch.uint8,
+        GROUP_ROWS=group[0], GROUP=group[1] or width, IS_4_BIT=items.dtype is torch.uint8,
         IS_SCALED_LATE=not group[1],
         ROWS=rows, COLUMNS=columns, STEP=STEP,
         num_warps=4, num_stages=4 if few else 3,
@@ -54,7 +54,7 @@ def _multiply(
     x, items, scales, zeros, stops, out,
     num_columns, width, row_bytes, scale_rows, scale_columns,
     NUM_GROUPS: tl.constexpr, GROUPS: tl.constexpr,
-    GROUP_ROWS: tl.constexpr, GROUP: tl.constexpr, IS_PACKED: tl.constexpr,
+    GROUP_ROWS: tl.constexpr, GROUP: tl.constexpr, IS_4_BIT: tl.constexpr,
     IS_SCALED_LATE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -71,18 +71,18 @@ def _multiply(
     x_row = x + row * width
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in range(0, width, STEP):
-        if IS_PACKED:
+        if IS_4_BIT:
             byte = at // 2 + tl.arange(0, STEP // 2)
             item = byte // (GROUP // 2) * GROUP + byte % (GROUP // 2)
             inside = item < width
             mask = is_column[:, None] & inside[None, :]
-            packed = tl.load(weight_row[:, None] + byte[None, :], mask=mask, other=0)
+            pairs = tl.load(weight_row[:, None] + byte[None, :], mask=mask, other=0)
             low = times_scales(
-                packed & 15, scale_row, zeros, zero_column, width, at, is_column, width,
+                pairs & 15, scale_row, zeros, zero_column, width, at, is_column, width,
                 COLUMNS, STEP, GROUP,
             ).to(x.dtype.element_ty)  # fmt: skip
             high = times_scales(
-                packed >> 4, scale_row, zeros, zero_column, width, at, is_column, width,
+                pairs >> 4, scale_row, zeros, zero_column, width, at, is_column, width,
                 COLUMNS, STEP, GROUP,
             ).to(x.dtype.element_ty)  # fmt: skip
             x_mask = inside[:, None] & is_row[None, :]
