@@ -10,6 +10,7 @@
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
     ├── Unauthenticated       no API key, or not one of ours                         401
     ├── Overloaded            refused before any work was done; try again later      429
+    │   └── RateLimited       more than the API key's tenant may ask for             429
     ├── Unavailable           no replica could finish this; safe to try again        503
     ├── DeadlineExceeded      the caller's own time limit passed                     504
     ├── Cancelled             the caller went away or took the request back          499
@@ -84,6 +85,10 @@ class Overloaded(BatonError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """A tenant has used what it may use; others are served."""
 
 
 class Unavailable(BatonError):

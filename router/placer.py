@@ -15,7 +15,7 @@ has cached counts as there if fetching it is clearly cheaper than computing it (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -56,6 +56,8 @@ class Routing:
     """What fetching and computing KV cost, until that is measured."""
     name: str = DEFAULT
     """The policy's."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of tenants, in what is computed while several wait; 1 where it is not given."""
 
 
 @dataclass(frozen=True, slots=True)

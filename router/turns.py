@@ -23,6 +23,11 @@ WEIGHT = 0.01
 """Of the last prompt in what is typical."""
 
 
+def bounded_steps(priority: int) -> int:
+    """What a priority is worth, whatever was asked for."""
+    return min(max(priority, -MAX_STEPS), MAX_STEPS)
+
+
 class Turns:
     def __init__(self) -> None:
         self._num_heard = 0
@@ -37,5 +42,5 @@ class Turns:
     def due_s(self, prompt: Prompt, work_s: float, line_s: float) -> float:
         """`work_s` is what it takes on the replica it waits for, `line_s` what all do who wait."""
         latest_s = max(MAX_LATER * self.typical_s, line_s)
-        steps = min(max(prompt.priority, -MAX_STEPS), MAX_STEPS)
-        return prompt.arrived_s + min(STRETCH * work_s, latest_s) + steps * PRIORITY_S
+        later_s = bounded_steps(prompt.priority) * PRIORITY_S
+        return prompt.arrived_s + min(STRETCH * work_s, latest_s) + later_s

@@ -32,6 +32,11 @@ class Caller:
     is_operator: bool = True
     owner: str = ""
     """Who else may see what came of its requests: whoever has the same."""
+    max_wait_s: float | None = None
+    """Its requests would rather be refused than wait longer for a place. None: as the gateway says,
+    here as below."""
+    time_limit_s: float | None = None
+    """Of each of its requests."""
 
     def priority(self, asked: int | None, field: str) -> int:
         """The priority of a request that asks for `asked`. Raises Forbidden."""
@@ -67,7 +72,14 @@ def callers(config: GatewayConfig) -> dict[str, Caller]:
         )
     for name, tenant in config.tenants.items():
         least = config.min_priority if tenant.min_priority is None else tenant.min_priority
-        caller = Caller(tenant=name, min_priority=least, is_operator=False, owner=f"tenant {name}")
+        caller = Caller(
+            tenant=name,
+            min_priority=least,
+            is_operator=False,
+            owner=f"tenant {name}",
+            max_wait_s=tenant.max_wait_s,
+            time_limit_s=tenant.request_timeout_s,
+        )
         found |= dict.fromkeys(tenant.api_keys, caller)
     return found
 

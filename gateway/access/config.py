@@ -13,8 +13,9 @@ from baton.router.policies.by_name import POLICIES
 
 MEBIBYTE = 1 << 20
 
-
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 
 
 class TenantConfig(ConfigNode, frozen=True, kw_only=True):
@@ -27,6 +28,20 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
     for it. Empty: it may take what the shares of the others leave, and nothing is kept for it."""
     min_priority: Priority | None = None
     """The smallest `priority` that its requests may ask for. Empty: gateway.min_priority."""
+    weight: Weight = 1.0
+    """While several tenants wait, each is served tokens in proportion to its weight."""
+    requests_per_minute: Count | None = None
+    """More are refused (429) until there is room again. Empty: no limit."""
+    requests_per_second: Count | None = None
+    """The same, for short bursts."""
+    tokens_per_minute: Count | None = None
+    """Tokens of prompts and outputs; outputs are counted as they come. Empty: no limit."""
+    tokens_per_second: Count | None = None
+    """The same, for short bursts."""
+    max_wait_s: Seconds | None = None
+    """A request that would wait longer for a place is refused (429). Empty: gateway.max_wait_s."""
+    request_timeout_s: Seconds | None = None
+    """From the arrival of a request to its last token. Empty: gateway.request_timeout_s."""
 
     def __post_init__(self) -> None:
         if not self.api_keys:
@@ -68,7 +83,10 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Keys the names of tenants' cached KV. Empty: drawn at each start, so that tiers which outlive
     the deployment hold nothing for its tenants."""
     max_waiting: Count = 1024
-    """Requests that may wait here for a decode replica; more are refused (429)."""
+    """Requests that may wait here for a place; more are refused (429)."""
+    max_wait_s: Seconds | None = None
+    """A request that would wait longer for a place is refused (429), at once if that can be
+    foreseen. Empty: it waits for as long as its time limit lets it."""
     policy: str = DEFAULT_POLICY
     """How the replica that computes a prompt is chosen; docs/router.md has all there are."""
     kept_decisions: Annotated[int, msgspec.Meta(ge=0)] = 2048
@@ -113,6 +131,11 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
             for name, tenant in self.tenants.items()
             if tenant.kv_share is not None
         }
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By tenant."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     def _check_keys(self) -> None:
         owned = [key for tenant in self.tenants.values() for key in tenant.api_keys]

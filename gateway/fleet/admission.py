@@ -1,84 +1,140 @@
-"""The queue for decode replicas while all are full: by priority, then by tenants in turn.
+"""The queue for a place while there is none: requests of all tenants, before any work is done.
 
-    a a a a b b c    wait; served are    a b c | a b | a | a        a round has one of each tenant
+    place --> found at once, if nobody else is first
+          '-> in line --wake--> placed        whose turn it is: `router/fair_queue.py`
+                      '-> Overloaded          too many wait, or it would wait longer than it may
 
-A request that finds no room waits here, before any work is done for it. Requests that continue
-after a lost replica go before the others of their priority, for they were already served in part.
-A smaller priority always goes first: one that is large may wait for as long as smaller ones come.
-When no more may wait, the tenant with the most in line gives up its last for one of another's.
+How long a wait is going to be is told by how fast places came lately: who is refused hears when to
+come again. When no more may wait, the tenant with the most in line for its weight gives up its
+last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Generic, TypeVar
 
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import Overloaded
+from baton.router.fair_queue import Entry, FairQueue
 
 T = TypeVar("T")
-_Rank = tuple[int, bool]
+
+PACE_OF = 50
+"""Places that the pace is a mean over, more or less."""
+ENOUGH_PLACES = 8
+"""Given to those who waited: the mean of fewer is no reason to refuse anybody."""
+
+
+class Pace:
+    """How often a place is given while somebody waits for one."""
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+        self._num = 0
+        self._last_s = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self._num >= ENOUGH_PLACES
+
+    def begin(self, now: float) -> None:
+        """Somebody waits from now on, and nobody did before."""
+        self._last_s = now
+
+    def give(self, now: float) -> None:
+        self._num += 1
+        self._mean_s += (now - self._last_s - self._mean_s) * max(1 / PACE_OF, 1 / self._num)
+        self._last_s = now
+
+    def wait_s(self, num_before: int, now: float) -> float:
+        """Until the place after so many others; longer if none has come for long."""
+        return max(self._mean_s, now - self._last_s) + self._mean_s * num_before
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[T]):
-    order: tuple[int, bool, int, int]
-    """Priority, whether it comes for the first time, its round, and its turn among equals."""
-    tenant: str
     try_place: Callable[[], T | None]
     placed: asyncio.Future[T] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What decides who goes next, and who need not come."""
+
+    priority: int = 0
+    tenant: str = ""
+    is_retry: bool = False
+    """It was placed before: served in part already."""
+    max_wait_s: float | None = None
+    """It would rather be refused than wait longer for a place."""
+    time_left_s: float | None = None
+    """Of the request."""
+
+    @property
+    def patience_s(self) -> float | None:
+        return min(
+            (limit for limit in (self.max_wait_s, self.time_left_s) if limit is not None),
+            default=None,
+        )
+
+
 class AdmissionQueue(Generic[T]):
     """`try_place` takes a place at once and returns it, or None while there is no room."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        weights: Mapping[str, float],
+        clock: Clock = monotonic,
+    ) -> None:
         self._max_waiting = max_waiting
-        self._waiters: list[_Waiter[T]] = []
-        """In order: who goes next comes first."""
-        self._turns = count()
-        self._round: dict[_Rank, int] = {}
-        """The last one of which somebody was served, of those of a rank."""
-        self._last_round: dict[tuple[_Rank, str], int] = {}
-        """The round of the last in line, by rank and tenant."""
+        self._clock = clock
+        self._line: FairQueue[_Waiter[T]] = FairQueue(weights)
+        self._pace = Pace()
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._line)
+
+    @property
+    def wait_s(self) -> float:
+        """For a place, behind all who wait."""
+        return self._pace.wait_s(len(self), self._clock())
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """So many tokens were computed for a tenant."""
+        self._line.charge(tenant, num_tokens)
 
     async def place(
-        self,
-        try_place: Callable[[], T | None],
-        give_back: Callable[[T], None],
-        *,
-        is_retry: bool,
-        priority: int = 0,
-        tenant: str = "",
+        self, try_place: Callable[[], T | None], give_back: Callable[[T], None], turn: Turn
     ) -> T:
         """Wait for a place. Raises Overloaded if too many wait, at once or for another's sake.
 
         `give_back` returns a place that came just as the caller was cancelled.
         """
-        if not self._waiters:
-            self._round.clear()
-            self._last_round.clear()
-        rank = (priority, not is_retry)
-        number = max(self._round.get(rank, 0), self._last_round.get((rank, tenant), -1) + 1)
-        waiter = _Waiter((*rank, number, next(self._turns)), tenant, try_place)
-        if not self._waiters or waiter.order < self._waiters[0].order:
-            place = try_place()
-            if place is not None:
-                return place
-        if len(self._waiters) >= self._max_waiting and not is_retry:
-            self._push_out(tenant)
-        self._last_round[rank, tenant] = number
-        insort(self._waiters, waiter, key=lambda one: one.order)
+        waiter = _Waiter(try_place)
+        if not self._line:
+            self._pace.begin(self._clock())
+        entry = self._line.add(
+            waiter,
+            tenant=turn.tenant,
+            priority=turn.priority,
+            is_retry=turn.is_retry,
+            now=self._clock(),
+        )
         try:
+            if self._line.first() is entry:
+                place = try_place()
+                if place is not None:
+                    self._line.serve(entry)
+                    if self._line:
+                        self._pace.give(self._clock())
+                    return place
+            self._check_wait(entry, turn)
             return await waiter.placed
         except asyncio.CancelledError:
             if (
@@ -89,36 +145,49 @@ class AdmissionQueue(Generic[T]):
                 give_back(waiter.placed.result())
             raise
         finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._line.remove(entry)
 
     def wake(self) -> None:
         """Place as many as fit, in order. Called when room may have appeared."""
-        while self._waiters:
-            waiter = self._waiters[0]
+        while (entry := self._line.first()) is not None:
+            waiter = entry.item
             if waiter.placed.done():  # its caller was cancelled
-                self._waiters.pop(0)
+                self._line.remove(entry)
                 continue
             try:
                 place = waiter.try_place()
             except Exception as error:
-                self._waiters.pop(0)
+                self._line.remove(entry)
                 waiter.placed.set_exception(error)
                 continue
             if place is None:
                 return
-            self._waiters.pop(0)
-            self._round[waiter.order[:2]] = waiter.order[2]
+            self._line.serve(entry)
+            self._pace.give(self._clock())
             waiter.placed.set_result(place)
 
-    def _push_out(self, tenant: str) -> None:
-        """Make room for one of `tenant`. Raises Overloaded if no other has more in line."""
-        error = Overloaded(f"{len(self._waiters)} requests wait for a decode replica already")
-        in_line = Counter(waiter.tenant for waiter in self._waiters if waiter.order[1])
-        [(longest, num_longest)] = in_line.most_common(1) or [(tenant, 0)]
-        if num_longest <= in_line[tenant] + 1:
+    def _check_wait(self, entry: Entry[_Waiter[T]], turn: Turn) -> None:
+        """Refuse whom there is no use to keep; make room for `entry`. Raises Overloaded."""
+        if turn.is_retry:
+            return
+        wait_s, num_before = self._wait_s(entry), len(self._line) - 1
+        patience_s = turn.patience_s
+        if patience_s is not None and self._pace.is_known and wait_s > patience_s:
+            raise Overloaded(
+                f"a place would come in {wait_s:.1f} s, and it can wait {patience_s:.1f} s",
+                retry_after_s=wait_s - patience_s,
+            )
+        if num_before < self._max_waiting:
+            return
+        leaves = self._line.gives_way(entry) or entry
+        error = Overloaded(
+            f"{num_before} requests wait for a place already", retry_after_s=self._wait_s(leaves)
+        )
+        if leaves is entry:
             raise error
-        last = next(w for w in reversed(self._waiters) if w.tenant == longest and w.order[1])
-        self._waiters.remove(last)
-        if not last.placed.done():
-            last.placed.set_exception(error)
+        self._line.remove(leaves)
+        if not leaves.item.placed.done():
+            leaves.item.placed.set_exception(error)
+
+    def _wait_s(self, entry: Entry[_Waiter[T]]) -> float:
+        return self._pace.wait_s(self._line.num_before(entry), self._clock())

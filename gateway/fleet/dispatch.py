@@ -12,14 +12,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from baton.core.clock import Clock, monotonic
-from baton.core.errors import DeadlineExceeded, Unavailable
+from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, new_epoch
 from baton.core.messages import GenerateRequest
-from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog
 from baton.gateway.fleet.draining import drain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
@@ -43,16 +44,6 @@ LOOK_S = 0.25
 """How often those in line are looked after when nothing happens: replicas may answer nobody."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """What decides who goes next."""
-
-    priority: int
-    tenant: str
-    is_retry: bool
-    """It was placed before: served in part already."""
-
-
 class ReplicaDispatcher:
     """The gateway's one dispatcher. `run` keeps it in touch with the registry."""
 
@@ -69,7 +60,7 @@ class ReplicaDispatcher:
         self.epoch: Epoch = new_epoch()
         self._no_replica_grace_s = no_replica_grace_s
         self._clock = clock
-        self._queue: AdmissionQueue[Seeker] = AdmissionQueue(max_waiting)
+        self._queue: AdmissionQueue[Seeker] = AdmissionQueue(max_waiting, routing.weights, clock)
         self._patience: set[asyncio.Timeout] = set()
         """Time limits of those who wait, which run while no decode replica takes requests."""
         self._was_ready = False
@@ -108,10 +99,17 @@ class ReplicaDispatcher:
 
             asked = Asked(generation.owner, asked_s, self._log.queued_s(*self._in_queue))
             seeker = Seeker(next_request, prompt, on_placed, lost, generation.near, asked)
-            turn = _Turn(generation.priority, generation.tenant, is_retry=has_begun)
-            await self._place(seeker, turn, time_left_s)
+            turn = Turn(
+                priority=generation.priority,
+                tenant=generation.tenant,
+                is_retry=has_begun,
+                max_wait_s=generation.max_wait_s,
+                time_left_s=time_left_s,
+            )
+            await self._place(seeker, turn)
 
-        running = RunningRequest(generation, place, self._clock)
+        charge = partial(self._queue.charge, generation.tenant)
+        running = RunningRequest(generation, place, self._clock, charge)
         await running.place()
         has_begun = True
         return running
@@ -179,16 +177,18 @@ class ReplicaDispatcher:
         inspections = await self.fleet.inspect(timeout_s=1.0)
         return metrics_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
 
-    async def _place(self, seeker: Seeker, turn: _Turn, time_left_s: float | None) -> None:
+    async def _place(self, seeker: Seeker, turn: Turn) -> None:
         """Wait for a place, in turn, and open an attempt there."""
         try:
-            async with asyncio.timeout(time_left_s), self._while_replicas_may_come():
+            async with (
+                asyncio.timeout(turn.time_left_s),
+                self._no_longer_than(None if turn.is_retry else turn.max_wait_s),
+                self._while_replicas_may_come(),
+            ):
                 await self._queue.place(
                     lambda: seeker if self._seeking.enter(seeker) else None,
                     self._seeking.leave,
-                    is_retry=turn.is_retry,
-                    priority=turn.priority,
-                    tenant=turn.tenant,
+                    turn,
                 )
                 try:
                     await asyncio.shield(seeker.placed)
@@ -197,8 +197,22 @@ class ReplicaDispatcher:
                     self._on_fleet_change()  # somebody else may enter
                     raise
         except TimeoutError:
+            decode = self.fleet.view(PromptNames()).decode
+            pool = "prefill" if any(replica.is_open for replica in decode) else "decode"
             raise DeadlineExceeded(
-                f"no room on any decode replica within {time_left_s:.1f} s"
+                f"no room on any {pool} replica within {turn.time_left_s:.1f} s"
+            ) from None
+
+    @asynccontextmanager
+    async def _no_longer_than(self, max_wait_s: float | None) -> AsyncIterator[None]:
+        """Raises Overloaded after so long."""
+        try:
+            async with asyncio.timeout(max_wait_s):
+                yield
+        except TimeoutError:
+            raise Overloaded(
+                f"no place came within {max_wait_s:g} s, and it may wait no longer",
+                retry_after_s=self._queue.wait_s,
             ) from None
 
     @asynccontextmanager

@@ -57,9 +57,17 @@ class _StaysHere(BatonError):
 class RunningRequest:
     """Begins with `place`; iterated once; `stop` always follows."""
 
-    def __init__(self, generation: Generation, place: Place, clock: Clock) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        place: Place,
+        clock: Clock,
+        charge: Callable[[int], None],
+    ) -> None:
+        """`charge` hears of tokens that are computed for it."""
         self._generation = generation
         self._find_place = place
+        self._charge = charge
         self._clock = clock
         limit = generation.time_left_s
         self._deadline = None if limit is None else clock() + limit
@@ -135,6 +143,8 @@ class RunningRequest:
     def _begin(self, placed: Placed) -> None:
         self._placed = placed
         placed.attempt.on_draining = self._begin_to_move
+        if placed.number == 1:  # what is computed again is not the caller's doing
+            self._charge(placed.placement.num_prefill_tokens)
         self._accounts.begin_attempt(placed.number, placed.placement.reason)
 
     async def _next_update(self) -> TokenUpdate:
@@ -159,6 +169,7 @@ class RunningRequest:
             placed.hear(update.receipt)
         if update.tokens:
             placed.deliver(len(update.tokens))
+            self._charge(len(update.tokens))
             self._output.extend(update.tokens)
 
     async def _place_again(self, error: Exception) -> None:

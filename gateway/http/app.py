@@ -15,7 +15,7 @@ from baton.gateway.http.chat import ChatApi
 from baton.gateway.http.completions import CompletionsApi
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
-from baton.gateway.http.edge import REQUEST_ID, Edge
+from baton.gateway.http.edge import LIMIT_HEADERS, REQUEST_ID, Edge
 from baton.gateway.http.embeddings import EmbeddingsApi
 from baton.gateway.http.errors import (
     on_baton_error,
@@ -95,6 +95,6 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID, "retry-after"),
+            expose_headers=(REQUEST_ID, "retry-after", *LIMIT_HEADERS),
         )
     ]

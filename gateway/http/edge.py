@@ -1,16 +1,21 @@
 """What happens to every HTTP request before its path is looked at: its id, its key, its caller.
 
-A request gets an id (its own `x-request-id` if it has one), which its response carries. While the
-gateway drains, responses ask the client to connect anew, elsewhere.
+A request gets an id (its own `x-request-id` if it has one), which its response carries, and what
+its key's tenant has left of its limits. While the gateway drains, responses ask the client to
+connect anew, elsewhere.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import BatonError
 from baton.gateway.access.api_keys import ANYBODY
+from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
@@ -20,6 +25,12 @@ GUARDED = ("/v1/", "/debug/", "/tokenize", "/detokenize")
 OPERATED = "/debug/"
 """Paths below it need an operator's."""
 REQUEST_ID = "x-request-id"
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{unit}"
+    for unit in (REQUESTS, TOKENS)
+    for what in ("limit", "remaining", "reset")
+)
+"""Which answers with a limited key carry, as OpenAI's do."""
 
 
 class Edge:
@@ -41,7 +52,8 @@ class Edge:
             if message["type"] == "http.response.start":
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._gateway.metrics.calls.labels(path, message["status"]).inc()
-                message["headers"] = [*message["headers"], *own_headers]
+                limits = self._gateway.limits.allowances(caller.tenant)
+                message["headers"] = [*message["headers"], *own_headers, *limit_headers(limits)]
                 if self._gateway.is_draining:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -58,3 +70,22 @@ class Edge:
             return
         scope.setdefault("state", {}).update(request_id=request_id, caller=caller)
         await self._app(scope, receive, send_with_headers)
+
+
+def limit_headers(allowances: Iterable[Allowance]) -> Iterator[tuple[bytes, bytes]]:
+    for one in allowances:
+        values = {
+            "limit": str(one.limit),
+            "remaining": str(one.remaining),
+            "reset": duration(one.reset_s),
+        }
+        for what, value in values.items():
+            yield f"x-ratelimit-{what}-{one.unit}".encode(), value.encode()
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: `20ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1e3)}ms"
+    minutes, rest_s = divmod(math.ceil(seconds * 10) / 10, 60)
+    return f"{minutes:.0f}m{rest_s:g}s" if minutes else f"{rest_s:g}s"

@@ -59,7 +59,7 @@ class EstimateApi:
 
     async def create(self, request: Request) -> Response:
         data = await read_body(request, self._gateway.config)
-        generation = self._gateway.complete(await self._order(request, data)).first_generation
+        generation = self._gateway.prepare(await self._order(request, data)).first_generation
         estimate = await self._gateway.dispatcher.estimate(generation)
         answer = EstimateAnswer(
             prompt_tokens=len(generation.prompt),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from baton.core.messages import SamplingParams
-from baton.gateway.requests.generation import Generation
+from baton.gateway.requests.generation import Generation, Patience
 from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.request_ids import unique_request_id
@@ -41,7 +41,7 @@ def plan_completion(
     *,
     salt: bytes,
     max_choices: int,
-    time_limit_s: float,
+    patience: Patience,
 ) -> CompletionPlan:
     """Raises InvalidRequest, naming the field as the caller did."""
     num_returned, num_drawn = num_choices(order.options, rules)
@@ -54,8 +54,6 @@ def plan_completion(
         raise rules.invalid("best_of", f"above {rules.field('n')} cannot be streamed")
     is_prompt_only = order.has_echo and order.options.max_tokens == 0
     options = _drawn_options(order, is_prompt_only, is_ranked=num_drawn != num_returned)
-    asked_s = time_limit_s if order.time_left_s is None else order.time_left_s
-    time_left_s = max(0.0, min(time_limit_s, asked_s))
     priority = order.caller.priority(options.priority, rules.field("priority"))
     generations: list[tuple[Generation, ...]] = []
     for prompt in order.prompts:
@@ -63,9 +61,7 @@ def plan_completion(
         sampling = resolve_sampling(
             options, rules, num_prompt=len(prompt.tokens), grammar=order.grammar
         )
-        choices = _choices(
-            order, prompt, sampling, salt=salt, priority=priority, time_left_s=time_left_s
-        )
+        choices = _choices(order, prompt, sampling, salt=salt, priority=priority, patience=patience)
         generations.append(tuple(next(choices) for _ in range(num_drawn)))
     return CompletionPlan(
         generations=tuple(generations),
@@ -82,7 +78,7 @@ def _choices(
     *,
     salt: bytes,
     priority: int,
-    time_left_s: float,
+    patience: Patience,
 ) -> Iterator[Generation]:
     first = Generation(
         request_id=unique_request_id(order.request_id),
@@ -93,7 +89,8 @@ def _choices(
         owner=order.caller.owner,
         cache_points=prompt.cache_points,
         priority=priority,
-        time_left_s=time_left_s,
+        time_left_s=patience.time_left_s,
+        max_wait_s=patience.max_wait_s,
     )
     yield first
     # The prompt's logprobs are the same for all choices, and cost a computation of all of it.

@@ -53,10 +53,10 @@ class Embeddings:
 
 
 async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
-    """Raises InvalidRequest before anything runs, and what a GenerationRun raises."""
+    """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     _check(gateway, order)
-    limit_s = gateway.config.request_timeout_s
-    asked_s = limit_s if order.time_left_s is None else order.time_left_s
+    gateway.limits.admit(order.caller.tenant, sum(len(one.tokens) for one in order.inputs))
+    patience = gateway.patience(order.caller, order.time_left_s)
     priority = order.caller.priority(order.priority, "priority")
     salt = gateway.salts.salt(order.caller.tenant, order.cache_salt)
     room = asyncio.Semaphore(MAX_RUNNING)
@@ -75,7 +75,8 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
             owner=order.caller.owner,
             priority=priority,
             pooling=order.pooling,
-            time_left_s=max(0.0, min(limit_s, asked_s)),
+            time_left_s=patience.time_left_s,
+            max_wait_s=patience.max_wait_s,
         )
 
     tasks = [asyncio.create_task(run(prompt)) for prompt in order.inputs]

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from baton.core.errors import ContextExceeded
-from baton.gateway.access.api_keys import ApiKeys, callers
+from baton.gateway.access.api_keys import ApiKeys, Caller, callers
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.grammars.output_grammars import OutputGrammars
 from baton.gateway.requests.choices import Completion, PromptChoices
 from baton.gateway.requests.completion_plan import plan_completion
 from baton.gateway.requests.completion_stream import CompletionStream
-from baton.gateway.requests.generation import Dispatcher, Generation
+from baton.gateway.requests.generation import Dispatcher, Generation, Patience
 from baton.gateway.requests.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.gateway.requests.order import CompletionOrder, Prompt
@@ -45,6 +46,7 @@ class Gateway:
         self.dispatcher = dispatcher
         self.config = config
         self.keys = ApiKeys(callers(config))
+        self.limits = RateLimits(config.tenants)
         self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()
@@ -86,7 +88,16 @@ class Gateway:
         )
 
     def complete(self, order: CompletionOrder) -> Completion:
-        """Check the order and prepare its choices; nothing runs until their deltas are read.
+        """Check the order, count it, and prepare its choices, as `prepare` does.
+
+        Raises InvalidRequest, naming the field as the caller did, and RateLimited.
+        """
+        completion = self.prepare(order)
+        self.limits.admit(order.caller.tenant, sum(len(one.tokens) for one in order.prompts))
+        return completion
+
+    def prepare(self, order: CompletionOrder) -> Completion:
+        """Check the order; nothing runs, or is counted, until its choices' deltas are read.
 
         Raises InvalidRequest, naming the field as the caller did.
         """
@@ -95,7 +106,7 @@ class Gateway:
             self.sampling_rules(order),
             salt=self.salts.salt(order.caller.tenant, order.cache_salt),
             max_choices=self.config.max_choices,
-            time_limit_s=self.config.request_timeout_s,
+            patience=self.patience(order.caller, order.time_left_s),
         )
         prompts = [
             PromptChoices(
@@ -107,6 +118,15 @@ class Gateway:
         ]
         keeps_logprobs = order.options.logprobs is not None
         return Completion(prompts, num_returned=plan.num_returned, keeps_logprobs=keeps_logprobs)
+
+    def patience(self, caller: Caller, asked_s: float | None) -> Patience:
+        """How long one of its requests may take that asks for `asked_s`."""
+        limit_s, max_wait_s = caller.time_limit_s, caller.max_wait_s
+        limit_s = self.config.request_timeout_s if limit_s is None else limit_s
+        return Patience(
+            time_left_s=max(0.0, limit_s if asked_s is None else min(limit_s, asked_s)),
+            max_wait_s=self.config.max_wait_s if max_wait_s is None else max_wait_s,
+        )
 
     def sampling_rules(self, order: CompletionOrder) -> SamplingRules:
         return SamplingRules(
@@ -134,4 +154,7 @@ class Gateway:
         return CompletionStream(self.run(generation), output)
 
     def run(self, generation: Generation) -> GenerationRun:
-        return GenerationRun(self.dispatcher, generation, metrics=self.metrics, traces=self.traces)
+        spend = partial(self.limits.charge, generation.tenant)
+        return GenerationRun(
+            self.dispatcher, generation, metrics=self.metrics, spend=spend, traces=self.traces
+        )

@@ -19,6 +19,16 @@ from baton.router.prediction_errors import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a caller lets a request take."""
+
+    time_left_s: float
+    """Until the last token."""
+    max_wait_s: float | None
+    """For a place; None: as long as for all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What a face asks of the dispatcher."""
 
@@ -38,6 +48,8 @@ class Generation:
     near: RequestId | None = None
     """A request whose prompt this one shares (another choice of it): best placed beside it."""
     time_left_s: float | None = None
+    max_wait_s: float | None = None
+    """It would rather be refused than wait longer for a place."""
 
 
 class RunningGeneration(Protocol):

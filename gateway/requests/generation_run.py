@@ -7,7 +7,7 @@ made -> entered: it has a place -> updates ... -> closed
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -32,9 +32,11 @@ class GenerationRun:
         generation: Generation,
         *,
         metrics: GatewayMetrics,
+        spend: Callable[[int], None],
         traces: RequestTraces | None = None,
         clock: Clock = monotonic,
     ) -> None:
+        """`spend` hears of each token that is given to the caller."""
         self.generation = generation
         self.num_delivered = 0
         """Tokens the client was given; whoever gives them counts them."""
@@ -42,6 +44,7 @@ class GenerationRun:
         """Set by whoever reads the updates, when no more are wanted."""
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._spend = spend
         self._traces = traces
         self._clock = clock
         self._made_at = self._updated_at = clock()
@@ -79,6 +82,7 @@ class GenerationRun:
         update = await anext(self._updates)
         if update.tokens:
             self._observe_tokens()
+            self._spend(len(update.tokens))
         return update
 
     async def close(self) -> None:

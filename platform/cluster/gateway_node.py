@@ -29,6 +29,7 @@ class GatewayNode:
                 name=gateway.policy,
                 local_prefill_tokens=gateway.short_prompt_tokens,
                 pull_rates=config.transfer.pull.rates,
+                weights=gateway.weights,
             ),
             max_waiting=gateway.max_waiting,
             kept_decisions=gateway.kept_decisions,

@@ -200,3 +200,73 @@ async def test_grpc_knows_the_same_tenants() -> None:
 
     assert [g.tenant for g in gateway.dispatcher.generations] == ["acme"] * 3
     assert len({g.salt for g in gateway.dispatcher.generations}) == 1
+
+
+async def test_who_has_used_its_limit_is_refused_alike_whatever_it_asks_and_others_are_not() -> (
+    None
+):
+    tenants = {
+        **TENANTS,
+        "small": TenantConfig(api_keys=frozenset({"s"}), requests_per_minute=4, weight=2),
+    }
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/responses", {"input": "Hello"}),
+        ("/v1/embeddings", {"input": "Hello"}),
+    )
+    async with serving(Script(), tenants=tenants) as gateway:
+
+        async def ask(key: str, path: str, body: dict[str, Any]) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await gateway.http.post(path, json=body, headers=headers)
+
+        answered = [await ask("s", *one) for one in asked]
+        await ask("s", "/v1/estimate", asked[0][1])  # counts for nothing
+        refused = [await ask("s", *one) for one in asked]
+        others = await ask("bell-1", *asked[0])
+
+    left = [answer.headers["x-ratelimit-remaining-requests"] for answer in answered]
+    assert left == ["3", "2", "1", "0"]
+    assert [answer.status_code for answer in refused] == [429] * 4
+    for answer in refused:
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert 1 <= int(answer.headers["retry-after"]) <= 15
+        assert answer.headers["x-ratelimit-limit-requests"] == "4"
+        assert answer.headers["x-ratelimit-reset-requests"].startswith(("59", "1m"))
+    assert others.status_code == 200
+    assert "x-ratelimit-limit-requests" not in others.headers
+
+
+async def test_tokens_that_an_answer_had_are_taken_off_its_tenants_limit() -> None:
+    small = TenantConfig(api_keys=frozenset({"s"}), tokens_per_minute=100)
+    async with serving(Script(), tenants={"small": small}) as gateway:
+        headers = {"authorization": "Bearer s"}
+        body = {"prompt": [5, 6, 7], "max_tokens": 4}
+        first = await gateway.http.post("/v1/completions", json=body, headers=headers)
+        second = await gateway.http.post("/v1/completions", json=body, headers=headers)
+
+    total = first.json()["usage"]["total_tokens"]
+    left = int(second.headers["x-ratelimit-remaining-tokens"])
+    assert 100 - 2 * total <= left < 100 - total  # a little comes back meanwhile
+
+
+@pytest.mark.parametrize(
+    ("tenant", "limits"),
+    [("quick", (5.0, 2.0)), ("patient", (60.0, 900.0)), ("other", (7.0, 600.0))],
+)
+async def test_how_long_a_request_may_take_and_wait_is_its_tenants_to_say(
+    tenant: str, limits: tuple[float, float]
+) -> None:
+    tenants = {
+        "quick": TenantConfig(api_keys=frozenset({"quick"}), max_wait_s=5, request_timeout_s=2),
+        "patient": TenantConfig(
+            api_keys=frozenset({"patient"}), max_wait_s=60, request_timeout_s=900
+        ),
+        "other": TenantConfig(api_keys=frozenset({"other"})),
+    }
+    async with serving(Script(), tenants=tenants, max_wait_s=7.0) as gateway:
+        generation = await generation_with(gateway, tenant)
+
+    assert generation.time_left_s is not None
+    assert (generation.max_wait_s, round(generation.time_left_s)) == limits

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded
-from baton.gateway.fleet.admission import AdmissionQueue
+from baton.gateway.fleet.admission import AdmissionQueue, Turn
 
 
 class Room:
@@ -16,7 +18,8 @@ class Room:
 
     def __init__(self, num_free: int = 0, *, max_waiting: int = 10) -> None:
         self.num_free = num_free
-        self.queue: AdmissionQueue[str] = AdmissionQueue(max_waiting)
+        self.clock = ManualClock()
+        self.queue: AdmissionQueue[str] = AdmissionQueue(max_waiting, {"heavy": 2}, self.clock)
         self.inside: list[str] = []
         self.broken: set[str] = set()
 
@@ -35,22 +38,26 @@ class Room:
         self.queue.wake()
 
     async def enter(
-        self, name: str, *, is_retry: bool = False, priority: int = 0, tenant: str = ""
+        self,
+        name: str,
+        *,
+        is_retry: bool = False,
+        priority: int = 0,
+        tenant: str = "",
+        max_wait_s: float | None = None,
     ) -> str:
-        return await self.queue.place(
-            lambda: self.try_place(name),
-            self.leave,
-            is_retry=is_retry,
-            priority=priority,
-            tenant=tenant,
-        )
+        turn = Turn(priority=priority, tenant=tenant, is_retry=is_retry, max_wait_s=max_wait_s)
 
-    def arrive(
-        self, name: str, *, is_retry: bool = False, priority: int = 0, tenant: str = ""
-    ) -> asyncio.Task[str]:
-        return asyncio.create_task(
-            self.enter(name, is_retry=is_retry, priority=priority, tenant=tenant)
-        )
+        def try_place() -> str | None:
+            place = self.try_place(name)
+            if place is not None:
+                self.queue.charge(tenant, 1)
+            return place
+
+        return await self.queue.place(try_place, self.leave, turn)
+
+    def arrive(self, name: str, **turn: Any) -> asyncio.Task[str]:
+        return asyncio.create_task(self.enter(name, **turn))
 
     def free(self, num_places: int) -> None:
         self.num_free += num_places
@@ -116,17 +123,16 @@ async def test_a_newcomer_overtakes_those_who_wait_only_with_a_smaller_priority(
     assert await room.arrive("urgent", priority=-1) == "urgent"
 
 
-async def test_a_retry_goes_before_its_equals_but_after_smaller_priorities() -> None:
+async def test_what_was_served_in_part_goes_before_all_that_was_not() -> None:
     room = Room()
-    room.arrive("equal", priority=1)
-    room.arrive("urgent", priority=0)
+    room.arrive("urgent", priority=-10)
     room.arrive("retry", priority=1, is_retry=True)
     await settle()
 
-    room.free(3)
+    room.free(2)
     await settle()
 
-    assert room.inside == ["urgent", "retry", "equal"]
+    assert room.inside == ["retry", "urgent"]
 
 
 async def test_too_long_a_line_is_overload_at_once() -> None:
@@ -316,3 +322,52 @@ async def test_lines_of_equal_length_give_up_nobody() -> None:
         await room.enter("c", tenant="c")
     room.free(2)
     await asyncio.gather(*waiting)
+
+
+async def test_who_is_refused_hears_when_its_place_would_have_come() -> None:
+    room = Room(max_waiting=10)
+    waiting = [room.arrive(f"a{n}") for n in range(10)]
+    await settle()
+    for _ in range(4):
+        room.clock.advance(3)
+        room.free(1)
+        waiting.append(room.arrive("more"))
+        await settle()
+
+    with pytest.raises(Overloaded) as refused:
+        await room.enter("one too many")
+
+    assert refused.value.retry_after_s == pytest.approx(3 * 11)
+    room.free(10)
+    await asyncio.gather(*waiting)
+
+
+async def test_who_would_wait_longer_than_it_may_is_refused_at_once() -> None:
+    room = Room(max_waiting=100)
+    waiting = [room.arrive(f"a{n}") for n in range(20)]
+    await settle()
+    for _ in range(8):
+        room.clock.advance(2)
+        room.free(1)
+
+    waiting.append(room.arrive("patient", max_wait_s=26.1))
+    await settle()
+    with pytest.raises(Overloaded, match="would come in 28") as refused:
+        await room.enter("impatient", max_wait_s=20)
+
+    assert refused.value.retry_after_s == pytest.approx(8)
+    room.free(13)
+    await asyncio.gather(*waiting)
+
+
+async def test_the_place_that_comes_to_a_light_tenant_is_not_behind_a_heavy_ones_flood() -> None:
+    room = Room(max_waiting=4)
+    flood = [room.arrive(f"h{n}", tenant="heavy") for n in range(4)]
+    light = room.arrive("l0", tenant="light")
+    await settle()
+
+    with pytest.raises(Overloaded):
+        await flood[3]
+    room.free(4)
+    assert await asyncio.gather(light, *flood[:3])
+    assert room.inside == ["h0", "l0", "h1", "h2"]

@@ -26,7 +26,9 @@ def make_run(
         time_left_s=time_left_s,
     )
     clock, metrics = ManualClock(), GatewayMetrics()
-    run = GenerationRun(dispatcher, generation, metrics=metrics, clock=clock)
+    run = GenerationRun(
+        dispatcher, generation, metrics=metrics, spend=lambda num_tokens: None, clock=clock
+    )
     return run, clock, metrics
 
 

@@ -1,0 +1,167 @@
+"""How many requests and tokens a tenant may ask for: buckets that fill all the time.
+
+    60 requests a minute: a bucket of 60, one more each second; each request takes one out
+
+A request takes its prompt's tokens when it comes, and its output's as they come: what is not known
+in advance is owed, and paid off before the next is let in. So a tenant gets no more than its limit
+over time, but may be ahead by what it has running. A request larger than its bucket finds it full.
+
+Where several gateways serve a tenant, each has a share of its limits (`share`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import RateLimited
+from baton.gateway.access.config import TenantConfig
+
+REQUESTS, TOKENS = "requests", "tokens"
+PERIODS = {"second": 1.0, "minute": 60.0}
+DEMAND_S = 10.0
+"""What was asked for longer ago counts less and less in who needs which share."""
+
+
+class Bucket:
+    """`limit` in each `period_s`; level below 0: owed."""
+
+    def __init__(self, setting: str, unit: str, limit: int, period_s: float, now: float) -> None:
+        self.setting = setting
+        self.unit = unit
+        self.limit = limit
+        self._period_s = period_s
+        self._share = 1.0
+        self._level = float(limit)
+        self._at_s = now
+
+    @property
+    def size(self) -> float:
+        """What it holds here."""
+        return self.limit * self._share
+
+    def level(self, now: float) -> float:
+        """What is left of it."""
+        return min(self._level + (now - self._at_s) * self._rate, self.size)
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self.level(now) - amount
+        self._at_s = now
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Until so much is there; until it is full, if it never is."""
+        return max(min(amount, self.size) - self.level(now), 0.0) / self._rate
+
+    def be_share(self, share: float, now: float) -> None:
+        """From now on. More is not there at once: it fills up at the new rate."""
+        self._level, self._at_s = self.level(now), now
+        self._share = share
+        self._level = min(self._level, self.size)
+
+    @property
+    def _rate(self) -> float:
+        return self.size / self._period_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What a tenant has left of one unit, by its tightest limit."""
+
+    unit: str
+    limit: int
+    remaining: int
+    reset_s: float
+    """Until all of it is there again."""
+
+
+class _Demand:
+    """What was asked for lately, whether it was let in or not."""
+
+    def __init__(self, now: float) -> None:
+        self._amount = 0.0
+        self._at_s = now
+
+    def by(self, now: float) -> float:
+        return self._amount * math.exp2((self._at_s - now) / DEMAND_S)
+
+    def add(self, amount: float, now: float) -> None:
+        self._amount = self.by(now) + amount
+        self._at_s = now
+
+
+class RateLimits:
+    def __init__(self, tenants: Mapping[str, TenantConfig], clock: Clock = monotonic) -> None:
+        self._clock = clock
+        self._buckets = {name: _buckets(name, tenant, clock()) for name, tenant in tenants.items()}
+        limited = [name for name, buckets in self._buckets.items() if buckets]
+        self._demand = {name: _Demand(clock()) for name in limited}
+
+    def admit(self, tenant: str, num_tokens: int) -> None:
+        """Let a request with so many tokens of prompt in. Raises RateLimited."""
+        buckets = self._buckets.get(tenant)
+        if not buckets:
+            return
+        now = self._clock()
+        self._demand[tenant].add(1.0, now)
+        amounts = {REQUESTS: 1, TOKENS: num_tokens}
+        short = max(buckets, key=lambda one: one.wait_s(amounts[one.unit], now))
+        wait_s = short.wait_s(amounts[short.unit], now)
+        if wait_s > 0:
+            raise RateLimited(
+                f"the {short.limit} {short.unit} of {short.setting} are used up; what this request "
+                f"takes is there again in {wait_s:.1f} s",
+                retry_after_s=wait_s,
+            )
+        for bucket in buckets:
+            bucket.take(amounts[bucket.unit], now)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """So many tokens of output have come."""
+        for bucket in self._buckets.get(tenant, ()):
+            if bucket.unit == TOKENS:
+                bucket.take(num_tokens, self._clock())
+
+    def allowances(self, tenant: str) -> list[Allowance]:
+        """What is left, of those units that are limited."""
+        now = self._clock()
+        found: list[Allowance] = []
+        for unit in (REQUESTS, TOKENS):
+            buckets = [one for one in self._buckets.get(tenant, ()) if one.unit == unit]
+            if buckets:
+                tightest = min(buckets, key=lambda one: one.level(now) / one.size)
+                found.append(
+                    Allowance(
+                        unit=unit,
+                        limit=tightest.limit,
+                        remaining=max(int(tightest.level(now)), 0),
+                        reset_s=tightest.wait_s(tightest.size, now),
+                    )
+                )
+        return found
+
+    @property
+    def demand(self) -> dict[str, float]:
+        """Requests of late, by tenant, of those that have limits: what its share follows."""
+        now = self._clock()
+        return {name: demand.by(now) for name, demand in self._demand.items()}
+
+    def be_share(self, share_by_tenant: Mapping[str, float]) -> None:
+        """This gateway's part of the limits; tenants that are not named keep theirs."""
+        now = self._clock()
+        for tenant, share in share_by_tenant.items():
+            for bucket in self._buckets.get(tenant, ()):
+                bucket.be_share(share, now)
+
+
+def _buckets(name: str, tenant: TenantConfig, now: float) -> list[Bucket]:
+    found: list[Bucket] = []
+    for unit in (REQUESTS, TOKENS):
+        for period, period_s in PERIODS.items():
+            field = f"{unit}_per_{period}"
+            limit = getattr(tenant, field)
+            if limit is not None:
+                setting = f"gateway.tenants.{name}.{field}"
+                found.append(Bucket(setting, unit, limit, period_s, now))
+    return found
