@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import grpc
@@ -39,10 +40,16 @@ class PrefillClient(Protocol):
         is gone.
         """
 
+    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
+        """Within it P is waited for. Raises Unavailable there if P answers nobody."""
+
 
 class GrpcPrefillClient:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
+
+    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
+        return self._channels.pulse(peer.address).answers(peer.replica_id)
 
     async def prefill(
         self, peer: ReplicaAddress, request: PrefillRequest

@@ -4,7 +4,7 @@
                      first token --> recorded at once: the client need not wait for the KV
                      KV sealed ----> adopted: the request joins the running batch
 
-Whatever happens in between (refused, lost, cancelled, bad KV), no lease outlives `run`.
+Whatever happens in between (refused, lost, silent, cancelled, bad KV), no lease outlives `run`.
 """
 
 from __future__ import annotations
@@ -57,23 +57,24 @@ class RemotePrefill:
         """
         transfer_id = new_transfer_id()
         request = self._request(generating, transfer_id, peer)
-        await self.fetcher.check(peer.address, peer.epoch)
-        generating.prefilled_by = peer
         fetching: asyncio.Task[TransferReport] | None = None
         events = self.client.prefill(peer, request)
         try:
             with self.arriving.announced(generating.message):
-                granted = await self._next(events, PrefillGranted, peer)
-                _check_granted(granted, request, peer)
-                generating.num_cached_by_sender = granted.num_cached
-                generating.is_arriving = True
-                fetching = await self._start_fetch(generating, peer, granted)
-                done = await self._next(events, PrefillDone, peer)
-                self._check_done(done, request, peer)
-                on_first_token(generating, done)
-                if generating.is_over:
-                    return
-                generating.transfer = await fetching
+                async with self.client.answering(peer):
+                    await self.fetcher.check(peer.address, peer.epoch)
+                    generating.prefilled_by = peer
+                    granted = await self._next(events, PrefillGranted, peer)
+                    _check_granted(granted, request, peer)
+                    generating.num_cached_by_sender = granted.num_cached
+                    generating.is_arriving = True
+                    fetching = await self._start_fetch(generating, peer, granted)
+                    done = await self._next(events, PrefillDone, peer)
+                    self._check_done(done, request, peer)
+                    on_first_token(generating, done)
+                    if generating.is_over:
+                        return
+                    generating.transfer = await fetching
                 generating.notes += generating.transfer.notes
                 adopted = await generating.make_request()
                 await self.thread.call(

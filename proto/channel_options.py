@@ -1,7 +1,8 @@
 """How every gRPC connection between our own processes is set up.
 
-A peer that neither answers nor closes (stopped, partitioned) is noticed within about 5 s: a ping
-every second, 4 s to answer it. Servers must allow pings that often, or they answer with GOAWAY.
+A peer that neither answers nor closes (stopped, partitioned) is cut off within about 5 s: a ping
+every second, 4 s to answer it. Who waits for one hears sooner that it is silent (`pulse.py`).
+Servers must allow pings that often, or they answer with GOAWAY.
 
 Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
 is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all

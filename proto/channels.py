@@ -15,6 +15,7 @@ from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.kept_channel import KeptChannel
+from baton.proto.pulse import Patience, Pulse
 from baton.proto.secured_channel import SecuredChannel
 
 MAX_IDLE = 64
@@ -30,8 +31,15 @@ class Channels:
     asks for none leaves its connections open, for its peers to close when they end.
     """
 
-    def __init__(self, security: WireSecurity = PLAIN, clock: Clock = monotonic) -> None:
+    def __init__(
+        self,
+        security: WireSecurity = PLAIN,
+        clock: Clock = monotonic,
+        patience: Patience = Patience(),  # noqa: B008  # frozen
+    ) -> None:
         self.security = security
+        self.patience = patience
+        """With peers that somebody waits for."""
         self._clock = clock
         self._kept: dict[str, KeptChannel] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -41,12 +49,11 @@ class Channels:
 
         Ask again for later ones: without a call it may have been closed meanwhile.
         """
-        kept = self._kept.get(address)
-        if kept is None:
-            kept = self._kept[address] = KeptChannel(self.new(address), self._clock)
-        kept.used_at = self._clock()
-        self._close_idle(kept)
-        return kept
+        return self._to(address)
+
+    def pulse(self, address: str) -> Pulse:
+        """Of the peer at `address`, for who waits for it now."""
+        return self._to(address).pulse
 
     def new(self, address: str) -> grpc.aio.Channel:
         """A channel, and so a connection, of the caller's own; theirs to close."""
@@ -59,6 +66,15 @@ class Channels:
         for channel in kept.values():
             await channel.close()
         await asyncio.gather(*self._closing)
+
+    def _to(self, address: str) -> KeptChannel:
+        kept = self._kept.get(address)
+        if kept is None:
+            kept = KeptChannel(self.new(address), self.patience, self._clock)
+            self._kept[address] = kept
+        kept.used_at = self._clock()
+        self._close_idle(kept)
+        return kept
 
     def _close_idle(self, wanted: KeptChannel) -> None:
         """Close those used longest ago; never `wanted`, nor one with a call under way."""

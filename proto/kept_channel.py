@@ -8,18 +8,23 @@ from typing import Any
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
+from baton.proto.pulse import Patience, Pulse
 from baton.proto.relayed_channel import RelayedChannel
 
 
 class KeptChannel(RelayedChannel):
-    def __init__(self, channel: grpc.aio.Channel, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, patience: Patience, clock: Clock = monotonic
+    ) -> None:
         self.num_calls = 0
         """Under way."""
         self.used_at = clock()
         self._channel = channel
         self._clock = clock
+        self.pulse = Pulse(self, patience, clock=clock)
 
     async def close(self, grace: float | None = None) -> None:
+        self.pulse.close()
         await self._channel.close(grace)
 
     def _current(self) -> grpc.aio.Channel:

@@ -316,6 +316,11 @@ class ReplicaStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Ping = channel.unary_unary(
+                '/baton.replica.v1.Replica/Ping',
+                request_serializer=baton_dot_proto_dot_replica__pb2.PingRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.PingReply.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/baton.replica.v1.Replica/Inspect',
                 request_serializer=baton_dot_proto_dot_replica__pb2.InspectRequest.SerializeToString,
@@ -350,6 +355,13 @@ class ReplicaStub:
 
 class ReplicaServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Ping(self, request, context):
+        """Answered at once: asked by those who wait for this replica and hear nothing of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Inspect(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -395,6 +407,11 @@ class ReplicaServicer:
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Ping': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ping,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.PingRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.PingReply.SerializeToString,
+            ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.InspectRequest.FromString,
@@ -435,6 +452,33 @@ def add_ReplicaServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Replica:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Ping(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/Ping',
+            baton_dot_proto_dot_replica__pb2.PingRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.PingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Inspect(request,

@@ -164,6 +164,8 @@ class ReplicaStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReplicaAsyncStub: ...
+    Ping: _grpc.UnaryUnaryMultiCallable[_replica_pb2.PingRequest, _replica_pb2.PingReply]
+    """Answered at once: asked by those who wait for this replica and hear nothing of it."""
     Inspect: _grpc.UnaryUnaryMultiCallable[_replica_pb2.InspectRequest, _replica_pb2.InspectReply]
     Examine: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ExamineRequest, _replica_pb2.ExamineReply]
     """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
@@ -179,6 +181,8 @@ class ReplicaStub:
 @_typing.type_check_only
 class ReplicaAsyncStub(ReplicaStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Ping: _aio.UnaryUnaryMultiCallable[_replica_pb2.PingRequest, _replica_pb2.PingReply]  # type: ignore[assignment]
+    """Answered at once: asked by those who wait for this replica and hear nothing of it."""
     Inspect: _aio.UnaryUnaryMultiCallable[_replica_pb2.InspectRequest, _replica_pb2.InspectReply]  # type: ignore[assignment]
     Examine: _aio.UnaryUnaryMultiCallable[_replica_pb2.ExamineRequest, _replica_pb2.ExamineReply]  # type: ignore[assignment]
     """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
@@ -192,6 +196,14 @@ class ReplicaAsyncStub(ReplicaStub):
     """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Ping(
+        self,
+        request: _replica_pb2.PingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.PingReply, _abc.Awaitable[_replica_pb2.PingReply]]:
+        """Answered at once: asked by those who wait for this replica and hear nothing of it."""
+
     @_abc_1.abstractmethod
     def Inspect(
         self,

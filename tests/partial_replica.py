@@ -8,6 +8,7 @@ from baton.proto.replica_pb2_grpc import ReplicaServicer
 class PartialReplica(ReplicaServicer):
     """The base class answers so by itself; type checkers want to be told."""
 
+    Ping = ReplicaServicer.Ping
     Inspect = ReplicaServicer.Inspect
     Examine = ReplicaServicer.Examine
     Drain = ReplicaServicer.Drain

@@ -1,8 +1,8 @@
 """What a gateway knows of the replicas: membership, links, load, and who has cached what.
 
-    registry --membership--> Fleet --> ReplicaLink   one a decode replica: requests and tokens
-                                   --> PrefillLink   one a prefill replica: what it lends
-                                   --> KvWatch       one a replica: its prefix cache, into KvIndex
+    registry --membership--> Fleet --> DecodeLink   one a decode replica: requests and tokens
+                                   --> PrefillLink  one a prefill replica: what it lends
+                                   --> KvWatch      one a replica: its prefix cache, into KvIndex
 
 The registry is a hint: its absence changes nothing, and liveness is the stream itself.
 """
@@ -22,11 +22,11 @@ from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
+from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.prefill_link import PrefillLink
-from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.candidate import Candidate
@@ -69,7 +69,7 @@ class Fleet:
         self.meter = meter or RateMeter(PullRates())
         """What fetching and computing KV cost, as the receipts say."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
-        self._link_by_epoch: dict[Epoch, ReplicaLink] = {}
+        self._link_by_epoch: dict[Epoch, DecodeLink] = {}
         self._prefill_link_by_epoch: dict[Epoch, PrefillLink] = {}
         self._candidate_by_epoch: dict[Epoch, Candidate] = {}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
@@ -121,7 +121,7 @@ class Fleet:
         known = self._link_by_epoch.get(info.epoch)
         if known is None:
             self._candidate_by_epoch[info.epoch] = self._new_candidate(info)
-            self._link_by_epoch[info.epoch] = ReplicaLink(
+            self._link_by_epoch[info.epoch] = DecodeLink(
                 info, self._gateway_epoch, partial(self._hear, info.epoch), self._channels
             )
             self._has_met_decode = True
@@ -139,7 +139,7 @@ class Fleet:
         if link is None or candidate is None or link.capacity is None:
             pass
         elif isinstance(link, PrefillLink) and not link.is_connected:
-            candidate.credit_tokens = 0  # others are lent it: one prompt at a time
+            candidate.credit_tokens = 0  # others are lent it
         else:
             told, info = link.capacity, link.info
             times = told.step_times
@@ -150,7 +150,7 @@ class Fleet:
             if info.role is Role.PREFILL:
                 candidate.credit_tokens = told.credit_tokens
             num_running = 0
-            if isinstance(link, ReplicaLink):
+            if isinstance(link, DecodeLink):
                 num_running = max(told.num_running, link.num_open)
             candidate.hear(told.num_queued_tokens, num_running, self._clock())
         self._on_change()
@@ -212,7 +212,7 @@ class Fleet:
             yield info.layout
 
     @property
-    def connected(self) -> tuple[ReplicaLink, ...]:
+    def connected(self) -> tuple[DecodeLink, ...]:
         return tuple(link for link in self._link_by_epoch.values() if link.is_connected)
 
     @property
@@ -227,7 +227,7 @@ class Fleet:
         for prefill_link in self._prefill_link_by_epoch.values():
             prefill_link.demand.want(0, num_prefill_tokens)
 
-    def link(self, epoch: Epoch) -> ReplicaLink:
+    def link(self, epoch: Epoch) -> DecodeLink:
         return self._link_by_epoch[epoch]
 
     def view(self, prompt: PromptNames) -> View:
@@ -241,7 +241,7 @@ class Fleet:
             ReplicaView(
                 info=link.info,
                 candidate=self._candidate_by_epoch[epoch],
-                is_connected=link.is_connected,
+                is_connected=link.answers,
                 num_open=link.num_open,
                 num_cached_tokens=cached.get(epoch, 0) * link.info.layout.block_size,
                 num_expected_tokens=expected.get(epoch, 0) * link.info.layout.block_size,
@@ -262,7 +262,7 @@ class Fleet:
                 num_expected_tokens=expected.get(epoch, 0) * info.layout.block_size,
             )
             for epoch, info in self._replica_by_epoch.items()
-            if info.role is Role.PREFILL
+            if info.role is Role.PREFILL and not lenders[epoch].is_away
         )
         return View(decode=decode, prefill=prefill, rates=self.meter.rates)
 
@@ -297,12 +297,19 @@ class Fleet:
             prompt = placement.prompt
             num_held = prompt.num_tokens - placement.num_prefill_tokens
             candidate.book(prompt, num_held, self._clock())
+            self._await_prompts(epoch, candidate)
 
     def prompt_is_over(self, prompt: Prompt, epoch: Epoch) -> None:
         """Its first token is there, or it was taken back: whoever waits for `epoch` may go on."""
         candidate = self._candidate_by_epoch.get(epoch)
         if candidate is not None and candidate.finished(prompt, self._clock()) is not None:
+            self._await_prompts(epoch, candidate)
             self._on_change()
+
+    def _await_prompts(self, epoch: Epoch, candidate: Candidate) -> None:
+        link = self._prefill_link_by_epoch.get(epoch)
+        if link is not None:
+            link.await_prompts(len(candidate.open))
 
     async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
         """Ask every replica for its books, all at once."""
@@ -334,6 +341,7 @@ class Fleet:
             link.info.epoch
             for link in self.connected
             if link.info.is_ready
+            and link.answers
             and not link.is_draining
             and link.info.epoch not in self._drained_here
         )
@@ -360,7 +368,9 @@ class Fleet:
             return "draining"
         if link is None:
             return ""  # of prefill: decode replicas talk to it
-        return "draining" if link.is_draining else "no connection"
+        if link.is_draining:
+            return "draining"
+        return "it answers nobody" if link.is_connected else "no connection"
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
         """By replica: what the index knows of its cache, and how well it could follow."""

@@ -1,5 +1,4 @@
-"""The long-lived stream between this gateway and one prefill replica: how full it is, how fast, and
-what it lends.
+"""The gateway's link to one prefill replica: how full it is, how fast, and what it lends.
 
 Prompts do not go this way: their decode replica brings them. While the stream is away the last word
 is kept, and grows old.
@@ -7,71 +6,31 @@ is kept, and grows old.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import grpc.aio
 
-from baton.core.clock import Clock, monotonic
-from baton.core.ids import Epoch
-from baton.core.messages import Capacity, Demand, ReplicaInfo
-from baton.gateway.fleet.demand import DemandNews
-from baton.gateway.fleet.kept_stream import keep_open, pump_frames
-from baton.gateway.fleet.last_word import LastWord
+from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.proto import replica_pb2 as pb
-from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import PrefillStub
-from baton.proto.wire import capacity_from_proto, demand_to_proto
 
 
-class PrefillLink:
-    """Its channel is its own: a long snapshot must not hold up what opens a place."""
-
-    def __init__(
-        self,
-        info: ReplicaInfo,
-        gateway_epoch: Epoch,
-        on_change: Callable[[], None],
-        channels: Channels,
-        clock: Clock = monotonic,
-    ) -> None:
-        self.info = info
-        self.is_connected = False
-        self.last_word = LastWord(clock)
-        self.demand = DemandNews(self._send)
-        self._gateway_epoch = gateway_epoch
-        self._on_change = on_change
-        self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
-        self._channel = channels.new(info.address)
-        self._pump = asyncio.create_task(
-            keep_open(info.replica_id, self._pump_frames, self._break),
-            name=f"link to {info.replica_id}",
-        )
+class PrefillLink(ReplicaLink[pb.Capacity]):
+    _was_connected = False
 
     @property
-    def capacity(self) -> Capacity | None:
-        return self.last_word.capacity
+    def is_away(self) -> bool:
+        """It was there, and is silent now, or its stream is broken: nobody is to wait for it."""
+        return self._was_connected and not self.answers
 
-    async def close(self) -> None:
-        self._pump.cancel()
-        await asyncio.gather(self._pump, return_exceptions=True)
-        self.demand.close()
-        await self._channel.close()
+    def await_prompts(self, num_open: int) -> None:
+        """So many prompts are under way there by now."""
+        self._pulse.watch(is_awaited=num_open > 0)
 
-    async def _pump_frames(self) -> None:
-        self._outgoing = asyncio.Queue()
-        self.demand.restart()
-        call = PrefillStub(self._channel).Session(wait_for_ready=False)
-        hello = pb.Hello(gateway_epoch=self._gateway_epoch, replica_epoch=self.info.epoch)
-        await pump_frames(call, hello, self._outgoing, self._receive)
+    def _call(
+        self, channel: grpc.aio.Channel
+    ) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.Capacity]:
+        return PrefillStub(channel).Session(wait_for_ready=False)
 
-    def _receive(self, message: pb.Capacity) -> None:
-        capacity = self.last_word.hear(capacity_from_proto(message))
-        self.is_connected = True
-        self.demand.go_by(capacity.credit_id)
-        self._on_change()
-
-    def _send(self, demand: Demand) -> None:
-        self._outgoing.put_nowait(pb.GatewayFrame(demand=demand_to_proto(demand)))
-
-    def _break(self, reason: str) -> None:
-        self.is_connected = False
+    def _receive(self, frame: pb.Capacity) -> None:
+        self._hear_capacity(frame)
+        self._was_connected = True
         self._on_change()

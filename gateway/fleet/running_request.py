@@ -3,8 +3,9 @@
     place -> attempt 1 -> tokens ... -> last update
                | replica lost, or it could not go on
     place -> attempt 2, given the tokens the client already has -> tokens ...
-               | its replica drains: while it goes on there, a place elsewhere is waited for
-    switch -> attempt 3, which takes the KV along -> tokens ... -> last update
+               | its replica drains, or is silent: while it goes on there, if it does, a place
+               | elsewhere is waited for
+    switch -> attempt 3, which takes the KV along if it can -> tokens ... -> last update
 
 Each token reaches the caller exactly once, whatever replicas come and go. Sampling is a function of
 (seed, choice, position), so a continuation elsewhere draws what the first replica would have drawn.
@@ -23,8 +24,8 @@ from baton.core.errors import BatonError, Cancelled, DeadlineExceeded, Overloade
 from baton.core.ids import Epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.gateway.fleet.accounts import Accounts
+from baton.gateway.fleet.decode_link import ReplicaLost
 from baton.gateway.fleet.placed import Placed
-from baton.gateway.fleet.replica_link import ReplicaLost
 from baton.gateway.requests.generation import Generation
 
 MAX_ATTEMPTS = 5
@@ -142,7 +143,7 @@ class RunningRequest:
 
     def _begin(self, placed: Placed) -> None:
         self._placed = placed
-        placed.attempt.on_draining = self._begin_to_move
+        placed.attempt.on_leaving = self._begin_to_move
         if placed.number == 1:  # what is computed again is not the caller's doing
             self._charge(placed.placement.num_prefill_tokens)
         self._accounts.begin_attempt(placed.number, placed.placement.reason)
@@ -188,13 +189,15 @@ class RunningRequest:
     # Moving: the current attempt goes on until the moment in which the next one is opened.
 
     def _begin_to_move(self) -> None:
+        assert self._placed is not None
+        is_silent = self._placed.attempt.link.is_silent
         is_read_there = self._generation.pooling is not None or (
             self._generation.sampling.num_prompt_logprobs is not None and not self._output
         )
-        if is_read_there:
+        if is_read_there and not is_silent:
             return  # it computes what no KV contains: it ends there, or starts anew
-        assert self._placed is not None
-        self._moving = asyncio.create_task(self._move(self._placed))
+        if self._moving is None or self._moving.done():
+            self._moving = asyncio.create_task(self._move(self._placed))
 
     async def _move(self, old: Placed) -> None:
         def request_to_move() -> GenerateRequest:
@@ -205,14 +208,22 @@ class RunningRequest:
                 self._taken.append(update)
             if self._taken:
                 old.attempt.put(_Switched())  # what was taken is not to be waited for there
-            return self._request(old.address)
+            is_silent = old.attempt.link.is_silent  # it could not be asked for the KV
+            return self._request(None if is_silent else old.address)
 
         def switch(placed: Placed) -> None:
-            self._left.append((old, self._accounts.num_before, self._accounts.num_of_attempt))
-            name = old.placement.decode.replica_id
-            self._accounts.end_attempt(f"attempt {self._accounts.number}: {name} is draining")
+            decode, num_before = old.placement.decode, self._accounts.num_before
+            num_tokens, number = self._accounts.num_of_attempt, self._accounts.number
+            takes_along = placed.attempt.request.is_moving
+            why = "is draining" if takes_along else "answers nobody"
+            self._accounts.end_attempt(f"attempt {number}: {decode.replica_id} {why}")
             old.attempt.cut_off(_Switched())
             self._begin(placed)
+            if takes_along:
+                self._left.append((old, num_before, num_tokens))
+            else:
+                self._lost |= {decode.epoch}
+                old.close(num_tokens)
 
         with suppress(BatonError):
             await self._find_place(request_to_move, switch, self._lost, self._time_left_s())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
@@ -146,6 +146,10 @@ class PeerClient:
         finally:
             call.cancel()
 
+    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
+        """Within it the peer is waited for. Raises Unavailable there if it answers nobody."""
+        return self._channels.pulse(peer.address).answers(peer.replica_id)
+
     def let_end(self, loan: AsyncGenerator[PullOffered, None]) -> None:
         """Close the loan when the peer has ended it, or has had the time to."""
         task = asyncio.ensure_future(_exhaust(loan))
@@ -173,8 +177,9 @@ class PeerSource:
             request = replace(request, request_id=leaving.request_id, attempt=leaving.attempt)
         loan = self._client.pull(self._peer, request)
         try:
-            offered = await anext(loan, None)
-            yield None if offered is None else _offer(offered, self._peer.address)
+            async with self._client.answering(self._peer):
+                offered = await anext(loan, None)
+                yield None if offered is None else _offer(offered, self._peer.address)
         except BaseException:
             await loan.aclose()
             raise

@@ -56,6 +56,13 @@ class ReplicaGrpc(ReplicaServicer):
         self._examiner = examiner
         self._chaos = chaos
 
+    async def Ping(
+        self,
+        request: pb.PingRequest,
+        context: grpc.aio.ServicerContext[pb.PingRequest, pb.PingReply],
+    ) -> pb.PingReply:
+        return pb.PingReply()
+
     async def Inspect(
         self,
         request: pb.InspectRequest,

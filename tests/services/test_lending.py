@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -75,20 +74,14 @@ async def test_a_gateway_has_all_until_another_comes_and_again_when_it_is_gone()
         await until(lambda: own_credit(fleet) == budget)
 
 
-async def test_while_a_replica_is_away_its_last_word_grows_old_and_another_one_is_met() -> None:
+async def test_while_a_replica_is_away_nobody_waits_for_it_and_another_one_is_met() -> None:
     async with running_fleet(decode=0) as fleet:
         own = own_link(fleet)
         await until(lambda: own.capacity and own.capacity.num_blocks)
         await fleet.replicas[ReplicaId("prefill-1")].server.stop(grace_s=0)
         await until(lambda: not own.is_connected)
-        said = own.last_word.age_s
-        await asyncio.sleep(0.01)
 
-        [view] = fleet.dispatcher.fleet.view(PromptNames()).prefill
-        assert not view.is_connected
-        assert view.capacity is not None
-        assert said is not None and view.capacity_age_s is not None
-        assert view.capacity_age_s > said
+        assert not fleet.dispatcher.fleet.view(PromptNames()).prefill
 
         await fleet.crash(ReplicaId("prefill-1"))
         await fleet.add(Role.PREFILL)  # which waits for its link

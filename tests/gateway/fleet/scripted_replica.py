@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 from tests.gateway.fleet.known_replicas import make_replica
+from tests.partial_replica import PartialReplica
 
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
@@ -25,13 +26,20 @@ from baton.core.messages import (
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
-from baton.proto.replica_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from baton.proto.channels import Channels
+from baton.proto.pulse import Patience
+from baton.proto.replica_pb2_grpc import (
+    DecodeServicer,
+    add_DecodeServicer_to_server,
+    add_ReplicaServicer_to_server,
+)
 from baton.proto.wire import capacity_to_proto, generate_from_proto, update_to_proto
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 
 SETTLED_AGE_S = 60.0
 NOBODYS = RequestId("of nobody")
+IMPATIENT = Patience(ask_after_s=0.02, answer_s=0.2)
 
 
 class Cut(Exception):
@@ -78,7 +86,7 @@ def silent(request: GenerateRequest) -> list[Step]:
     return []
 
 
-class ScriptedReplica(DecodeServicer):
+class ScriptedReplica(DecodeServicer, PartialReplica):
     """Answers the n-th request with the n-th script, and with the last one from then on."""
 
     def __init__(self, name: str, *scripts: Script, max_open: int = 8) -> None:
@@ -93,7 +101,11 @@ class ScriptedReplica(DecodeServicer):
         self._is_draining = False
         self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.goes_on = asyncio.Event()
+        """While it is not set the replica stands still: nobody is answered."""
+        self.goes_on.set()
         add_DecodeServicer_to_server(self, self._server)
+        add_ReplicaServicer_to_server(self, self._server)
 
     async def start(self) -> None:
         port = self._server.add_insecure_port("127.0.0.1:0")
@@ -119,6 +131,14 @@ class ScriptedReplica(DecodeServicer):
                 self.num_said += 1
         finally:
             reader.cancel()
+
+    async def Ping(
+        self,
+        request: pb.PingRequest,
+        context: grpc.aio.ServicerContext[pb.PingRequest, pb.PingReply],
+    ) -> pb.PingReply:
+        await self.goes_on.wait()
+        return pb.PingReply()
 
     def say(self, step: Step) -> None:
         self._outgoing.put_nowait(step)
@@ -179,6 +199,7 @@ async def dispatching_to(
     max_waiting: int = 8,
     no_replica_grace_s: float = 60.0,
     clock: Clock = monotonic,
+    channels: Channels | None = None,
 ) -> AsyncIterator[ReplicaDispatcher]:
     """A dispatcher that is connected to `replicas`."""
     dispatcher = ReplicaDispatcher(
@@ -186,6 +207,7 @@ async def dispatching_to(
         max_waiting=max_waiting,
         no_replica_grace_s=no_replica_grace_s,
         clock=clock,
+        channels=channels,
     )
     try:
         for replica in replicas:

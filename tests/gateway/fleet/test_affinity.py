@@ -16,8 +16,8 @@ from baton.core.clock import monotonic
 from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import Role
 from baton.engine.engine import Engine
+from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
-from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.requests.generation import Generation
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
@@ -29,7 +29,7 @@ OTHER = list(range(100, 140))
 ENDLESS = replace(GREEDY, max_tokens=1500)
 
 
-def is_idle(link: ReplicaLink) -> bool:
+def is_idle(link: DecodeLink) -> bool:
     return link.capacity is not None and link.capacity.num_queued_tokens == 0
 
 

@@ -1,0 +1,178 @@
+"""The gateway's link to one decode replica, which all of its requests there share.
+
+    open(request)      an Attempt: its updates, until the last one or ReplicaLost
+    attempt.cut_off()  it goes on elsewhere: what it still says here goes unheard
+    attempt.close()    takes the request back, if it is not over
+
+`(request id, attempt)` tells them apart. A break tells every open attempt; a replica that is to
+become empty, or falls silent, asks them to go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TypeGuard
+
+import grpc.aio
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import BatonError
+from baton.core.ids import Epoch, RequestId
+from baton.core.messages import GenerateRequest, ReplicaInfo, TokenUpdate
+from baton.gateway.fleet.replica_link import ReplicaLink
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+from baton.proto.replica_pb2_grpc import DecodeStub
+from baton.proto.wire import generate_to_proto, update_from_proto
+
+
+class ReplicaLost(BatonError):
+    """The stream to the replica broke; what it was doing must be done elsewhere."""
+
+
+class Attempt:
+    """One request on one replica, seen from the gateway."""
+
+    def __init__(self, link: DecodeLink, request: GenerateRequest) -> None:
+        self.link = link
+        self.request = request
+        self.is_over = False
+        self.is_cut_off = False
+        self.on_leaving: Callable[[], None] = lambda: None
+        """Called when it should go on elsewhere. It goes on here until it is cut off."""
+        self._updates: deque[TokenUpdate | BatonError] = deque()
+        self._has_updates = asyncio.Event()
+
+    @property
+    def key(self) -> tuple[RequestId, int]:
+        return self.request.request_id, self.request.attempt
+
+    async def next(self) -> TokenUpdate:
+        """Raises what `put` was given to raise: ReplicaLost when the stream broke too early."""
+        while not self._updates:
+            self._has_updates.clear()
+            await self._has_updates.wait()
+        update = self._updates.popleft()
+        if isinstance(update, BatonError):
+            raise update
+        return update
+
+    def put(self, update: TokenUpdate | BatonError) -> None:
+        """What the client has not been given yet when more comes goes to it as one."""
+        last = self._updates[-1] if self._updates else None
+        if isinstance(last, TokenUpdate) and _can_join(update):
+            self._updates[-1] = last.and_then(update)
+        else:
+            self._updates.append(update)
+        self._has_updates.set()
+
+    @property
+    def can_move(self) -> bool:
+        link = self.link
+        should_leave = link.is_connected and (link.is_draining or link.is_silent)
+        return should_leave and not (self.is_over or self.is_cut_off)
+
+    def take_queued(self) -> list[TokenUpdate]:
+        """What has come and was not asked for yet, up to the first error."""
+        taken: list[TokenUpdate] = []
+        while self._updates and isinstance(update := self._updates[0], TokenUpdate):
+            taken.append(update)
+            self._updates.popleft()
+        return taken
+
+    def cut_off(self, reason: BatonError) -> None:
+        """What the replica says, or has said, goes unheard: whoever waits hears only this."""
+        self.is_cut_off = True
+        self._updates.clear()
+        self.put(reason)
+
+    def close(self, num_delivered: int) -> None:
+        """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
+        self.link.close_attempt(self, num_delivered)
+
+
+def _can_join(update: TokenUpdate | BatonError) -> TypeGuard[TokenUpdate]:
+    return isinstance(update, TokenUpdate) and update.error is None
+
+
+class DecodeLink(ReplicaLink[pb.DecodeFrame]):
+    def __init__(
+        self,
+        info: ReplicaInfo,
+        gateway_epoch: Epoch,
+        on_change: Callable[[], None],
+        channels: Channels,
+        clock: Clock = monotonic,
+    ) -> None:
+        super().__init__(info, gateway_epoch, on_change, channels, clock)
+        self._attempts: dict[tuple[RequestId, int], Attempt] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._attempts)
+
+    def open(self, request: GenerateRequest) -> Attempt:
+        if not self.is_connected:
+            raise ReplicaLost(f"{self.info.replica_id} is not connected")
+        frame = pb.GatewayFrame(generate=generate_to_proto(request))
+        attempt = Attempt(self, request)
+        self._attempts[attempt.key] = attempt
+        self._await_attempts()
+        self._outgoing.put_nowait(frame)
+        return attempt
+
+    def close_attempt(self, attempt: Attempt, num_delivered: int) -> None:
+        if self._attempts.pop(attempt.key, None) is None:
+            return
+        if not attempt.is_over and self.is_connected:
+            request_id, number = attempt.key
+            cancel = pb.Cancel(request_id=request_id, attempt=number, num_delivered=num_delivered)
+            self._outgoing.put_nowait(pb.GatewayFrame(cancel=cancel))
+        self._await_attempts()
+        self._on_change()
+
+    def _call(
+        self, channel: grpc.aio.Channel
+    ) -> grpc.aio.StreamStreamCall[pb.GatewayFrame, pb.DecodeFrame]:
+        return DecodeStub(channel).Session(wait_for_ready=False)
+
+    def _receive(self, frame: pb.DecodeFrame) -> None:
+        for message in frame.updates:
+            attempt = self._attempts.get((RequestId(message.request_id), message.attempt))
+            if attempt is None:
+                continue  # taken back meanwhile, or fenced: nobody waits for it
+            update = update_from_proto(message)
+            attempt.is_over = update.is_last
+            if not attempt.is_cut_off:
+                attempt.put(update)
+        if frame.HasField("capacity"):
+            was_draining = self.is_draining
+            self._hear_capacity(frame.capacity)
+            if self.is_draining and not was_draining:
+                self._ask_to_leave()
+            self._on_change()
+
+    def _on_pulse(self) -> None:
+        if self.is_silent:
+            self._ask_to_leave()
+        super()._on_pulse()
+
+    def _ask_to_leave(self) -> None:
+        for attempt in tuple(self._attempts.values()):
+            attempt.on_leaving()
+
+    def _break(self, reason: str) -> None:
+        self.last_word.forget()
+        lost, self._attempts = self._attempts, {}
+        self._await_attempts()
+        for attempt in lost.values():
+            if attempt.is_over or attempt.is_cut_off:
+                continue
+            attempt.is_over = True
+            attempt.put(ReplicaLost(f"decode replica {self.info.replica_id} was lost: {reason}"))
+        super()._break(reason)
+
+    def _await_attempts(self) -> None:
+        self._pulse.watch(is_awaited=bool(self._attempts))

@@ -1,0 +1,77 @@
+"""Replicas whose process stands still, as by kill -STOP: connections stay open, nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.gateway.fleet.scripted_replica import until
+from tests.in_process_fleet import GREEDY, VOCAB_SIZE, Fleet, running_fleet
+from tests.services.replica_process import ReplicaProcess, replica_process
+
+from baton.core.messages import Role
+from baton.engine.passes.echo import echo_output
+from baton.router.prompt_names import PromptNames
+
+pytestmark = pytest.mark.wide  # processes that import torch
+
+PROMPT = list(range(3, 83))
+
+
+async def meet(fleet: Fleet, process: ReplicaProcess) -> None:
+    fleet.registry.heartbeat(process.info)
+    await fleet.sync()
+    known = fleet.dispatcher.fleet
+    await until(
+        lambda: any(link.info == process.info for link in (*known.connected, *known.lending))
+    )
+
+
+async def nothing_is_held(process: ReplicaProcess) -> None:
+    async with asyncio.timeout(10):
+        while await process.num_held():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_prompt_in_flight_at_a_stopped_prefill_replica_is_computed_elsewhere() -> None:
+    with replica_process(Role.PREFILL, step_s=0.1) as process:
+        async with running_fleet(prefill=0) as fleet:
+            await meet(fleet, process)
+            candidate = fleet.dispatcher.fleet.candidate(process.info.epoch)
+            assert candidate is not None
+
+            asking = asyncio.create_task(fleet.ask(PROMPT))
+            await until(lambda: candidate.open)
+            process.stop()
+            answer = await asking
+            await until(lambda: not fleet.dispatcher.fleet.view(PromptNames()).prefill)
+            later = await fleet.ask(PROMPT[1:])
+            process.go_on()
+
+            assert answer.tokens == echo_output(PROMPT, 12, VOCAB_SIZE)
+            assert any("slow-prefill answers nobody" in note for note in answer.receipt.notes)
+            assert (later.receipt.prefill_replica, later.receipt.notes) == ("", ())
+            await nothing_is_held(process)
+            await fleet.assert_nothing_is_held()
+
+
+async def test_what_a_stopped_decode_replica_generates_goes_on_elsewhere() -> None:
+    long = replace(GREEDY, max_tokens=60)
+    with replica_process(Role.DECODE, step_s=0.02) as process:
+        async with running_fleet(prefill=1, decode=0) as fleet:
+            await meet(fleet, process)
+
+            async def stop(num_tokens: int) -> None:
+                if num_tokens >= 20 and not fleet.engines.get("decode-2"):  # type: ignore[call-overload]
+                    await fleet.add(Role.DECODE)
+                    process.stop()
+
+            answer = await fleet.ask(PROMPT, long, on_token=stop)
+            process.go_on()
+
+            assert answer.tokens == echo_output(PROMPT, 60, VOCAB_SIZE)
+            assert answer.receipt.attempts == 2
+            assert "attempt 1: slow-decode answers nobody" in answer.receipt.notes
+            await nothing_is_held(process)
+            await fleet.assert_nothing_is_held()
