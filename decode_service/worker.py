@@ -95,6 +95,9 @@ class DecodeWorker:
         """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
         if self._given_up:
             raise Unavailable(self._given_up)
+        for earlier in [one for one in self._sessions if one.gateway_epoch == gateway_epoch]:
+            earlier.end()  # a gateway has one stream: it has given that one up
+            self.close_session(earlier)
         session = GatewaySession(gateway_epoch, self.core.step_times)
         self._sessions.append(session)
         self._places.join(session)
@@ -102,7 +105,12 @@ class DecodeWorker:
         return session
 
     def close_session(self, session: GatewaySession) -> None:
-        """The stream is gone: nobody can receive these tokens, so nothing more is computed."""
+        """The stream is gone: nobody can receive these tokens, so nothing more is computed.
+
+        Safe to repeat.
+        """
+        if session not in self._sessions:
+            return
         session.close()
         self._sessions.remove(session)
         self._places.leave(session)

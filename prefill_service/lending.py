@@ -36,11 +36,17 @@ class Lending:
         self._sessions: list[PrefillSession] = []
 
     def join(self, session: PrefillSession) -> None:
+        """A gateway has one stream: an earlier one of its own is over, though not ended yet."""
+        for earlier in [one for one in self._sessions if one.gateway_epoch == session.gateway_epoch]:
+            earlier.end()
+            self.leave(earlier)
         self._sessions.append(session)
         self._credits.join(session)
 
     def leave(self, session: PrefillSession) -> None:
-        """What it was lent is back."""
+        """What it was lent is back. Safe to repeat."""
+        if session not in self._sessions:
+            return
         session.close()
         self._sessions.remove(session)
         self._credits.leave(session)

@@ -40,6 +40,8 @@ class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
         self.prompts = OpenPrompts(max_queued_tokens)
         self._lending = Lending(self.prompts, engine.max_chunk)
+        self._given_up = ""
+        """Why nothing can be lent here any more."""
         hooks = RoleHooks(
             on_tick=self._on_tick,
             on_step=self._on_step,
@@ -82,9 +84,9 @@ class PrefillWorker:
             self._leave(prompt)
 
     def open_session(self, gateway_epoch: Epoch) -> PrefillSession:
-        """Raises Unavailable once the engine died: all that came could only fail."""
-        if self._thread.failure is not None:
-            raise Unavailable(f"the engine's thread died: {self._thread.failure!r}")
+        """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
+        if self._given_up:
+            raise Unavailable(self._given_up)
         session = PrefillSession(gateway_epoch, self.core.step_times)
         self._lending.join(session)
         self._publish_capacity()
@@ -122,7 +124,7 @@ class PrefillWorker:
         return max(len(self.prompts), self.core.kv.lender.num_open)
 
     async def stop(self) -> None:
-        self._lending.end()
+        self._end_sessions("the replica is shutting down")
         await self.core.stop()
 
     def capacity(self) -> Capacity:
@@ -170,6 +172,10 @@ class PrefillWorker:
 
     def _give_up(self, error: EngineFailed) -> None:
         self.prompts.fail_all(error)
+        self._end_sessions(str(error))
+
+    def _end_sessions(self, reason: str) -> None:
+        self._given_up = self._given_up or reason
         self._lending.end()
 
     # On the engine's thread.

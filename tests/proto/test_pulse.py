@@ -13,7 +13,7 @@ from tests.gateway.fleet.scripted_replica import IMPATIENT, ScriptedReplica, unt
 from baton.core.errors import Unavailable
 from baton.proto.channels import Channels
 from baton.proto.pulse import Pulse
-from baton.proto.replica_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from baton.proto.replica_pb2_grpc import PeerServicer, add_PeerServicer_to_server
 
 
 @asynccontextmanager
@@ -55,9 +55,15 @@ async def test_a_peer_that_speaks_is_not_asked() -> None:
         assert not pulse.is_silent
 
 
+class Peer(PeerServicer):
+    """It knows no Ping."""
+
+    Pull = PeerServicer.Pull
+
+
 async def test_a_peer_of_an_earlier_version_answers_by_refusing() -> None:
     server = grpc.aio.server()
-    add_DecodeServicer_to_server(DecodeServicer(), server)
+    add_PeerServicer_to_server(Peer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channels = Channels(patience=IMPATIENT)

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from tests.kernels.names.both_tables import TABLES
@@ -108,3 +109,27 @@ def sweep(table: HolderTable, dead: int) -> None:
     table.begin_sweep(dead)
     while not table.sweep(1000):
         pass
+
+
+def colliding_name(number: int) -> bytes:
+    """All bits of its hash but the last few are 0 (`Name::hash` in name_map.h)."""
+    low, high = number ^ 0x9E3779B97F4A7C15, 1 ^ 0xD1B54A32D192ED03
+    return low.to_bytes(8, "little") + high.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("make", TABLES[1:])
+def test_names_that_are_made_to_collide_are_refused_before_they_fill_the_memory(
+    make: Callable[[], HolderTable],
+) -> None:
+    table = make()
+    honest = BlockNames.of([random.Random(1).randbytes(16)])
+    colliding = BlockNames.of([colliding_name(number) for number in range(5000)])
+
+    num_taken = table.add(0, colliding)
+
+    assert 1000 < num_taken < 5000
+    assert table.add(0, colliding) == 0
+    assert table.add(1, honest) == 1
+    assert dict(table.num_leading(honest, 3)) == {1: 1}
+    assert table.remove(0, colliding) == num_taken
+    assert len(table) == 1

@@ -42,10 +42,7 @@ int64_t baton_holders_add(HolderTable* table, uint32_t slot, const Name* names,
   int64_t num_new = 0;
   walk(table->names, names, num_names, [&](const Name& name) {
     const uint32_t before = table->names.find(name);
-    if (!table->sets.has(before, slot)) {
-      table->names.put(name, table->sets.with(before, slot));
-      num_new++;
-    }
+    if (!table->sets.has(before, slot)) num_new += table->names.put(name, table->sets.with(before, slot));
   });
   return num_new;
 }

@@ -4,6 +4,8 @@
 //
 // A full segment is split in two, by one more of the first bits: no call waits until all of a large
 // table has moved. Taking a name out moves those behind it up, so nothing is left to be cleaned up.
+// Names made to collide would split a segment without end, and double the directory each time: from
+// MAX_DEPTH on it fills up instead, and then takes none of them any more.
 #pragma once
 #include "segment_memory.h"
 
@@ -56,26 +58,28 @@ class NameMap {
     return segment.value(seek(segment, name));
   }
 
-  // Let `name` have `value`; with NONE it is taken out.
-  void put(const Name& name, uint32_t value) {
+  // Let `name` have `value`; with NONE it is taken out. False: there is no place for a name that is new.
+  bool put(const Name& name, uint32_t value) {
     Segment* segment = segment_of(name);
     Place place = seek(*segment, name);
     const bool is_in = segment->value(place) != NONE;
     if (value == NONE) {
       if (is_in) erase_at(*segment, place);
-      return;
+      return true;
     }
     if (!is_in) {
-      while (segment->num >= segment->limit) {
+      while (segment->num >= segment->limit && segment->depth < MAX_DEPTH) {
         split(segment, name.hash());
         segment = segment_of(name);
         place = seek(*segment, name);
       }
+      if (segment->num == NUM_PLACES - 1) return false;  // one is always free
       segment->name(place) = name;
       segment->num++;
       size_++;
     }
     segment->value(place) = value;
+    return true;
   }
 
   // Let `change` give all names whose hashes begin as `first` does another value, or NONE, and let `first` be
@@ -106,7 +110,8 @@ class NameMap {
   };
   static_assert(sizeof(Line) == 64);
 
-  static constexpr uint32_t NUM_LINES = SegmentMemory::BYTES / sizeof(Line) - 1;
+  static constexpr uint32_t NUM_LINES = SegmentMemory::BYTES / sizeof(Line) - 1, NUM_PLACES = 3 * NUM_LINES;
+  static constexpr uint32_t MAX_DEPTH = 20;  // a directory of 8 MB, for two billion names
 
   struct Place {
     uint32_t line, index;
@@ -121,7 +126,7 @@ class NameMap {
     // How far `other` is behind this, all round the end.
     uint32_t distance(Place other) const {
       const uint32_t from = 3 * line + index, to = 3 * other.line + other.index;
-      return to >= from ? to - from : to + 3 * NUM_LINES - from;
+      return to >= from ? to - from : to + NUM_PLACES - from;
     }
   };
 
@@ -165,10 +170,9 @@ class NameMap {
   // For hashes that begin with `first`, their first `depth` bits. Segments are full when 60 to 80 % of
   // their places are taken, each at another number: all grow alike, and are not to split at once.
   static void assign(Segment& segment, uint64_t first, uint32_t depth) {
-    constexpr uint32_t PLACES = 3 * NUM_LINES;
     const uint64_t random = (first + 1) * 0x9E3779B97F4A7C15;
     segment.depth = depth;
-    segment.limit = PLACES / 5 * 3 + uint32_t((random >> 32) * (PLACES / 5) >> 32);
+    segment.limit = NUM_PLACES / 5 * 3 + uint32_t((random >> 32) * (NUM_PLACES / 5) >> 32);
   }
 
   Segment* new_segment(uint64_t first, uint32_t depth) {
