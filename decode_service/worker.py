@@ -95,9 +95,10 @@ class DecodeWorker:
         """Raises Unavailable once the engine died or was stopped: all that came could only fail."""
         if self._given_up:
             raise Unavailable(self._given_up)
-        for earlier in [one for one in self._sessions if one.gateway_epoch == gateway_epoch]:
-            earlier.end()  # a gateway has one stream: it has given that one up
-            self.close_session(earlier)
+        for earlier in tuple(self._sessions):
+            if earlier.gateway_epoch == gateway_epoch:  # it has one stream: that one is over
+                earlier.end()
+                self.close_session(earlier)
         session = GatewaySession(gateway_epoch, self.core.step_times)
         self._sessions.append(session)
         self._places.join(session)

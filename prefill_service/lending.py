@@ -37,7 +37,9 @@ class Lending:
 
     def join(self, session: PrefillSession) -> None:
         """A gateway has one stream: an earlier one of its own is over, though not ended yet."""
-        for earlier in [one for one in self._sessions if one.gateway_epoch == session.gateway_epoch]:
+        for earlier in [
+            one for one in self._sessions if one.gateway_epoch == session.gateway_epoch
+        ]:
             earlier.end()
             self.leave(earlier)
         self._sessions.append(session)

@@ -94,21 +94,33 @@ class Fleet:
                 )
                 await asyncio.sleep(REGISTRY_RETRY_S)
                 continue
+            try:
+                await self.apply(snapshot)
+            except Exception:  # a fleet that hears of nobody any more is lost for ever
+                log.exception("what the registry says cannot be followed; asking again")
+                await asyncio.sleep(REGISTRY_RETRY_S)
+                continue
             incarnation, version = snapshot.incarnation, snapshot.version
-            await self.apply(snapshot)
 
     async def apply(self, snapshot: Membership) -> None:
         known = merge(self._replica_by_epoch, snapshot, settled_after_s=SETTLED_AFTER_S)
-        gone = {*self._replica_by_epoch, *self._link_by_epoch} - known.keys()
-        self._replica_by_epoch = known
+        gone = {*self._watch_by_epoch, *self._link_by_epoch} - known.keys()
         self._hear_of_starts(snapshot.starting)
-        for info in known.values():
-            self._meet(info)
+        self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}
         for epoch in gone:
             await self._forget(epoch)
         self._on_change()
 
-    def _meet(self, info: ReplicaInfo) -> None:
+    def _meet(self, info: ReplicaInfo) -> bool:
+        """Whether it could be met: one that cannot keeps nobody from the others."""
+        try:
+            self._link_to(info)
+        except Exception:
+            log.exception("%s cannot be met at %r", info.replica_id, info.address)
+            return False
+        return True
+
+    def _link_to(self, info: ReplicaInfo) -> None:
         if info.epoch not in self._watch_by_epoch:
             self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels)
         if info.role is Role.PREFILL:

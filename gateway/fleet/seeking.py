@@ -139,8 +139,12 @@ class Seeking:
         self, seeker: Seeker, placement: Placement, request: GenerateRequest, names: PromptNames
     ) -> None:
         placed = Placed(self._fleet, placement, request, names)
-        placed.follow(self._log.sent(seeker.asked, request, placement))
-        seeker.on_placed(placed)
+        try:
+            placed.follow(self._log.sent(seeker.asked, request, placement))
+            seeker.on_placed(placed)
+        except BaseException:
+            placed.close(0)
+            raise
         if seeker.placed.done():  # its caller was cancelled
             placed.close(0)
         else:

@@ -14,7 +14,7 @@ from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import VOCAB_SIZE, Fleet, running_fleet
 
 from baton.core.errors import Cancelled
-from baton.core.ids import RequestId
+from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, ReplicaInfo, SamplingParams, TokenUpdate
 from baton.engine.passes.echo import echo_output
 from baton.proto import replica_pb2 as pb
@@ -43,12 +43,16 @@ def expected(num_tokens: int = 12) -> list[int]:
 class Stream:
     """A gateway's end of a session."""
 
-    def __init__(self, info: ReplicaInfo, *, epoch: str | None = None) -> None:
+    def __init__(
+        self, info: ReplicaInfo, *, gateway: str | None = None, epoch: str | None = None
+    ) -> None:
         self.updates: list[TokenUpdate] = []
         self.capacities: list[pb.Capacity] = []
         self._channel = grpc.aio.insecure_channel(info.address, options=CHANNEL_OPTIONS)
         self.call = DecodeStub(self._channel).Session()
-        self._hello = pb.Hello(gateway_epoch="g", replica_epoch=epoch or info.epoch)
+        self._hello = pb.Hello(
+            gateway_epoch=gateway or new_epoch(), replica_epoch=epoch or info.epoch
+        )
         self._reader: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -87,8 +91,8 @@ class Stream:
 
 
 @asynccontextmanager
-async def stream_to(fleet: Fleet) -> AsyncIterator[Stream]:
-    stream = Stream(fleet.replicas["decode-1"].info)  # type: ignore[index]
+async def stream_to(fleet: Fleet, gateway: str | None = None) -> AsyncIterator[Stream]:
+    stream = Stream(fleet.replicas["decode-1"].info, gateway=gateway)  # type: ignore[index]
     await stream.open()
     try:
         yield stream
@@ -205,6 +209,21 @@ async def test_when_a_stream_ends_its_requests_end_and_those_of_others_go_on() -
 
         assert [t for u in staying.updates for t in u.tokens] == expected(200)
         await until(lambda: metric(fleet, "requests_open") == 0)
+        await fleet.assert_nothing_is_held()
+
+
+async def test_a_gateway_that_comes_anew_has_given_its_earlier_stream_up() -> None:
+    async with running_fleet(prefill=0) as fleet, stream_to(fleet, "g") as earlier:
+        await earlier.generate(request(num_tokens=ENDLESS))
+        await until(earlier.tokens)
+
+        async with stream_to(fleet, "g") as later:
+            async with asyncio.timeout(10):
+                await earlier.call.code()  # it ends
+            await until(lambda: metric(fleet, "requests_open") == 0)
+            await later.generate(request("again"))
+            await until(lambda: later.last("again"))
+
         await fleet.assert_nothing_is_held()
 
 

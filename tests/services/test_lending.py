@@ -12,6 +12,7 @@ from tests.gateway.fleet.known_replicas import LAYOUT
 from tests.gateway.fleet.scripted_replica import until
 from tests.in_process_fleet import Fleet, running_fleet
 
+from baton.core.errors import Unavailable
 from baton.core.ids import Epoch, ReplicaId, RequestId, TransferId
 from baton.core.messages import Capacity, Demand, PrefillRequest, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
@@ -19,6 +20,7 @@ from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.prefill_service.lending import MIN_CHUNKS, Lending, lending_budget
 from baton.prefill_service.open_prompts import OpenPrompts
 from baton.prefill_service.session import PrefillSession
+from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.channels import Channels
@@ -167,3 +169,25 @@ def test_a_fast_replica_lends_as_much_as_it_computes_in_a_quarter_of_a_second() 
     assert lending_budget(StepTimes(), CHUNK, 10_000) == 2 * CHUNK
     assert lending_budget(fast, CHUNK, 100_000) == 12_500
     assert lending_budget(fast, CHUNK, 4_000) == 4_000
+
+
+async def test_a_gateway_that_comes_anew_is_lent_all_and_its_earlier_stream_ends() -> None:
+    lent = Lent("g")
+    again = Told(Epoch("g"), StepTimes)
+
+    lent.lending.join(again)
+    lent.lending.publish(Capacity(), now=0.0)
+
+    assert again.capacity.credit_tokens == 2 * CHUNK
+    assert await lent.sessions["g"].next_capacity() is None
+    lent.lending.leave(lent.sessions["g"])  # its stream has ended meanwhile
+
+
+async def test_a_replica_that_has_stopped_lends_to_nobody() -> None:
+    async with running_fleet(decode=0) as fleet:
+        worker = fleet.replicas[ReplicaId("prefill-1")].worker
+        assert isinstance(worker, PrefillWorker)
+        await worker.stop()
+
+        with pytest.raises(Unavailable, match="shutting down"):
+            worker.open_session(Epoch("late"))

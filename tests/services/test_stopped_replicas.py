@@ -23,9 +23,12 @@ async def meet(fleet: Fleet, process: ReplicaProcess) -> None:
     fleet.registry.heartbeat(process.info)
     await fleet.sync()
     known = fleet.dispatcher.fleet
-    await until(
-        lambda: any(link.info == process.info for link in (*known.connected, *known.lending))
-    )
+
+    def is_met() -> bool:
+        links = [*known.connected, *known.lending]
+        return process.info.epoch in {link.info.epoch for link in links}
+
+    await until(is_met)
 
 
 async def nothing_is_held(process: ReplicaProcess) -> None:

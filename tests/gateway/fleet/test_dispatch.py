@@ -34,6 +34,7 @@ from baton.core.messages import (
     Pooling,
     Role,
 )
+from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.requests.generation import Generation
 from baton.router.kv_index import KvIndex
 from baton.router.prompt_names import PromptNames
@@ -224,6 +225,26 @@ async def test_a_request_that_cannot_be_written_leaves_no_place_taken() -> None:
             await dispatcher.start(replace(generation(), prompt=(1 << 32,)))
 
         assert dispatcher.fleet.connected[0].num_open == 0
+
+
+async def test_an_attempt_that_cannot_be_followed_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = ScriptedReplica("d", silent, max_open=1)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the log is full")
+
+    async with dispatching_to(replica) as dispatcher:
+        monkeypatch.setattr(DecisionLog, "sent", fail)
+        with pytest.raises(RuntimeError, match="the log is full"):
+            await dispatcher.start(generation())
+
+        [link] = dispatcher.fleet.connected
+        candidate = dispatcher.fleet.candidate(link.info.epoch)
+        assert link.num_open == 0
+        assert candidate is not None and not candidate.open
+        await until(lambda: replica.cancelled)
 
 
 async def test_a_full_fleet_is_not_asked_again_and_again_what_it_has_cached(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+import grpc.aio
 import pytest
 from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import ScriptedReplica, Step, snapshot, until, update
@@ -249,8 +250,10 @@ class UnreliableRegistry:
 
 
 @asynccontextmanager
-async def following(registry: UnreliableRegistry) -> AsyncIterator[Fleet]:
-    fleet = Fleet(new_epoch(), lambda: None, Channels())
+async def following(
+    registry: UnreliableRegistry, channels: Channels | None = None
+) -> AsyncIterator[Fleet]:
+    fleet = Fleet(new_epoch(), lambda: None, channels or Channels())
     task = asyncio.create_task(fleet.follow(registry))
     try:
         yield fleet
@@ -284,6 +287,37 @@ async def test_the_fleet_hears_the_news_once_the_registry_is_back(
         assert names(fleet) == {"p", "later"}
         what_it_has = (snapshot().incarnation, snapshot().version)
         assert registry.asked == [(None, -1), what_it_has, what_it_has, what_it_has]
+
+
+class Picky(Channels):
+    """It opens no channel to one of the replicas."""
+
+    def new(self, address: str) -> grpc.aio.Channel:
+        if address == "nowhere":
+            raise ValueError("not an address")
+        return super().new(address)
+
+
+async def test_a_replica_that_cannot_be_met_keeps_nobody_from_the_others() -> None:
+    odd = replace(make_replica("odd"), address="nowhere")
+    registry = UnreliableRegistry(snapshot(odd, P))
+    async with following(registry, Picky()) as fleet:
+        await until(lambda: len(registry.asked) == 2)
+
+        assert names(fleet) == {"p"}
+        assert [one.info for one in fleet.view(PROMPT).prefill] == [P]
+
+
+async def test_a_snapshot_that_cannot_be_followed_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "REGISTRY_RETRY_S", 0.0)
+    unreadable = replace(snapshot(P), replicas=(None,))  # type: ignore[arg-type]
+    registry = UnreliableRegistry(unreadable, snapshot(P))
+    async with following(registry) as fleet:
+        await until(lambda: names(fleet) == {"p"})
+
+        assert registry.asked[:2] == [(None, -1), (None, -1)]
 
 
 async def test_a_later_start_that_fails_is_told_once_and_the_first_ones_not_at_all(
