@@ -25,8 +25,8 @@ async def meet(fleet: Fleet, process: ReplicaProcess) -> None:
     known = fleet.dispatcher.fleet
 
     def is_met() -> bool:
-        links = [*known.connected, *known.lending]
-        return process.info.epoch in {link.info.epoch for link in links}
+        decode = {link.info.epoch for link in known.connected}
+        return process.info.epoch in decode | {link.info.epoch for link in known.lending}
 
     await until(is_met)
 
