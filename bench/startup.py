@@ -11,6 +11,7 @@ and have neighbours, so the ratio is what tells. Stages are those that `baton se
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -37,7 +38,6 @@ BATON_PROCESSES = {
     "Prefill": "ray::ServeReplica:baton:Prefill",
     "Gateway": "ray::ServeReplica:baton:Gateway",
     "Registry": "ray::ServeReplica:baton:Registry",
-    "driver": "baton.platform.cli.runs.serve",
     "command": "baton.platform.cli.main",
 }
 RAY_PROCESSES = {
@@ -153,16 +153,25 @@ def _by_kind(processes: Sequence[psutil.Process]) -> dict[Kind, list[psutil.Proc
     members: dict[Kind, list[psutil.Process]] = {}
     for process in processes:
         if process.is_running():
-            members.setdefault(_kind(_command(process)), []).append(process)
+            members.setdefault(_kind(process), []).append(process)
     return members
 
 
-def _kind(command: str) -> Kind:
+def _kind(process: psutil.Process) -> Kind:
+    command = _command(process)
     for owner, kinds in (("Baton", BATON_PROCESSES), ("Ray", RAY_PROCESSES)):
         for kind, part in kinds.items():
             if part in command:
-                return owner, kind
+                return owner, "driver" if kind == "command" and _leads(process.pid) else kind
     return "other", command.split(" ")[0]
+
+
+def _leads(pid: int) -> bool:
+    """Whether this is the fork of the command, with a process session of its own."""
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _command(process: psutil.Process) -> str:

@@ -11,7 +11,7 @@ from ray import serve
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.faults.events import ChaoticWatch
-from baton.platform.machine.interpreter import spare_what_stays
+from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
 from baton.platform.observe.logs import start_log
 
 READY_PATIENCE_S = 2.0
@@ -27,7 +27,8 @@ class GatewayActor:
         registry: Handle,
         *pools: Handle,
     ) -> None:
-        from baton.platform.cluster.gateway_node import GatewayNode  # see `deploy.py`
+        with collector_at_rest():
+            from baton.platform.cluster.gateway_node import GatewayNode  # see `deploy.py`
 
         start_log(config.log_format, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         self._drain_s = config.health.drain_s

@@ -6,7 +6,6 @@ import errno
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from baton.core.errors import InvalidConfig
@@ -15,6 +14,7 @@ from baton.gateway.text.model_files import ModelFiles
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import SERVE_OPTIONS, with_config_options
 from baton.platform.cli.runs.process_session import run_in_session
+from baton.platform.cli.runs.serve import run
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import DeploymentConfig, configure
@@ -49,15 +49,9 @@ def serve(
             tls_identity(config.gateway)
             load_security(config.security)
         _check_ports(config)
-    arguments = [
-        "-m",
-        "baton.platform.cli.runs.serve",
-        str(folder),
-        *(["--verbose"] if verbose else []),
-    ]
     grace_s = 2 * config.health.drain_s + 30.0
-    stdin = msgspec.json.encode(config)
-    raise typer.Exit(run_in_session(arguments, stop_grace_s=grace_s, stdin=stdin))
+    status = run_in_session(lambda: run(config, folder, is_verbose=verbose), stop_grace_s=grace_s)
+    raise typer.Exit(status)
 
 
 def _check_transport(config: DeploymentConfig) -> None:

@@ -1,19 +1,21 @@
-"""Running a program in a process session of its own, and leaving none of it behind.
+"""Running a function in a process session of its own, and leaving none of it behind.
 
 Ray starts a dozen processes, and some outlive an abrupt end of their parent. All of them belong to
 the session of the process that started Ray; so that process is a child with its own session, and
 whatever remains of the session at the end is ended with it.
+
+The child is a fork: what its parent has imported it need not import again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,21 +28,17 @@ POLL_S = 0.1
 TERM_GRACE_S = 3.0
 
 
-def run_in_session(arguments: Sequence[str], *, stop_grace_s: float, stdin: bytes = b"") -> int:
-    """Run `python arguments...` until it ends or this process is told to; return its exit status.
+def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
+    """Let a child `run`, until it returns its exit status or this process is told to stop.
 
-    `stdin` is for what must not be seen in the list of processes.
+    To be called while this process has one thread: a fork has no others.
 
     The first SIGINT or SIGTERM asks the child to stop and waits for it; a second one does not wait.
     A child that died of a signal has the status that shells give it, 128 + the signal's number.
     """
-    child = subprocess.Popen(
-        [sys.executable, *arguments],
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        env={**os.environ, PARENT_PID: str(os.getpid())},
-    )
-    _write(child, stdin)
+    child = multiprocessing.get_context("fork").Process(target=_lead, args=(run, os.getpid()))
+    child.start()
+    assert child.pid is not None
     num_signals = 0
     asked_at = 0.0
 
@@ -48,13 +46,12 @@ def run_in_session(arguments: Sequence[str], *, stop_grace_s: float, stdin: byte
         nonlocal num_signals, asked_at
         num_signals += 1
         asked_at = asked_at or time.monotonic()
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)
+        child.terminate()
 
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = {signum: signal.signal(signum, ask_to_stop) for signum in handled}
     try:
-        while child.poll() is None:
+        while child.is_alive():
             is_late = num_signals and time.monotonic() - asked_at > stop_grace_s
             if num_signals > 1 or is_late:
                 break
@@ -63,16 +60,21 @@ def run_in_session(arguments: Sequence[str], *, stop_grace_s: float, stdin: byte
         end_session(child.pid)
         for signum, handler in previous.items():
             signal.signal(signum, handler)
-    status = child.wait()
+    child.join()
+    status = child.exitcode or 0
     if num_signals and status in (0, -signal.SIGTERM):
         return 0
     return status if status >= 0 else 128 - status
 
 
-def _write(child: subprocess.Popen[bytes], data: bytes) -> None:
-    assert child.stdin is not None
-    with suppress(BrokenPipeError), child.stdin as pipe:  # it may have ended at once
-        pipe.write(data)
+def _lead(run: Callable[[], int], parent: int) -> None:
+    """Be the child: `run` as the leader of a session."""
+    os.setsid()
+    os.environ[PARENT_PID] = str(parent)
+    status = run()
+    if is_orphan():  # nobody else is left to end what it leaves behind
+        end_session(os.getsid(0))
+    sys.exit(status)
 
 
 def end_with_parent() -> None:

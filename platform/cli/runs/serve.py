@@ -1,8 +1,7 @@
 """The process behind `baton serve`: a Ray cluster, the application in it, and the way back.
 
-Run as `python -m baton.platform.cli.runs.serve MODEL_FOLDER [--verbose]`, the configuration (which
-may hold secrets) as JSON on its standard input, in a process session of its own. SIGTERM ends it,
-and everything it started.
+It has a process session of its own (`process_session.py`). SIGTERM ends it, and everything it
+started.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rich.console import Console
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
 from baton.platform.cli.runs.deploy import deploy
-from baton.platform.cli.runs.process_session import end_session, end_with_parent, is_orphan
+from baton.platform.cli.runs.process_session import end_with_parent
 from baton.platform.cli.terminal.errors import complain, status_of
 from baton.platform.cli.terminal.progress import StartBars, start_bars
 from baton.platform.cli.terminal.start_report import StartReport
@@ -40,7 +39,7 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.interpreter import collector_at_rest
 from baton.platform.observe.logs import Lines, start_log
 
-log = logging.getLogger("baton.platform.cli.runs.serve")  # this file runs as `__main__`
+log = logging.getLogger(__name__)
 console = Console(highlight=False)
 
 
@@ -48,7 +47,8 @@ class _Stop(BaseException):
     """SIGTERM, wherever the main thread is."""
 
 
-def main(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
+def run(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
+    """Serve until SIGTERM, and return the exit status."""
     end_with_parent()
     signal.signal(signal.SIGTERM, _raise_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards one SIGTERM instead
@@ -106,14 +106,14 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
     """Run it on a thread that nobody has to wait for."""
     future: Future[None] = Future()
 
-    def run() -> None:
+    def call() -> None:
         try:
             function()
             future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=call, daemon=True).start()
     return future
 
 
@@ -234,15 +234,3 @@ def _silence() -> None:
 
 def _raise_stop(signum: int, frame: FrameType | None) -> None:
     raise _Stop
-
-
-if __name__ == "__main__":
-    exit_status = main(
-        msgspec.json.decode(sys.stdin.buffer.read(), type=DeploymentConfig),
-        Path(sys.argv[1]),
-        is_verbose="--verbose" in sys.argv[2:],
-    )
-    if is_orphan():  # nobody else is left to end what Ray leaves behind
-        end_session(os.getsid(0))
-        os._exit(exit_status)
-    sys.exit(exit_status)

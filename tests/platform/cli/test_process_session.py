@@ -14,16 +14,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.platform.cli.runs import process_session
-from baton.platform.cli.runs.process_session import run_in_session
-
 SOURCE = Path(__file__).parents[3] / "src"
 
 PARENT = """
-import sys
+import pathlib, signal, sys
 from baton.platform.cli.runs import process_session
+
+program, stop_grace_s, proc = sys.argv[1:]
 process_session.TERM_GRACE_S = 0.2
-sys.exit(process_session.run_in_session(["-c", sys.argv[1]], stop_grace_s=float(sys.argv[2])))
+process_session.PROC = pathlib.Path(proc)
+handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+before = [signal.getsignal(number) for number in handled]
+status = process_session.run_in_session(
+    lambda: exec(program, {}) or 0, stop_grace_s=float(stop_grace_s)
+)
+assert [signal.getsignal(number) for number in handled] == before
+sys.exit(status)
 """
 
 STUBBORN = """
@@ -83,10 +89,12 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def running(program: str, *, stop_grace_s: float = 60.0) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    program: str, *, stop_grace_s: float = 60.0, proc: Path = Path("/proc")
+) -> Iterator[subprocess.Popen[bytes]]:
     """A parent as `baton serve` is one, with `program` as its child."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, program, str(stop_grace_s)],
+        [sys.executable, "-c", PARENT, program, str(stop_grace_s), str(proc)],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     try:
@@ -99,37 +107,31 @@ def running(program: str, *, stop_grace_s: float = 60.0) -> Iterator[subprocess.
             parent.wait()
 
 
-@pytest.fixture(autouse=True)
-def _be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_session, "TERM_GRACE_S", 0.2)
+def status_after(program: str, *, proc: Path = Path("/proc")) -> int:
+    """The parent's, when its child has run `program`."""
+    with running(program, proc=proc) as parent:
+        return parent.wait(30)
 
 
-@pytest.mark.parametrize("status", [0, 1, 42])
-def test_the_childs_exit_status_is_passed_on(status: int) -> None:
-    assert run_in_session(["-c", f"import sys; sys.exit({status})"], stop_grace_s=60) == status
+@pytest.mark.parametrize("status", [0, 42])
+def test_the_childs_exit_status_is_passed_on_and_signal_handlers_are_put_back(status: int) -> None:
+    assert status_after(f"import sys; sys.exit({status})") == status
 
 
 def test_a_child_that_a_signal_kills_has_the_status_that_shells_give_it() -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
-    assert run_in_session(["-c", program], stop_grace_s=60) == 128 + signal.SIGKILL
+    assert status_after(program) == 128 + signal.SIGKILL
 
 
-def test_the_callers_signal_handlers_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-
-    run_in_session(["-c", ""], stop_grace_s=60)
-
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_the_child_has_a_session_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "session"
-    program = f"import os, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getsid(0)))"
-
-    run_in_session(["-c", program], stop_grace_s=60)
-
-    assert int(file.read_text()) != os.getsid(0)
+def test_the_child_leads_a_session_and_has_what_its_parent_has_imported() -> None:
+    program = """
+import os, sys
+assert os.getsid(0) == os.getpid()
+assert "baton.platform.cli.runs.process_session" in sys.modules
+sys.exit(7)
+"""
+    assert status_after(program) == 7
 
 
 @pytest.mark.parametrize("is_group_leader", [False, True], ids=["same group", "own group"])
@@ -139,20 +141,15 @@ def test_grandchildren_that_ignore_sigterm_do_not_outlive_the_child(
     grandchild = STUBBORN + report_pid(tmp_path, "grandchild") + SLEEPER
     child = spawns(grandchild, is_group_leader=is_group_leader) + waits_for(tmp_path, "grandchild")
 
-    status = run_in_session(["-c", child + "sys.exit(3)"], stop_grace_s=60)
-
-    assert status == 3
+    assert status_after(child + "sys.exit(3)") == 3
     assert is_gone(pid_of(tmp_path, "grandchild"))
 
 
-def test_without_proc_the_childs_process_group_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_session, "PROC", tmp_path / "no such folder")
+def test_without_proc_the_childs_process_group_is_ended(tmp_path: Path) -> None:
     grandchild = STUBBORN + report_pid(tmp_path, "grandchild") + SLEEPER
     child = spawns(grandchild) + waits_for(tmp_path, "grandchild")
 
-    assert run_in_session(["-c", child], stop_grace_s=60) == 0
+    assert status_after(child, proc=tmp_path / "no such folder") == 0
 
     assert is_gone(pid_of(tmp_path, "grandchild"))
 
