@@ -1,0 +1,1 @@
+"""Prefill and decode replicas that are the real scheduler and pool, with a clock for a model."""

@@ -1,0 +1,36 @@
+"""What happens when, in simulated time: of equal times, what was entered first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+
+class Agenda:
+    """A `baton.core.clock.Clock`, too."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._entries: list[tuple[float, int, Callable[[], None]]] = []
+        self._places = count()
+
+    def __call__(self) -> float:
+        return self.now
+
+    @property
+    def next_s(self) -> float:
+        """When the next thing happens; infinite if nothing does."""
+        return self._entries[0][0] if self._entries else inf
+
+    def at(self, at_s: float, what: Callable[[], None]) -> None:
+        heappush(self._entries, (max(at_s, self.now), next(self._places), what))
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        self.at(self.now + seconds, what)
+
+    def go_on(self) -> None:
+        """Let the next thing happen."""
+        self.now, _, what = heappop(self._entries)
+        what()

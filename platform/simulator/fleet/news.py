@@ -1,0 +1,84 @@
+"""What a replica tells the gateways of its capacity and its cache, as late as a live one does.
+
+lent more or less     on its way at once
+anything else         with the next word, at most `COALESCE_S` later
+blocks come or gone   when the step that changed them is over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton.core.ids import Epoch
+from baton.core.kv_events import KvEvents
+from baton.core.messages import Capacity, ReplicaInfo
+from baton.engine.blocks.kv_event_log import KvEventLog
+from baton.platform.simulator.fleet.agenda import Agenda
+from baton.replica_core.capacity_news import COALESCE_S
+
+
+class Listener(Protocol):
+    """A gateway."""
+
+    def hear(self, epoch: Epoch, capacity: Capacity) -> None: ...
+
+    def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None: ...
+
+
+class _Ear:
+    """What one gateway has been told."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.told: Capacity | None = None
+        self.current: Capacity | None = None
+        self.is_word_due = False
+
+
+class News:
+    def __init__(
+        self, info: ReplicaInfo, listeners: Sequence[Listener], agenda: Agenda, latency_s: float
+    ) -> None:
+        self._epoch = info.epoch
+        self._ears = [_Ear(listener) for listener in listeners]
+        self._agenda = agenda
+        self._latency_s = latency_s
+        self._next_sequence = 1
+
+    def tell(self, capacities: Sequence[Capacity]) -> None:
+        """One for each gateway, with what that is lent."""
+        for ear, capacity in zip(self._ears, capacities, strict=True):
+            ear.current = capacity
+            if ear.told is None or ear.told.credit_id != capacity.credit_id:
+                self._say(ear)
+            elif not ear.is_word_due and capacity != ear.told:
+                ear.is_word_due = True
+                self._agenda.after(COALESCE_S, self._due(ear))
+
+    def tell_of_blocks(self, log: KvEventLog) -> None:
+        if not log.flush():
+            return
+        events = log.read(self._next_sequence)
+        while events is not None and events.events:
+            for ear in self._ears:
+                self._agenda.after(self._latency_s, self._heard(ear, events))
+            self._next_sequence = events.next_sequence
+            events = log.read(self._next_sequence)
+        assert events is not None, "each step is told of: nothing is forgotten before"
+
+    def _due(self, ear: _Ear) -> Callable[[], None]:
+        def say() -> None:
+            ear.is_word_due = False
+            if ear.current != ear.told:
+                self._say(ear)
+
+        return say
+
+    def _say(self, ear: _Ear) -> None:
+        capacity = ear.told = ear.current
+        assert capacity is not None
+        self._agenda.after(self._latency_s, lambda: ear.listener.hear(self._epoch, capacity))
+
+    def _heard(self, ear: _Ear, events: KvEvents) -> Callable[[], None]:
+        return lambda: ear.listener.hear_of_blocks(self._epoch, events)

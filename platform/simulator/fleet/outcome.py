@@ -1,0 +1,103 @@
+"""What came of a load on a simulated fleet."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.platform.simulator.fleet.turns import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFigures:
+    """What a row of the table says. Times are seconds, of requests that were not rejected."""
+
+    num_requests: int
+    mean_s: float
+    """Time to first token; so are the percentiles."""
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    itl_mean_s: float
+    """From one token to the next; so are the percentiles."""
+    itl_p50_s: float
+    itl_p90_s: float
+    itl_p99_s: float
+    e2e_p50_s: float
+    """Until the last token."""
+    hit: float
+    """Share of the prompts' tokens that were there when they were computed, pulled ones included.
+    """
+    imbalance: float
+    """The busiest computing replica's time over the mean one's."""
+    goodput: float
+    """Share of all requests, the rejected included, with a first token in time."""
+    rejected: int
+    num_local: int
+    """Prompts that decode replicas computed."""
+    num_preempted: int
+    num_pulled_tokens: int
+    duration_s: float
+    """From the trace's start to its last token."""
+
+
+@dataclass(slots=True)
+class FleetOutcome:
+    rejected: int = 0
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    e2e_s: array[float] = field(default_factory=lambda: array("d"))
+    gaps_s: array[float] = field(default_factory=lambda: array("d"))
+    num_tokens: int = 0
+    """Of prompts; the next two, too."""
+    num_cached: int = 0
+    num_pulled: int = 0
+    busy_s: Sequence[float] = ()
+    num_local: int = 0
+    num_preempted: int = 0
+    duration_s: float = 0.0
+
+    def serve(self, turn: Turn) -> None:
+        """It has its last token."""
+        self.ttft_s.append(turn.first_token_s - turn.arrived_s)
+        self.e2e_s.append(turn.last_token_s - turn.arrived_s)
+        self.gaps_s.extend(turn.gaps_s)
+        self.num_tokens += len(turn.prompt)
+        self.num_cached += turn.num_cached
+        self.num_pulled += turn.num_pulled
+        self.duration_s = turn.last_token_s
+
+    def ended(self, *, busy_s: Sequence[float], num_preempted: int, num_local: int) -> None:
+        self.busy_s, self.num_preempted, self.num_local = busy_s, num_preempted, num_local
+
+    def figures(self, slo_ttft_s: float) -> FleetFigures:
+        """At least one request was served, or rejected."""
+        ttft = np.array(self.ttft_s or [0.0])
+        gaps = np.array(self.gaps_s or [0.0])
+        busy_s = np.array(self.busy_s)
+        p50_s, p90_s, p99_s = map(float, np.percentile(ttft, (50, 90, 99)))
+        itl_p50_s, itl_p90_s, itl_p99_s = map(float, np.percentile(gaps, (50, 90, 99)))
+        num_requests = len(self.ttft_s) + self.rejected
+        num_good = sum(one <= slo_ttft_s for one in self.ttft_s)
+        return FleetFigures(
+            num_requests=num_requests,
+            mean_s=float(ttft.mean()),
+            p50_s=p50_s,
+            p90_s=p90_s,
+            p99_s=p99_s,
+            itl_mean_s=float(gaps.mean()),
+            itl_p50_s=itl_p50_s,
+            itl_p90_s=itl_p90_s,
+            itl_p99_s=itl_p99_s,
+            e2e_p50_s=float(np.median(self.e2e_s or [0.0])),
+            hit=self.num_cached / max(self.num_tokens, 1),
+            imbalance=float(busy_s.max() / busy_s.mean()) if busy_s.any() else 1.0,
+            goodput=num_good / num_requests,
+            rejected=self.rejected,
+            num_local=self.num_local,
+            num_preempted=self.num_preempted,
+            num_pulled_tokens=self.num_pulled,
+            duration_s=self.duration_s,
+        )

@@ -1,0 +1,161 @@
+"""A trace played on a simulated fleet: clients, gateways, prefill and decode replicas.
+
+client --front_s--> gateway --> decode replica <--> prefill replica
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from math import inf
+from random import Random
+
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import ReplicaInfo, Role
+from baton.platform.simulator.arrivals import Arrival, Arrivals
+from baton.platform.simulator.fleet.agenda import Agenda
+from baton.platform.simulator.fleet.decode import DecodeReplica
+from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine
+from baton.platform.simulator.fleet.gateway import SimulatedGateway, pull_rates
+from baton.platform.simulator.fleet.news import News
+from baton.platform.simulator.fleet.outcome import FleetOutcome
+from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
+from baton.platform.simulator.fleet.pulling import Puller
+from baton.platform.simulator.fleet.setup import Device, FleetSetup, Part
+from baton.platform.simulator.fleet.turns import Turn, Turns
+from baton.platform.traces.trace import Trace
+from baton.router.candidate import Speed
+from baton.router.placer import Routing
+from baton.router.policies.by_name import policy
+from baton.router.speed import ConstantRate, MeasuredSpeed
+
+
+class Fleet:
+    """Plays one trace, once."""
+
+    def __init__(self, trace: Trace, setup: FleetSetup, policy_name: str, seed: int) -> None:
+        """Raises InvalidConfig if there is no such policy."""
+        self._setup = setup
+        self._agenda = Agenda()
+        self._arrivals = Arrivals(trace)
+        self._turns = Turns(trace)
+        self._random = Random(seed)
+        self._numbers = count()
+        self._outcome = FleetOutcome()
+        self._engine_by_id: dict[str, SimulatedEngine] = {}
+        rates = pull_rates(setup)
+        speeds = {role: self._speed(role) for role in Role}
+        self._gateways = [
+            SimulatedGateway(
+                number,
+                setup,
+                self._agenda,
+                Routing(policy(policy_name), pull_rates=rates, name=policy_name),
+                speeds,
+            )
+            for number in range(setup.num_gateways)
+        ]
+        self._prefill = [
+            PrefillReplica(info, self._news(info), self._wiring(setup.prefill))
+            for info in self._infos(Role.PREFILL, setup.num_prefill, setup.prefill)
+        ]
+        peers = {replica.info.replica_id: replica for replica in self._prefill}
+        self._decode = [
+            DecodeReplica(info, self._news(info), self._wiring(setup.decode), peers, self._gateways)
+            for info in self._infos(Role.DECODE, setup.num_decode, setup.decode)
+        ]
+        self._max_len = setup.decode.num_blocks * setup.decode.block_size
+        if self._prefill:
+            held = setup.prefill.num_blocks * setup.prefill.block_size
+            self._max_len = min(self._max_len, held)
+        for replica in (*self._prefill, *self._decode):
+            self._engine_by_id[replica.info.replica_id] = replica.engine
+        for gateway in self._gateways:
+            gateway.connect(self._prefill, self._decode, self)
+        for replica in (*self._prefill, *self._decode):
+            replica.start()
+
+    def play(self) -> FleetOutcome:
+        """From the first request to the last token."""
+        while True:
+            arrival_s = self._arrivals.next_s
+            if self._agenda.next_s == arrival_s == inf:
+                break
+            if arrival_s <= self._agenda.next_s:
+                self._comes(self._arrivals.pop())
+            else:
+                self._agenda.go_on()
+        computing = self._prefill or self._decode
+        self._outcome.ended(
+            busy_s=[replica.engine.busy_s for replica in computing],
+            num_preempted=sum(replica.engine.num_preempted for replica in self._decode),
+            num_local=sum(replica.num_computed_here for replica in self._decode),
+        )
+        return self._outcome
+
+    def give(self, turn: Turn) -> None:
+        """A token has come to its client."""
+        turn.give(self._agenda.now)
+        if turn.is_over:
+            self._outcome.serve(turn)
+            self._arrivals.answered(turn.arrival, self._agenda.now)
+
+    def _comes(self, arrival: Arrival) -> None:
+        turn = self._turns.of(arrival, next(self._numbers))
+        gateway = self._random.choice(self._gateways)
+        at_s = arrival.at_s + self._setup.links.front_s
+        self._agenda.at(at_s, lambda: self._enters(turn, gateway))
+
+    def _enters(self, turn: Turn, gateway: SimulatedGateway) -> None:
+        num_tokens = len(turn.prompt) + len(turn.answer)
+        if num_tokens > self._max_len or not gateway.come(turn):
+            self._outcome.rejected += 1
+            self._arrivals.answered(turn.arrival, self._agenda.now)
+
+    # What it is made of.
+
+    def _infos(self, role: Role, num: int, device: Device) -> list[ReplicaInfo]:
+        is_decode = role is Role.DECODE
+        return [
+            ReplicaInfo(
+                replica_id=ReplicaId(f"{role.value}-{number}"),
+                epoch=Epoch(f"{int(is_decode):x}{number:031x}"),
+                role=role,
+                address=f"{role.value}-{number}:0",
+                layout=device.layout,
+                num_blocks=device.num_blocks,
+                max_model_len=device.num_blocks * device.block_size,
+                max_open=device.max_open if is_decode else 0,
+                max_queued_tokens=0 if is_decode else device.max_queued_tokens,
+                max_chunk=device.scheduler.max_chunk,
+            )
+            for number in range(num)
+        ]
+
+    def _news(self, info: ReplicaInfo) -> News:
+        return News(info, self._gateways, self._agenda, self._setup.links.latency_s)
+
+    def _wiring(self, device: Device) -> Wiring:
+        return Wiring(
+            agenda=self._agenda,
+            latency_s=self._setup.links.latency_s,
+            num_gateways=self._setup.num_gateways,
+            make_engine=self._engine_maker(device),
+            make_puller=partial(Puller, agenda=self._agenda, links=self._setup.links),
+            engine_of=self._engine_by_id.__getitem__,
+        )
+
+    def _engine_maker(self, device: Device) -> Callable[[EngineHooks], SimulatedEngine]:
+        def make(hooks: EngineHooks) -> SimulatedEngine:
+            noise = Random(self._random.random()) if self._setup.is_noisy else None
+            return SimulatedEngine(device, self._agenda, hooks, noise)
+
+        return make
+
+    def _speed(self, role: Role) -> Speed:
+        setup = self._setup
+        device = setup.prefill if role is Role.PREFILL else setup.decode
+        if Part.STEP_MODEL in setup.without:
+            return ConstantRate(tokens_per_s=pull_rates(setup).tokens_per_s)
+        return MeasuredSpeed(times=device.step_times, max_chunk=device.scheduler.max_chunk)

@@ -1,0 +1,178 @@
+"""A simulated prefill replica: prompts in the order of the engine's scheduler, KV handed off.
+
+What it admits, and what it lends to gateways, is said by the code of a live one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.errors import Overloaded
+from baton.core.messages import Capacity, Demand, ReplicaInfo
+from baton.engine.request.request import Request
+from baton.kv_transfer.handoff.lease import SenderEvent
+from baton.platform.simulator.fleet.agenda import Agenda
+from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine, Step
+from baton.platform.simulator.fleet.handoff import Handoff
+from baton.platform.simulator.fleet.news import News
+from baton.platform.simulator.fleet.pulling import Puller
+from baton.prefill_service.lending import lending_budget
+from baton.prefill_service.open_prompts import OpenPrompts
+from baton.replica_core.credits import Credits
+
+
+class Receiver(Protocol):
+    """The decode replica of a handoff; called when a message is there."""
+
+    def refused(self, handoff: Handoff) -> None: ...
+
+    def granted(self, handoff: Handoff) -> None: ...
+
+    def computed(self, handoff: Handoff, since_s: float) -> None:
+        """KV of all computed so far may travel; that of the last step, from its beginning on."""
+
+    def got_first_token(self, handoff: Handoff) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What a simulated replica is given: its surroundings."""
+
+    agenda: Agenda
+    latency_s: float
+    num_gateways: int
+    make_engine: Callable[[EngineHooks], SimulatedEngine]
+    make_puller: Callable[[SimulatedEngine], Puller]
+    engine_of: Callable[[str], SimulatedEngine]
+    """By replica id."""
+
+
+class PrefillReplica:
+    def __init__(self, info: ReplicaInfo, news: News, wiring: Wiring) -> None:
+        self.info = info
+        self.engine = wiring.make_engine(
+            EngineHooks(draw=self._draw, on_step=self._on_step, on_scheduled=self._on_scheduled)
+        )
+        self.puller = wiring.make_puller(self.engine)
+        self._news = news
+        self._wiring = wiring
+        self._prompts = OpenPrompts(info.max_queued_tokens)
+        self._handoffs: dict[str, tuple[Handoff, Receiver]] = {}
+        """By transfer id: those whose prompt is not computed."""
+        device = self.engine.device
+        budget = lending_budget(
+            device.step_times, device.scheduler.max_chunk, info.max_queued_tokens
+        )
+        self._credits: Credits[int] = Credits(budget)
+        for gateway in range(wiring.num_gateways):
+            self._credits.join(gateway)
+
+    def start(self) -> None:
+        self._publish()
+
+    def hear(self, gateway: int, demand: Demand) -> None:
+        self._credits.hear(gateway, demand=demand.num_tokens, credit_id=demand.credit_id)
+        self._publish()
+
+    def ask(self, handoff: Handoff, receiver: Receiver) -> None:
+        """Compute the prompt, or refuse at once."""
+        try:
+            prompt = self._prompts.admit(handoff.message)
+        except Overloaded:
+            self._send(lambda: receiver.refused(handoff))
+            return
+        request = handoff.request = prompt.request
+        self._handoffs[handoff.message.transfer_id] = (handoff, receiver)
+        self._publish()
+        source = handoff.message.source
+
+        def begin(num_pulled: int) -> None:
+            handoff.turn.num_pulled += num_pulled
+            if not handoff.is_given_up:
+                self.engine.add(request)
+
+        if source is None:
+            self.engine.call(lambda: begin(0))
+        else:
+            peer = self._wiring.engine_of(source.replica_id)
+            self.puller.pull(peer, handoff.message.prompt, begin)
+
+    def settle(self, handoff: Handoff, event: SenderEvent) -> None:
+        """D has sealed the transfer, or given it up: nothing more is needed of it here."""
+        self.engine.call(lambda: self._release(handoff, event))
+
+    def _release(self, handoff: Handoff, event: SenderEvent) -> None:
+        handoff.sender_hears(event)
+        self._leave(handoff)
+        if handoff.sender.is_released:
+            if handoff.request is not None:
+                self.engine.finish(handoff.request)
+            self.engine.pool.release(handoff.holder)
+        self._publish()
+
+    def _leave(self, handoff: Handoff) -> None:
+        self._handoffs.pop(handoff.message.transfer_id, None)
+        prompt = self._prompts.get(handoff.message.transfer_id)
+        if prompt is not None:
+            self._prompts.remove(prompt)
+
+    def _draw(self, request: Request) -> int:
+        handoff, _ = self._handoffs[request.request_id]
+        return handoff.turn.answer[len(request.output)]
+
+    def _on_scheduled(self, request: Request) -> None:
+        handoff, receiver = self._handoffs[request.request_id]
+        handoff.turn.num_cached = request.num_cached
+        self._send(lambda: receiver.granted(handoff))
+
+    def _on_step(self, step: Step, sampled: Sequence[Request]) -> None:
+        ran = [self._handoffs[chunk.request.request_id] for chunk in step.chunks]
+        for request in sampled:  # a first token overtakes the KV behind it
+            self._finish(request)
+        for handoff, receiver in ran:
+            receiver.computed(handoff, step.began_s)
+        self._publish()
+
+    def _finish(self, request: Request) -> None:
+        """The first token is there; the KV stays until D has it."""
+        handoff, receiver = self._handoffs[request.request_id]
+        pool = self.engine.pool
+        pool.share(request.holder, handoff.holder, len(pool.table(request.holder)))
+        self.engine.finish(request)
+        handoff.sender_hears(SenderEvent.COMPUTED)
+        self._leave(handoff)
+        self._send(lambda: receiver.got_first_token(handoff))
+
+    def _publish(self) -> None:
+        self._news.tell_of_blocks(self.engine.events)
+        pending: Counter[int] = Counter()
+        computed: Counter[int] = Counter()
+        for handoff, _ in self._handoffs.values():
+            prompt = self._prompts.get(handoff.message.transfer_id)
+            assert prompt is not None, "a handoff under way has its prompt here"
+            pending[handoff.gateway] += prompt.num_queued_tokens
+            computed[handoff.gateway] += prompt.num_computed_tokens
+        gateways = range(self._wiring.num_gateways)
+        used = {gateway: pending[gateway] for gateway in gateways}
+        lent = self._credits.lend(used, self._wiring.agenda.now)
+        engine = self.engine
+        self._news.tell(
+            [
+                Capacity(
+                    credit_tokens=lent[gateway].num + computed[gateway],
+                    credit_id=lent[gateway].id,
+                    num_running=engine.num_running,
+                    num_waiting=engine.num_waiting,
+                    num_queued_tokens=self._prompts.num_queued_tokens,
+                    num_blocks=engine.pool.num_blocks,
+                    num_free_blocks=engine.pool.num_available,
+                )
+                for gateway in gateways
+            ]
+        )
+
+    def _send(self, message: Callable[[], None]) -> None:
+        self._wiring.agenda.after(self._wiring.latency_s, message)

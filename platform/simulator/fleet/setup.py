@@ -1,0 +1,90 @@
+"""What a simulated fleet is made of: replicas of two roles, what joins them, who routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from baton.core.kv_layout import ITEM_BYTES, KvLayout
+from baton.core.step_times import StepTimes
+from baton.engine.config import SchedulerConfig
+
+DTYPE = "bfloat16"
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One replica: how long its steps take, and how much it holds."""
+
+    step_times: StepTimes
+    num_blocks: int = 3000
+    block_size: int = 512
+    token_bytes: float = 160_000.0
+    """Of a token's KV, all layers."""
+    max_batch_tokens: int = 2048
+    max_running: int = 64
+    prefill_chunk: int | None = None
+    max_open: int = 128
+    """Requests that a decode replica has at once."""
+    max_queued_tokens: int = 32_768
+    """Of prompts, at a prefill replica; more are refused."""
+
+    @property
+    def layout(self) -> KvLayout:
+        width = max(round(self.token_bytes / (2 * ITEM_BYTES[DTYPE])), 1)
+        return KvLayout(
+            model_fingerprint=b"simulated",
+            dtype=DTYPE,
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=width,
+            block_size=self.block_size,
+        )
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_batch_tokens=self.max_batch_tokens,
+            max_running=self.max_running,
+            prefill_chunk=self.prefill_chunk,
+        )
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What joins clients, gateways and replicas."""
+
+    front_s: float = 0.0
+    """From a client to the gateway's router: HTTP, a template, tokens."""
+    latency_s: float = 0.001
+    """Of a message from one process to another, however short."""
+    bytes_per_s: float = 10e9
+    """At which a replica receives KV."""
+
+
+class Part(StrEnum):
+    """What can be taken away from a gateway, to see what it is good for."""
+
+    STEP_MODEL = "step-model"
+    """Replicas' own step times: prompts are predicted at one rate for all."""
+    GOSSIP = "gossip"
+    """What replicas tell of what others have sent them."""
+    PULLS = "pulls"
+    """Prefixes fetched from other replicas' caches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSetup:
+    num_prefill: int
+    """0: decode replicas compute their prompts themselves."""
+    num_decode: int
+    num_gateways: int = 1
+    prefill: Device
+    decode: Device
+    links: Links = field(default_factory=Links)
+    without: frozenset[Part] = frozenset()
+    max_waiting: int | None = None
+    """Requests that wait for a place in one gateway; more are rejected. None: no limit."""
+    slo_ttft_s: float = 10.0
+    is_noisy: bool = True
+    """Whether steps scatter by the spread of their step times."""
