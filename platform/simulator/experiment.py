@@ -9,15 +9,17 @@ depend on nothing else: neither on the processes nor on the day.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from typing import TypeVar
 
 from baton.core.errors import BatonError, InvalidConfig
+from baton.platform.simulator.fleet.figures import FleetFigures
 from baton.platform.simulator.limit import play_limit
 from baton.platform.simulator.outcome import Figures
 from baton.platform.simulator.prefill_pool import PrefillPool
@@ -28,6 +30,8 @@ from baton.router.policies.by_name import policy
 
 LIMIT = "limit"
 """Stands where a policy's name does: no wait, and one endless cache."""
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class Row:
     seed: int
     tokens_per_s: float
     """That a replica prefills."""
-    figures: Figures
+    figures: Figures | FleetFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +100,10 @@ def play(case: Case) -> Row:
     )
 
 
-def play_all(cases: Sequence[Case], num_jobs: int) -> Iterator[Row]:
+def play_all(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) -> Iterator[Row]:
     """In the order of the cases. Raises BatonError if a process is ended by someone else."""
     if num_jobs == 1:
-        yield from map(play, cases)
+        yield from map(play_one, cases)
         return
     workers = ProcessPoolExecutor(
         min(num_jobs, len(cases)),
@@ -107,7 +111,7 @@ def play_all(cases: Sequence[Case], num_jobs: int) -> Iterator[Row]:
         initializer=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        rows: list[Future[Row]] = [workers.submit(play, case) for case in cases]
+        rows: list[Future[Row]] = [workers.submit(play_one, case) for case in cases]
         for row in rows:
             yield row.result()
     except BrokenProcessPool:

@@ -38,15 +38,16 @@ def _draw_panel(axes: Any, rows: Sequence[Row]) -> None:
         policy: [row.figures for row in of_policy]
         for policy, of_policy in groupby(rows, key=lambda row: row.policy)
     }
-    limit = by_policy.pop(LIMIT)
+    limit = by_policy.pop(LIMIT, None)
     names = list(reversed(by_policy))  # the first on top
     means = [fmean(one.mean_s for one in by_policy[name]) for name in names]
     tails = [fmean(one.p99_s for one in by_policy[name]) for name in names]
     axes.hlines(names, means, tails, color="C0", alpha=0.35)
     axes.plot(means, names, "o", color="C0", label="mean")
     axes.plot(tails, names, "D", color="C1", label="p99")
-    axes.axvline(fmean(one.mean_s for one in limit), ls="--", color="C0", label="limit of mean")
-    axes.axvline(fmean(one.p99_s for one in limit), ls="--", color="C1", label="limit of p99")
+    if limit is not None:
+        axes.axvline(fmean(one.mean_s for one in limit), ls="--", color="C0", label="limit of mean")
+        axes.axvline(fmean(one.p99_s for one in limit), ls="--", color="C1", label="limit of p99")
     load = (
         f"{rows[0].tokens_per_s:,.0f} tokens/s" if rows[0].load is None else f"{rows[0].load:.0%}"
     )

@@ -25,6 +25,7 @@ class Column:
     format: str
     best: str = "least"
     """Or most."""
+    unit: float = 1.0
 
 
 COLUMNS = (
@@ -40,12 +41,7 @@ COLUMNS = (
 def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
     """A table for each trace and load; a policy's line is the mean over its seeds."""
     setup = experiment.setup
-    for (trace, load), found in groupby(rows, key=lambda row: (row.trace, row.load)):
-        group = list(found)
-        rate = f"{group[0].tokens_per_s:,.0f} tokens/s a replica"
-        offered = rate if load is None else f"offered {load:.0%} of {rate}"
-        console.print(f"{trace}: {group[0].figures.num_requests:,} requests, {offered}")
-        console.print(_table(group))
+    show_tables(console, rows, COLUMNS)
     console.print(
         f"{setup.num_replicas} replicas with {setup.num_blocks:,} blocks of {setup.block_size} "
         f"tokens; mean of {experiment.num_seeds} seeds; seconds of wait and prefill, goodput "
@@ -54,28 +50,39 @@ def show(console: Console, experiment: Experiment, rows: Sequence[Row]) -> None:
     console.print(f"{BEST} best in its column; {LIMIT}: no wait, one endless cache")
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def show_tables(console: Console, rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    for (trace, load), found in groupby(rows, key=lambda row: (row.trace, row.load)):
+        group = list(found)
+        rate = f"{group[0].tokens_per_s:,.0f} tokens/s a replica"
+        offered = rate if load is None else f"offered {load:.0%} of {rate}"
+        console.print(f"{trace}: {group[0].figures.num_requests:,} requests, {offered}")
+        console.print(_table(group, columns))
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     table = Table("policy", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
+    for column in columns:
         table.add_column(column.title, justify="right")
     cells_of = {
-        policy: _cells(list(found)) for policy, found in groupby(rows, key=lambda row: row.policy)
+        policy: _cells(list(found), columns)
+        for policy, found in groupby(rows, key=lambda row: row.policy)
     }
-    limit = cells_of.pop(LIMIT)
+    limit = cells_of.pop(LIMIT, None)
     marked = [_marked(texts, column) for texts, column in zip(
-        zip(*cells_of.values(), strict=True), COLUMNS, strict=True
+        zip(*cells_of.values(), strict=True), columns, strict=True
     )]  # fmt: skip
     for policy, cells in zip(cells_of, zip(*marked, strict=True), strict=True):
         table.add_row(policy, *cells)
-    table.add_section()
-    table.add_row(LIMIT, *(f"{text} " for text in limit), style="dim")
+    if limit is not None:
+        table.add_section()
+        table.add_row(LIMIT, *(f"{text} " for text in limit), style="dim")
     return table
 
 
-def _cells(rows: Sequence[Row]) -> list[str]:
+def _cells(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     return [
-        format(fmean(getattr(row.figures, column.figure) for row in rows), column.format)
-        for column in COLUMNS
+        format(fmean(getattr(row.figures, one.figure) for row in rows) / one.unit, one.format)
+        for one in columns
     ]
 
 
@@ -93,15 +100,15 @@ def tree(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
     """The set-up, a row a policy and seed, and a limit a seed in rows of its own."""
     setup = asdict(experiment.setup)
     del setup["tokens_per_s"]  # stands in each row
-    flat = [_flat(row) for row in rows]
+    flattened = [flat(row) for row in rows]
     return {
         "setup": {**setup, "num_seeds": experiment.num_seeds},
-        "rows": [row for row in flat if row["policy"] != LIMIT],
-        "limits": [row for row in flat if row["policy"] == LIMIT],
+        "rows": [row for row in flattened if row["policy"] != LIMIT],
+        "limits": [row for row in flattened if row["policy"] == LIMIT],
     }
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def flat(row: Row) -> dict[str, Any]:
     found = asdict(row)
     figures = found.pop("figures")
     return {**found, **figures}

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from baton.core.errors import InvalidConfig
 from baton.platform.cli.options.load_options import InTime, JsonFile, PlotFile, of_output, panel
 from baton.platform.cli.terminal.errors import told_in_one_line
 
 of_replicas, of_load = panel("Replicas"), panel("Load and policies")
+of_fleet = panel("A fleet, with tokens")
 
 
 def simulate(  # noqa: PLR0913 - one parameter an option
@@ -42,12 +44,41 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             min=0.0, help="Seconds from one output token to the next: when a session's answer ends."
         ),
     ] = 0.0,
+    decode: Annotated[
+        int,
+        of_fleet(
+            min=0,
+            help="Decode replicas: with any, prompts and tokens go through the engine's own "
+            "scheduler, blocks and leases on a --device.",
+        ),
+    ] = 0,
+    prefill: Annotated[
+        int,
+        of_fleet(min=0, help="Prefill replicas; without any, decode replicas compute prompts."),
+    ] = 0,
+    device: Annotated[
+        str,
+        of_fleet(
+            metavar="SOURCE",
+            help="Step times, blocks, links: a JSON file, the URL of a gateway whose replicas have "
+            "measured theirs, or FILE.csv:MODEL,HARDWARE,RANKS of measured passes.",
+            show_default=False,
+        ),
+    ] = "",
+    gateways: Annotated[int, of_fleet(min=1, help="Among which requests are spread.")] = 1,
+    without: Annotated[
+        list[str] | None,
+        of_fleet(
+            help="What gateways do without: `step-model`, `gossip` or `pulls`; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     load: Annotated[
         list[float] | None,
         of_load(
             help="Share of all replicas' time that the trace would take if nothing were cached, "
             "such as 0.7; may be repeated.",
-            show_default="0.7, 1 and 1.3",
+            show_default="0.7, 1 and 1.3; of a fleet, arrivals as recorded",
         ),
     ] = None,
     policy: Annotated[
@@ -76,31 +107,48 @@ def simulate(  # noqa: PLR0913 - one parameter an option
     """Routing policies side by side: which replica each prompt of a trace is sent to, and when.
 
     The router, its index and its line are the gateway's own; replicas are arithmetic: prompts one
-    after the other at a constant rate, and a prefix cache. A trace of sessions is played as a
-    closed loop: a turn comes after the answer before it, and its gap.
+    after the other at a constant rate, and a prefix cache. With --decode they are the engine's
+    scheduler and blocks, handoffs included, and only the time of a step is arithmetic. A trace of
+    sessions is played as a closed loop: a turn comes after the answer before it, and its gap.
     """
     with told_in_one_line("baton simulate"):
-        from baton.platform.cli.runs.simulate import Job, run  # numpy and the router from here on
+        from baton.platform.cli.runs.simulate import Job, play_pool, run  # numpy from here on
         from baton.platform.simulator.setup import Setup
 
-        run(
-            Job(
-                traces=traces,
-                policies=policy or ["all"],
-                loads=load or [],
-                prefill_rate=prefill_rate,
-                num_seeds=seeds,
-                setup=Setup(
-                    num_replicas=replicas,
-                    num_blocks=blocks,
-                    block_size=block_size,
-                    tokens_per_s=prefill_rate or 1.0,
-                    itl_s=itl,
-                    max_waiting=max_waiting,
-                    slo_ttft_s=slo_ttft,
-                ),
-                num_jobs=jobs or len(os.sched_getaffinity(0)),
-                json_file=json_file,
-                plot_file=plot_file,
-            )
+        job = Job(
+            traces=traces,
+            policies=policy or ["all"],
+            loads=load or [],
+            prefill_rate=prefill_rate,
+            num_seeds=seeds,
+            setup=Setup(
+                num_replicas=replicas,
+                num_blocks=blocks,
+                block_size=block_size,
+                tokens_per_s=prefill_rate or 1.0,
+                itl_s=itl,
+                max_waiting=max_waiting,
+                slo_ttft_s=slo_ttft,
+            ),
+            num_jobs=jobs or len(os.sched_getaffinity(0)),
+            json_file=json_file,
+            plot_file=plot_file,
+        )
+        if not decode:
+            if prefill or device or without or gateways > 1:
+                raise InvalidConfig("--decode: a fleet has at least one; give how many")
+            run(job, play_pool)
+            return
+        from baton.platform.cli.runs.simulate_fleet import FleetOptions, run_fleet  # torch, too
+        from baton.platform.simulator.fleet.setup import parts
+
+        run_fleet(
+            job,
+            FleetOptions(
+                num_prefill=prefill,
+                num_decode=decode,
+                num_gateways=gateways,
+                device=device,
+                without=parts(without or ()),
+            ),
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from baton.core.errors import InvalidConfig
 from baton.platform.cli.terminal.output_files import check_plots, check_writable
 from baton.platform.cli.terminal.progress import counting_bar
-from baton.platform.simulator.experiment import Experiment, play_all
+from baton.platform.simulator.experiment import Experiment, Row, play, play_all
 from baton.platform.simulator.plots import draw
 from baton.platform.simulator.report import show, tree
 from baton.platform.simulator.setup import Setup
@@ -25,6 +26,7 @@ from baton.router.policies.by_name import ABLATIONS, DEFAULT, POLICIES
 LOADS = (0.7, 1.0, 1.3)
 FILE_WIDTH = 100
 """Of a table that is written elsewhere than to a terminal."""
+C = TypeVar("C")
 GROUPS = {"all": tuple(POLICIES), "ablation": (DEFAULT, *ABLATIONS)}
 
 
@@ -41,36 +43,50 @@ class Job:
     plot_file: Path | None
 
 
-def run(job: Job) -> None:
+Played = tuple[list[Row], dict[str, Any]]
+"""Rows, and what is written of them as JSON."""
+
+
+def run(job: Job, play_job: Callable[[Job, Console], Played]) -> None:
     """Raises InvalidConfig that names the option, or BatonError."""
     if job.plot_file is not None:
         check_plots("--plot")
         check_writable(job.plot_file, "--plot")
     if job.json_file is not None:
         check_writable(job.json_file, "--json")
-    experiment = Experiment(
-        policies=_policies(job.policies),
-        loads=_loads(job),
-        traces=[_read(file) for file in job.traces],
-        num_seeds=job.num_seeds,
-        setup=job.setup,
-    )
-    cases = experiment.cases()
-    with counting_bar("simulating", len(cases)) as advance:
-        rows = []
-        for row in play_all(cases, job.num_jobs):
-            rows.append(row)
-            advance()
     width = None if sys.stdout.isatty() else FILE_WIDTH
-    show(Console(highlight=False, width=width), experiment, rows)
+    console = Console(highlight=False, width=width)
+    rows, found = play_job(job, console)
     if job.json_file is not None:
-        encoded = msgspec.json.encode(tree(experiment, rows))
-        job.json_file.write_bytes(msgspec.json.format(encoded) + b"\n")
+        job.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     if job.plot_file is not None:
         draw(rows, job.plot_file)
 
 
-def _policies(names: Sequence[str]) -> tuple[str, ...]:
+def play_pool(job: Job, console: Console) -> Played:
+    """Replicas that compute prompts at a constant rate."""
+    experiment = Experiment(
+        policies=policies_of(job.policies),
+        loads=loads_of(job) or (LOADS if job.prefill_rate is None else ()),
+        traces=[read(file) for file in job.traces],
+        num_seeds=job.num_seeds,
+        setup=job.setup,
+    )
+    rows = all_rows(experiment.cases(), job.num_jobs, play)
+    show(console, experiment, rows)
+    return rows, tree(experiment, rows)
+
+
+def all_rows(cases: Sequence[C], num_jobs: int, play_one: Callable[[C], Row]) -> list[Row]:
+    with counting_bar("simulating", len(cases)) as advance:
+        rows = []
+        for row in play_all(cases, num_jobs, play_one):
+            rows.append(row)
+            advance()
+    return rows
+
+
+def policies_of(names: Sequence[str]) -> tuple[str, ...]:
     """Each once, in the order in which they were named."""
     known = {**POLICIES, **ABLATIONS}
     for name in names:
@@ -79,7 +95,7 @@ def _policies(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one for name in names for one in GROUPS.get(name, (name,))))
 
 
-def _loads(job: Job) -> Sequence[float]:
+def loads_of(job: Job) -> Sequence[float]:
     rate = job.prefill_rate
     if rate is not None and job.loads:
         raise InvalidConfig("--load and --prefill-rate: one follows from the other; give one")
@@ -90,10 +106,10 @@ def _loads(job: Job) -> Sequence[float]:
             raise InvalidConfig(
                 f"--load {load:g}: give a share of all replicas' time, more than 0, such as 0.7"
             )
-    return () if rate is not None else tuple(dict.fromkeys(job.loads)) or LOADS
+    return tuple(dict.fromkeys(job.loads))
 
 
-def _read(file: Path) -> Trace:
+def read(file: Path) -> Trace:
     try:
         return read_trace(file)
     except OSError as error:

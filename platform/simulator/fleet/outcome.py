@@ -8,40 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baton.platform.simulator.fleet.figures import FleetFigures
 from baton.platform.simulator.fleet.turns import Turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFigures:
-    """What a row of the table says. Times are seconds, of requests that were not rejected."""
-
-    num_requests: int
-    mean_s: float
-    """Time to first token; so are the percentiles."""
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    itl_mean_s: float
-    """From one token to the next; so are the percentiles."""
-    itl_p50_s: float
-    itl_p90_s: float
-    itl_p99_s: float
-    e2e_p50_s: float
-    """Until the last token."""
-    hit: float
-    """Share of the prompts' tokens that were there when they were computed, pulled ones included.
-    """
-    imbalance: float
-    """The busiest computing replica's time over the mean one's."""
-    goodput: float
-    """Share of all requests, the rejected included, with a first token in time."""
-    rejected: int
-    num_local: int
-    """Prompts that decode replicas computed."""
-    num_preempted: int
-    num_pulled_tokens: int
-    duration_s: float
-    """From the trace's start to its last token."""
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ client --front_s--> gateway --> decode replica <--> prefill replica
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -42,7 +42,7 @@ class Fleet:
         self._turns = Turns(trace)
         self._random = Random(seed)
         self._numbers = count()
-        self._outcome = FleetOutcome()
+        self.outcome = FleetOutcome()
         self._engine_by_id: dict[str, SimulatedEngine] = {}
         rates = pull_rates(setup)
         speeds = {role: self._speed(role) for role in Role}
@@ -60,7 +60,9 @@ class Fleet:
             PrefillReplica(info, self._news(info), self._wiring(setup.prefill))
             for info in self._infos(Role.PREFILL, setup.num_prefill, setup.prefill)
         ]
-        peers = {replica.info.replica_id: replica for replica in self._prefill}
+        peers: dict[str, PrefillReplica] = {
+            replica.info.replica_id: replica for replica in self._prefill
+        }
         self._decode = [
             DecodeReplica(info, self._news(info), self._wiring(setup.decode), peers, self._gateways)
             for info in self._infos(Role.DECODE, setup.num_decode, setup.decode)
@@ -69,12 +71,18 @@ class Fleet:
         if self._prefill:
             held = setup.prefill.num_blocks * setup.prefill.block_size
             self._max_len = min(self._max_len, held)
-        for replica in (*self._prefill, *self._decode):
+        replicas: tuple[PrefillReplica | DecodeReplica, ...] = (*self._prefill, *self._decode)
+        for replica in replicas:
             self._engine_by_id[replica.info.replica_id] = replica.engine
         for gateway in self._gateways:
             gateway.connect(self._prefill, self._decode, self)
-        for replica in (*self._prefill, *self._decode):
+        for replica in replicas:
             replica.start()
+
+    @property
+    def engines(self) -> Sequence[SimulatedEngine]:
+        """Of all replicas. To look at."""
+        return tuple(self._engine_by_id.values())
 
     def play(self) -> FleetOutcome:
         """From the first request to the last token."""
@@ -87,18 +95,18 @@ class Fleet:
             else:
                 self._agenda.go_on()
         computing = self._prefill or self._decode
-        self._outcome.ended(
+        self.outcome.ended(
             busy_s=[replica.engine.busy_s for replica in computing],
             num_preempted=sum(replica.engine.num_preempted for replica in self._decode),
             num_local=sum(replica.num_computed_here for replica in self._decode),
         )
-        return self._outcome
+        return self.outcome
 
     def give(self, turn: Turn) -> None:
         """A token has come to its client."""
         turn.give(self._agenda.now)
         if turn.is_over:
-            self._outcome.serve(turn)
+            self.outcome.serve(turn)
             self._arrivals.answered(turn.arrival, self._agenda.now)
 
     def _comes(self, arrival: Arrival) -> None:
@@ -110,7 +118,7 @@ class Fleet:
     def _enters(self, turn: Turn, gateway: SimulatedGateway) -> None:
         num_tokens = len(turn.prompt) + len(turn.answer)
         if num_tokens > self._max_len or not gateway.come(turn):
-            self._outcome.rejected += 1
+            self.outcome.rejected += 1
             self._arrivals.answered(turn.arrival, self._agenda.now)
 
     # What it is made of.

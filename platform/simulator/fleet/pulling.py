@@ -33,6 +33,7 @@ class Puller:
         self, source: SimulatedEngine, tokens: Sequence[int], then: Callable[[int], None]
     ) -> None:
         """`then`, between two steps, is told how many tokens more are here than were."""
+        tokens = tokens[:-1]  # a pool always leaves the last one to be computed
         lease = Holder(HolderKind.LEASE, f"pull-{next(self._numbers)}")
 
         def offered() -> None:
@@ -44,8 +45,7 @@ class Puller:
         def reserve(num_offered: int) -> None:
             pool = self._engine.pool
             num_held = pool.num_cached(tokens[:num_offered], SALT)
-            # A pool always leaves the last token to be computed: one more than is offered.
-            wanted = tokens[: num_offered + 1]
+            wanted = tokens[:num_offered]
             if num_offered <= num_held or pool.reserve(lease, wanted, SALT) is None:
                 then(0)
                 return

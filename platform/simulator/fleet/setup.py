@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
+from baton.core.config_node import Count
+from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.core.step_times import StepTimes
 from baton.engine.config import SchedulerConfig
 
 DTYPE = "bfloat16"
+Rate = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One replica: how long its steps take, and how much it holds."""
 
     step_times: StepTimes
-    num_blocks: int = 3000
-    block_size: int = 512
-    token_bytes: float = 160_000.0
+    num_blocks: Count = 3000
+    block_size: Count = 512
+    token_bytes: Rate = 160_000.0
     """Of a token's KV, all layers."""
-    max_batch_tokens: int = 2048
-    max_running: int = 64
-    prefill_chunk: int | None = None
-    max_open: int = 128
+    max_batch_tokens: Count = 2048
+    max_running: Count = 64
+    prefill_chunk: Count | None = None
+    max_open: Count = 128
     """Requests that a decode replica has at once."""
-    max_queued_tokens: int = 32_768
+    max_queued_tokens: Count = 32_768
     """Of prompts, at a prefill replica; more are refused."""
 
     @property
@@ -54,11 +59,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Links(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What joins clients, gateways and replicas."""
 
-    front_s: float = 0.0
+    front_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """From a client to the gateway's router: HTTP, a template, tokens."""
-    latency_s: float = 0.001
+    latency_s: Annotated[float, msgspec.Meta(ge=0)] = 0.001
     """Of a message from one process to another, however short."""
-    bytes_per_s: float = 10e9
+    bytes_per_s: Rate = 10e9
     """At which a replica receives KV."""
 
 
@@ -71,6 +76,14 @@ class Part(StrEnum):
     """What replicas tell of what others have sent them."""
     PULLS = "pulls"
     """Prefixes fetched from other replicas' caches."""
+
+
+def parts(names: Iterable[str]) -> frozenset[Part]:
+    """Raises InvalidConfig that names all there are."""
+    for name in names:
+        if name not in set(Part):
+            raise InvalidConfig(f"--without {name}: give one of {', '.join(Part)}")
+    return frozenset(map(Part, names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,9 +79,29 @@ def test_the_table_marks_the_best_of_each_column_and_shows_what_none_can_beat(tr
     assert not lines["random"][2].endswith("*")
 
 
+def test_a_fleet_has_a_row_of_times_to_first_token_and_between_tokens(
+    trace: Path, tmp_path: Path
+) -> None:
+    role = {"step_times": {"constant_s": 0.01, "token_s": 0.001}, "num_blocks": 99}
+    device = tmp_path / "device.json"
+    device.write_text(json.dumps({"prefill": role, "decode": role, "links": {"front_s": 0.5}}))
+    arguments = ("--decode", 1, "--prefill", 1, "--device", device, "--gateways", 2)
+
+    found = simulated(tmp_path / "out.json", trace, *arguments, "--policy", "all", "--seeds", 1)
+
+    assert len(found["rows"]) == 12 and found["setup"]["links"]["front_s"] == 0.5
+    row = found["rows"][-1]
+    assert row["p50_s"] > 0.5 + 1.0 and row["itl_p50_s"] == pytest.approx(0.011)
+    assert row["num_requests"] == 3 and row["rejected"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        (("--prefill", "2"), "--decode: "),
+        (("--decode", "2"), "--device: "),
+        (("--decode", "2", "--device", "x.csv:a,b,1"), "No such file"),
+        (("--decode", "2", "--device", "x.json", "--prefill-rate", "5"), "--prefill-rate: "),
         (("--load", "0"), "--load 0: "),
         (("--load", "1", "--prefill-rate", "5"), "give one"),
         (("--policy", "best"), "sticky-until-saturated"),

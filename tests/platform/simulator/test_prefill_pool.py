@@ -169,7 +169,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     )
 
     once, again = (
-        msgspec.json.encode(tree(experiment, list(play_all(experiment.cases(), 1))))
+        msgspec.json.encode(tree(experiment, list(play_all(experiment.cases(), 1, play))))
         for _ in range(2)
     )
 

@@ -1,0 +1,45 @@
+"""What an experiment on a fleet found: a table for people, a tree for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from baton.platform.simulator.experiment import Row
+from baton.platform.simulator.fleet.experiment import FleetExperiment
+from baton.platform.simulator.report import BEST, Column, flat, show_tables
+
+FLEET_COLUMNS = (
+    Column("TTFT ms", "p50_s", ".0f", unit=1e-3),
+    Column("p99 ms", "p99_s", ".0f", unit=1e-3),
+    Column("ITL ms", "itl_p50_s", ".1f", unit=1e-3),
+    Column("p99 ms", "itl_p99_s", ".1f", unit=1e-3),
+    Column("hit", "hit", ".3f", "most"),
+    Column("imbalance", "imbalance", ".2f"),
+    Column("goodput", "goodput", ".3f", "most"),
+    Column("rejected", "rejected", ".0f"),
+)
+
+
+def show_fleet(console: Console, experiment: FleetExperiment, rows: Sequence[Row]) -> None:
+    """A table for each trace and load; a policy's line is the mean over its seeds."""
+    setup = experiment.setup
+    show_tables(console, rows, FLEET_COLUMNS)
+    makes = f"{setup.num_prefill} prefill and " if setup.num_prefill else ""
+    without = f", without {', '.join(sorted(setup.without))}" if setup.without else ""
+    console.print(
+        f"{makes}{setup.num_decode} decode replicas, {setup.num_gateways} gateways{without}; mean "
+        f"of {experiment.num_seeds} seeds; median and p99, goodput within {setup.slo_ttft_s:g} s; "
+        f"{BEST} best in its column"
+    )
+
+
+def fleet_tree(experiment: FleetExperiment, rows: Sequence[Row]) -> dict[str, Any]:
+    """The set-up, and a row a policy and seed."""
+    setup = msgspec.to_builtins({**asdict(experiment.setup), "num_seeds": experiment.num_seeds})
+    setup["without"] = sorted(setup["without"])
+    return {"setup": setup, "rows": [flat(row) for row in rows]}
