@@ -9,7 +9,6 @@ values, without streams.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Turn
 from baton.router.candidate import Candidate, Speed
+from baton.router.fair_queue import FairQueue
 from baton.router.kv_index import Expected, KvIndex
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
@@ -94,7 +94,7 @@ class SimulatedGateway:
         self._index = KvIndex()
         self._placer = Placer(routing, self._num_cached)
         self._rates = routing.pull_rates
-        self._outside: deque[Turn] = deque()
+        self._outside: FairQueue[Turn] = FairQueue({})
         self._in_line: dict[int, Turn] = {}
         """By the prompt's number."""
         self._booked: dict[str, _Booked] = {}
@@ -121,11 +121,11 @@ class SimulatedGateway:
     def come(self, turn: Turn) -> bool:
         """False if it is turned away: enough wait already."""
         limit = self._setup.max_waiting
-        if not self._outside and self._enter(turn):
+        if not len(self._outside) and self._enter(turn):
             return True
         if limit is not None and len(self._outside) >= limit:
             return False
-        self._outside.append(turn)
+        self._outside.add(turn, now=self._agenda.now)
         self._want()
         return True
 
@@ -195,7 +195,7 @@ class SimulatedGateway:
 
     def _change(self) -> None:
         """Soon after a change, never within it."""
-        if not self._is_serving and (self._in_line or self._outside):
+        if not self._is_serving and (self._in_line or len(self._outside)):
             self._is_serving = True
             self._agenda.after(0.0, self._serve)
 
@@ -205,11 +205,12 @@ class SimulatedGateway:
         for prompt in self._placer.stranded(self._view(PromptNames()), now):
             turn = self._in_line.pop(prompt.number)
             if not self._enter(turn):
-                self._outside.appendleft(turn)
+                self._outside.add(turn, is_retry=True, now=now)
         for prompt, placement in self._placer.served(self._view, now):
             self._send(self._in_line.pop(prompt.number), placement)
-        while self._outside and self._enter(self._outside[0]):
-            self._outside.popleft()
+        while (entry := self._outside.first()) is not None and self._enter(entry.item):
+            self._outside.serve(entry)
+            self._outside.charge(entry.tenant, len(entry.item.prompt))
         self._want()
 
     def _look_later(self) -> None:
