@@ -186,7 +186,7 @@ class ReplicaDispatcher:
                 self._while_replicas_may_come(),
             ):
                 await self._queue.place(
-                    lambda: seeker if self._seeking.enter(seeker) else None,
+                    lambda: seeker if self._enter(seeker) else None,
                     self._seeking.leave,
                     turn,
                 )
@@ -214,6 +214,9 @@ class ReplicaDispatcher:
                 f"no place came within {max_wait_s:g} s, and it may wait no longer",
                 retry_after_s=self._queue.wait_s,
             ) from None
+
+    def _enter(self, seeker: Seeker) -> bool:
+        return self.fleet.warm_up.is_over and self._seeking.enter(seeker)
 
     @asynccontextmanager
     async def _while_replicas_may_come(self) -> AsyncIterator[None]:

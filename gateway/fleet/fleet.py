@@ -27,6 +27,7 @@ from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.prefill_link import PrefillLink
+from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.candidate import Candidate
@@ -79,6 +80,7 @@ class Fleet:
         self.starting: tuple[StartingReplica, ...] = ()
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
+        self.warm_up = WarmUp(on_change, clock)
 
     async def follow(self, registry: RegistryClient) -> None:
         """Keep up with the registry for ever. Its absence changes nothing of what we know."""
@@ -107,9 +109,13 @@ class Fleet:
         gone = {*self._watch_by_epoch, *self._link_by_epoch} - known.keys()
         self._hear_of_starts(snapshot.starting)
         self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}
+        self.warm_up.begin(self._replica_by_epoch)
         for epoch in gone:
             await self._forget(epoch)
         self._on_change()
+
+    def _learn(self, epoch: Epoch, is_all: bool) -> None:
+        self.warm_up.hear(epoch, is_all=is_all)
 
     def _meet(self, info: ReplicaInfo) -> bool:
         """Whether it could be met: one that cannot keeps nobody from the others."""
@@ -122,7 +128,8 @@ class Fleet:
 
     def _link_to(self, info: ReplicaInfo) -> None:
         if info.epoch not in self._watch_by_epoch:
-            self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels)
+            on_learnt = partial(self._learn, info.epoch)
+            self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels, on_learnt)
         if info.role is Role.PREFILL:
             if info.epoch not in self._prefill_link_by_epoch:
                 self._candidate_by_epoch[info.epoch] = self._new_candidate(info)
@@ -184,6 +191,7 @@ class Fleet:
         watch = self._watch_by_epoch.pop(epoch, None)
         if watch is not None:
             await watch.close()
+        self.warm_up.hear(epoch, is_all=True)
         self.index.forget(epoch)
         self._drained_here.discard(epoch)
         prefill_link = self._prefill_link_by_epoch.pop(epoch, None)
@@ -201,6 +209,7 @@ class Fleet:
         await link.close()
 
     async def close(self) -> None:
+        self.warm_up.close()
         for watch in self._watch_by_epoch.values():
             await watch.close()
         for link in self._link_by_epoch.values():

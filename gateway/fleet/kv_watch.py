@@ -2,13 +2,16 @@
 
     run()    watch: snapshot, events ...; after a gap or a break: wait a little, watch anew
 
-While the stream is away the index keeps what it knew: the next snapshot puts it right.
+`on_learnt` is called with each part of the first snapshot, and told whether that was all, as it was
+if none will come. While the stream is away the index keeps what it knew: the next snapshot puts it
+right.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
@@ -23,6 +26,8 @@ from baton.router.kv_index import KvGap, KvIndex
 
 log = logging.getLogger(__name__)
 
+OnLearnt = Callable[[bool], None]
+
 MIN_RETRY_S = 0.2
 MAX_RETRY_S = 5.0
 
@@ -30,7 +35,9 @@ MAX_RETRY_S = 5.0
 class KvWatch:
     """Its channel is its own: a long snapshot must not hold up tokens."""
 
-    def __init__(self, info: ReplicaInfo, index: KvIndex, channels: Channels) -> None:
+    def __init__(
+        self, info: ReplicaInfo, index: KvIndex, channels: Channels, on_learnt: OnLearnt
+    ) -> None:
         self.num_events = 0
         """Applied so far."""
         self.num_gaps = 0
@@ -39,6 +46,8 @@ class KvWatch:
         """Snapshots taken after the first: because of a gap, or because the stream was away."""
         self.is_synced = False
         """The index follows the replica at this moment."""
+        self._on_learnt: OnLearnt | None = on_learnt
+        """None: it has heard all."""
         self._info = info
         self._index = index
         self._has_snapshot = False
@@ -64,6 +73,7 @@ class KvWatch:
         retry_s = MIN_RETRY_S
         while True:
             reason = await self._follow()
+            self._learn(is_all=True)
             if self.is_synced:
                 self.is_synced, retry_s = False, MIN_RETRY_S
             log.info("the KV events of %s broke off: %s", self._info.replica_id, reason)
@@ -96,3 +106,10 @@ class KvWatch:
         elif not events.has_more:
             self.num_resyncs += self._has_snapshot
             self._has_snapshot = self.is_synced = True
+        self._learn(is_all=self._has_snapshot)
+
+    def _learn(self, *, is_all: bool) -> None:
+        if self._on_learnt is not None:
+            self._on_learnt(is_all)
+            if is_all:
+                self._on_learnt = None

@@ -36,7 +36,7 @@ def info(fleet: Fleet, replica_id: ReplicaId) -> ReplicaInfo:
 
 @asynccontextmanager
 async def watching(info: ReplicaInfo, index: KvIndex) -> AsyncIterator[KvWatch]:
-    watch = KvWatch(info, index, Channels())
+    watch = KvWatch(info, index, Channels(), lambda _: None)
     try:
         yield watch
     finally:

@@ -69,7 +69,7 @@ async def watching(cache: ScriptedCache, index: KvIndex) -> AsyncIterator[KvWatc
     add_ReplicaServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    watch = KvWatch(replace(D, address=f"127.0.0.1:{port}"), index, Channels())
+    watch = KvWatch(replace(D, address=f"127.0.0.1:{port}"), index, Channels(), lambda _: None)
     try:
         yield watch
     finally:

@@ -1,0 +1,87 @@
+"""When a new gateway knows enough of what replicas have cached to place prompts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.in_process_fleet import GREEDY, running_fleet
+
+from baton.core.clock import ManualClock
+from baton.core.ids import Epoch, new_request_id
+from baton.gateway.fleet import warm_up
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.warm_up import WarmUp
+from baton.gateway.requests.generation import Generation
+from baton.router.placer import Routing
+from baton.router.policies.cost import Cost
+
+A, B = Epoch("a"), Epoch("b")
+PROMPT = tuple(range(3, 103))
+
+
+class Over:
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self) -> None:
+        self.num_calls += 1
+
+
+async def test_it_is_over_when_the_last_of_the_first_replicas_has_told_all() -> None:
+    over = Over()
+    warming = WarmUp(over)
+    warming.begin([])
+    warming.begin([A, B])
+    warming.begin([Epoch("later")])
+
+    warming.hear(A, is_all=True)
+    warming.hear(B, is_all=False)
+    assert not warming.is_over
+    warming.hear(B, is_all=True)
+
+    assert warming.is_over
+    warming.hear(Epoch("later"), is_all=True)
+    assert over.num_calls == 1
+
+
+async def test_a_replica_that_says_nothing_is_waited_for_only_while_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_up, "PAUSE_S", 0.02)
+    clock, over = ManualClock(), asyncio.Event()
+    warming = WarmUp(over.set, clock)
+    warming.begin([A, B])
+    for _ in range(3):
+        clock.advance(0.015)
+        warming.hear(A, is_all=False)
+        await asyncio.sleep(0.03)
+        assert not warming.is_over
+
+    clock.advance(0.02)
+    await over.wait()
+
+    assert warming.is_over
+
+
+async def test_the_first_prompt_of_a_new_gateway_goes_where_it_is_cached() -> None:
+    async with running_fleet(prefill=0, decode=4) as fleet:
+        for number in range(4):
+            await fleet.ask([number, *PROMPT])
+        new = ReplicaDispatcher(Routing(Cost()), max_waiting=9, no_replica_grace_s=5.0)
+        await new.fleet.apply(fleet.registry.membership())
+        try:
+            cached: list[int] = []
+            for number in range(4):
+                generation = Generation(
+                    request_id=new_request_id(), prompt=(number, *PROMPT), sampling=GREEDY
+                )
+                running = await new.start(generation)
+                async for _ in running:
+                    pass
+                await running.stop(12)
+                cached.append(running.receipt.cached_tokens)
+        finally:
+            await new.fleet.close()
+
+        assert cached == [100] * 4
