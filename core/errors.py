@@ -120,7 +120,7 @@ class TransferError(BatonError):
 
 
 class LayoutMismatch(TransferError):
-    """The two sides store KV differently; see `baton.kv_transfer.layouts.agreement`."""
+    """The two sides store KV differently; see `baton.kv_transfer.layouts.plan`."""
 
 
 class StaleEpoch(TransferError):

@@ -22,7 +22,7 @@ from baton.core.messages import PullOffered, PullRequest
 from baton.decode_service.generating import Generating
 from baton.decode_service.open_requests import OpenRequests
 from baton.engine.engine import Engine
-from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.layouts.plan import check_layouts
 from baton.kv_transfer.pulling.lending import Lender
 
 TAKE_BACK_S = 10.0

@@ -13,17 +13,20 @@ for the grammar of one that is computed here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from baton.core.errors import BatonError, InvalidRequest
 from baton.core.messages import ReplicaAddress
 from baton.decode_service.generating import Generating
 from baton.decode_service.pulling import Pulling
-from baton.decode_service.read_ahead import reading_ahead
 from baton.decode_service.remote_prefill import OnFirstToken, RemotePrefill
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
+from baton.kv_transfer.exchange import KvExchange
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ class Intake:
         source = message.source if message.is_moving else None
         if source is not None and await self.pulling.take_over(generating, source):
             return
-        async with reading_ahead(self.pulling.kv, generating):
+        async with _reading_ahead(self.pulling.kv, generating):
             for peer in message.prefill:
                 if await self._is_prefilled_by(peer, generating):
                     return
@@ -81,3 +84,34 @@ class Intake:
                 await generating.matcher.is_compiled()
             return False
         return True
+
+
+@asynccontextmanager
+async def _reading_ahead(kv: KvExchange, generating: Generating) -> AsyncIterator[None]:
+    """Bring in what this replica's tiers hold of the prompt, as `generating.read_ahead`.
+
+        ask P ------> granted --> wait for it --> reserve blocks: those it brought need not be sent
+          `-- swap in, let go ------'
+
+    P does not wait: it computes from its grant on. D does not wait long: the tiers have a deadline.
+    Once let go the blocks are the most recently used of the prefix cache, and shared a moment
+    later.
+    """
+    if kv.tiers is None or not generating.message.prefill:
+        yield
+        return
+    generating.read_ahead = asyncio.create_task(_swap_in(kv, generating))
+    try:
+        yield
+    finally:
+        generating.read_ahead.cancel()
+        await asyncio.gather(generating.read_ahead, return_exceptions=True)
+
+
+async def _swap_in(kv: KvExchange, generating: Generating) -> None:
+    message = generating.message
+    known = generating.known_tokens
+    async with kv.prefix_of(known, message.salt, None, tenant=message.tenant) as brought_in:
+        generating.num_pulled += brought_in.num_new
+        if brought_in.note:
+            generating.notes.append(brought_in.note)

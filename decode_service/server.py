@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator
 
-import grpc
 import grpc.aio
 
-from baton.core.errors import InvalidRequest, Unavailable
-from baton.core.ids import Epoch, RequestId
+from baton.core.errors import InvalidRequest
+from baton.core.ids import RequestId
 from baton.core.messages import TokenUpdate
 from baton.decode_service.session import Frame, GatewaySession
 from baton.decode_service.worker import DecodeWorker
@@ -22,8 +19,7 @@ from baton.proto.wire import (
     generate_from_proto,
     update_to_proto,
 )
-
-log = logging.getLogger(__name__)
+from baton.replica_core.gateway_stream import gateway_session
 
 
 class DecodeGrpc(DecodeServicer):
@@ -35,25 +31,9 @@ class DecodeGrpc(DecodeServicer):
         request_iterator: AsyncIterator[pb.GatewayFrame],
         context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.DecodeFrame],
     ) -> AsyncIterator[pb.DecodeFrame]:
-        hello = (await anext(request_iterator)).hello
-        if hello.replica_epoch != self._worker.core.epoch:
-            detail = "another incarnation of this replica was meant"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
-        try:
-            session = self._worker.open_session(Epoch(hello.gateway_epoch))
-        except Unavailable as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        reader = asyncio.create_task(self._read(session, request_iterator))
-        reader.add_done_callback(lambda _: session.end())
-        try:
+        async with gateway_session(self._worker, request_iterator, context, self._read) as session:
             while (frame := await session.next_frame()) is not None:
                 yield _to_proto(frame)
-        finally:
-            reader.cancel()
-            self._worker.close_session(session)
-            [outcome] = await asyncio.gather(reader, return_exceptions=True)
-            if isinstance(outcome, Exception):
-                log.error("a gateway's stream ended with %r", outcome)
 
     async def _read(self, session: GatewaySession, frames: AsyncIterator[pb.GatewayFrame]) -> None:
         async for frame in frames:

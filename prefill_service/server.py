@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -15,9 +13,7 @@ from baton.core.errors import (
     InvalidRequest,
     LayoutMismatch,
     Overloaded,
-    Unavailable,
 )
-from baton.core.ids import Epoch
 from baton.core.messages import PrefillGranted
 from baton.prefill_service.session import PrefillSession
 from baton.prefill_service.worker import PrefillWorker
@@ -30,8 +26,7 @@ from baton.proto.wire import (
     granted_to_proto,
     prefill_from_proto,
 )
-
-log = logging.getLogger(__name__)
+from baton.replica_core.gateway_stream import gateway_session
 
 
 class PrefillGrpc(PrefillServicer):
@@ -61,25 +56,9 @@ class PrefillGrpc(PrefillServicer):
         request_iterator: AsyncIterator[pb.GatewayFrame],
         context: grpc.aio.ServicerContext[pb.GatewayFrame, pb.Capacity],
     ) -> AsyncIterator[pb.Capacity]:
-        hello = (await anext(request_iterator)).hello
-        if hello.replica_epoch != self._worker.core.epoch:
-            detail = "another incarnation of this replica was meant"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
-        try:
-            session = self._worker.open_session(Epoch(hello.gateway_epoch))
-        except Unavailable as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        reader = asyncio.create_task(self._read(session, request_iterator))
-        reader.add_done_callback(lambda _: session.end())
-        try:
+        async with gateway_session(self._worker, request_iterator, context, self._read) as session:
             while (capacity := await session.next_capacity()) is not None:
                 yield capacity_to_proto(capacity)
-        finally:
-            reader.cancel()
-            self._worker.close_session(session)
-            [outcome] = await asyncio.gather(reader, return_exceptions=True)
-            if isinstance(outcome, Exception):
-                log.error("a gateway's stream ended with %r", outcome)
 
     async def _read(self, session: PrefillSession, frames: AsyncIterator[pb.GatewayFrame]) -> None:
         async for frame in frames:

@@ -29,7 +29,7 @@ from baton.engine.request.step_report import RequestOutput, StepReport
 from baton.engine.schedule.scheduler import ScheduledChunk
 from baton.engine.step_hooks import StepHooks
 from baton.kv_transfer.exchange import ExchangeParts
-from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.layouts.plan import check_layouts
 from baton.prefill_service.lending import Lending
 from baton.prefill_service.open_prompts import Event, OpenPrompt, OpenPrompts
 from baton.prefill_service.session import PrefillSession

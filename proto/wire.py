@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.message import Message
+
 from baton.core.errors import (
     BatonError,
     Cancelled,
@@ -268,47 +273,11 @@ def offered_from_proto(message: pb.PullOffered) -> PullOffered:
 
 
 def receipt_to_proto(receipt: Receipt) -> pb.Receipt:
-    return pb.Receipt(
-        decode_replica=receipt.decode_replica,
-        prefill_replica=receipt.prefill_replica,
-        placement=receipt.placement,
-        attempts=receipt.attempts,
-        prompt_tokens=receipt.prompt_tokens,
-        cached_tokens=receipt.cached_tokens,
-        cache_write_tokens=receipt.cache_write_tokens,
-        pulled_tokens=receipt.pulled_tokens,
-        computed_tokens=receipt.computed_tokens,
-        output_tokens=receipt.output_tokens,
-        kv_bytes=receipt.kv_bytes,
-        transport=receipt.transport,
-        queue_ms=receipt.queue_ms,
-        prefill_ms=receipt.prefill_ms,
-        transfer_ms=receipt.transfer_ms,
-        decode_ms=receipt.decode_ms,
-        notes=receipt.notes,
-    )
+    return pb.Receipt(**_by_name(receipt, pb.Receipt))
 
 
 def receipt_from_proto(message: pb.Receipt) -> Receipt:
-    return Receipt(
-        decode_replica=message.decode_replica,
-        prefill_replica=message.prefill_replica,
-        placement=message.placement,
-        attempts=message.attempts,
-        prompt_tokens=message.prompt_tokens,
-        cached_tokens=message.cached_tokens,
-        cache_write_tokens=message.cache_write_tokens,
-        pulled_tokens=message.pulled_tokens,
-        computed_tokens=message.computed_tokens,
-        output_tokens=message.output_tokens,
-        kv_bytes=message.kv_bytes,
-        transport=message.transport,
-        queue_ms=message.queue_ms,
-        prefill_ms=message.prefill_ms,
-        transfer_ms=message.transfer_ms,
-        decode_ms=message.decode_ms,
-        notes=tuple(message.notes),
-    )
+    return Receipt(**_by_name(message, pb.Receipt))
 
 
 def error_to_proto(error: Exception) -> pb.Error:
@@ -362,81 +331,43 @@ def update_from_proto(message: pb.TokenUpdate) -> TokenUpdate:
 
 
 def demand_to_proto(demand: Demand) -> pb.Demand:
-    return pb.Demand(
-        num_requests=demand.num_requests,
-        num_tokens=demand.num_tokens,
-        credit_id=demand.credit_id,
-    )
+    return pb.Demand(**_by_name(demand, pb.Demand))
 
 
 def demand_from_proto(message: pb.Demand) -> Demand:
-    return Demand(
-        num_requests=message.num_requests,
-        num_tokens=message.num_tokens,
-        credit_id=message.credit_id,
-    )
+    return Demand(**_by_name(message, pb.Demand))
 
 
 def step_times_to_proto(times: StepTimes) -> pb.StepTimes:
-    return pb.StepTimes(
-        constant_s=times.constant_s,
-        token_s=times.token_s,
-        pair_s=times.pair_s,
-        context_s=times.context_s,
-        request_s=times.request_s,
-        spread=times.spread,
-        num_prompt_steps=times.num_prompt_steps,
-        num_decode_steps=times.num_decode_steps,
-        age_s=times.age_s,
-    )
+    return pb.StepTimes(**_by_name(times, pb.StepTimes))
 
 
 def step_times_from_proto(message: pb.StepTimes) -> StepTimes:
-    return StepTimes(
-        constant_s=message.constant_s,
-        token_s=message.token_s,
-        pair_s=message.pair_s,
-        context_s=message.context_s,
-        request_s=message.request_s,
-        spread=message.spread,
-        num_prompt_steps=message.num_prompt_steps,
-        num_decode_steps=message.num_decode_steps,
-        age_s=message.age_s,
-    )
+    return StepTimes(**_by_name(message, pb.StepTimes))
 
 
 def capacity_to_proto(capacity: Capacity) -> pb.Capacity:
     times = capacity.step_times
     return pb.Capacity(
-        max_open=capacity.max_open,
-        credit_tokens=capacity.credit_tokens,
-        credit_id=capacity.credit_id,
-        num_running=capacity.num_running,
-        num_waiting=capacity.num_waiting,
-        num_queued_tokens=capacity.num_queued_tokens,
-        num_context_tokens=capacity.num_context_tokens,
-        num_blocks=capacity.num_blocks,
-        num_free_blocks=capacity.num_free_blocks,
-        is_draining=capacity.is_draining,
-        slowness=capacity.slowness,
+        **_by_name(capacity, pb.Capacity),
         step_times=None if times is None else step_times_to_proto(times),
     )
 
 
 def capacity_from_proto(message: pb.Capacity) -> Capacity:
-    return Capacity(
-        max_open=message.max_open,
-        credit_tokens=message.credit_tokens,
-        credit_id=message.credit_id,
-        num_running=message.num_running,
-        num_waiting=message.num_waiting,
-        num_queued_tokens=message.num_queued_tokens,
-        num_context_tokens=message.num_context_tokens,
-        num_blocks=message.num_blocks,
-        num_free_blocks=message.num_free_blocks,
-        is_draining=message.is_draining,
-        slowness=message.slowness or 1.0,
-        step_times=step_times_from_proto(message.step_times)
-        if message.HasField("step_times")
-        else None,
+    is_timed = message.HasField("step_times")
+    capacity = Capacity(
+        **_by_name(message, pb.Capacity),
+        step_times=step_times_from_proto(message.step_times) if is_timed else None,
     )
+    return capacity if capacity.slowness else replace(capacity, slowness=1.0)  # not told
+
+
+def _by_name(of: object, kind: type[Message]) -> dict[str, Any]:
+    """What `of` has in the fields of a message that are numbers or text, or tuples of them.
+
+    There they are called as in our own type.
+    """
+    plain = [field for field in kind.DESCRIPTOR.fields if field.message_type is None]
+    values = {field.name: getattr(of, field.name) for field in plain}
+    return values | {field.name: tuple(values[field.name]) for field in plain if field.is_repeated}

@@ -20,32 +20,41 @@ def paged_attention(
     scoring: Scoring,
     sinks: Tensor | None,
 ) -> Tensor:
-    tokens, num_heads, width = q.shape
     out = torch.empty_like(q)
     made = Call(
         of_dtype("paged_attention", q.dtype),
-        rows=tokens,
+        rows=len(q),
         inputs={
-            "q": q.contiguous(),
+            **kv_inputs(q, sequences, window, scoring, sinks),
             "arena": arena.memory,
-            "query_starts": sequences.query_starts,
-            "context_lens": sequences.context_lens,
-            "block_tables": sequences.block_tables,
-            "sinks": sinks,
-            "num_heads": num_heads,
             "num_kv_heads": arena.num_heads,
-            "width": width,
             "block_size": arena.block_size,
-            "table_stride": sequences.block_tables.stride(0),
-            "window": as_number(window),
-            "num_first": num_first_of(window),
             "items": arena.items,
             "unit_bytes": arena.unit_bytes,
-            "has_float_sinks": sinks is not None and sinks.dtype is torch.float32,
-            "scale": scoring.scale_of(width),
-            "softcap": scoring.softcap or 0.0,
         },
         outputs={"out": out},
     )
-    call(made, Pass(num_tokens=tokens, num_requests=sequences.num_requests))
+    call(made, Pass(num_tokens=len(q), num_requests=sequences.num_requests))
     return out
+
+
+def kv_inputs(
+    q: Tensor, sequences: Sequences, window: Window, scoring: Scoring, sinks: Tensor | None
+) -> dict[str, Tensor | float | None]:
+    """The fields of `KvArgs` (source/attention/attention_kv.h) but those that say how KV lies."""
+    _, num_heads, width = q.shape
+    return {
+        "q": q.contiguous(),
+        "query_starts": sequences.query_starts,
+        "context_lens": sequences.context_lens,
+        "block_tables": sequences.block_tables,
+        "sinks": sinks,
+        "num_heads": num_heads,
+        "width": width,
+        "table_stride": sequences.block_tables.stride(0),
+        "window": as_number(window),
+        "num_first": num_first_of(window),
+        "has_float_sinks": sinks is not None and sinks.dtype is torch.float32,
+        "scale": scoring.scale_of(width),
+        "softcap": scoring.softcap or 0.0,
+    }

@@ -84,6 +84,11 @@ def plan_streams(
     return tuple(plan)
 
 
+def check_layouts(sender: KvLayout, receiver: KvLayout) -> None:
+    """Raise LayoutMismatch, naming everything that differs, if there is no plan for the two."""
+    plan_streams((sender,), (receiver,))
+
+
 def _cover(
     senders: Sequence[KvLayout], receiver: KvLayout, loads: Sequence[int]
 ) -> Iterator[RankStream]:

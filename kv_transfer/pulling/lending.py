@@ -21,7 +21,7 @@ from baton.core.ids import TransferId
 from baton.core.kv_pool import Holder, HolderKind, KvPool
 from baton.core.messages import PullOffered, PullRequest
 from baton.core.owner_thread import OwnerThread
-from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.layouts.plan import check_layouts
 from baton.kv_transfer.sending.sender import Sender
 
 MAX_LENT_FRACTION = 0.5

@@ -33,7 +33,7 @@ from baton.kv_transfer.handoff.lease import (
 )
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
-from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.layouts.plan import check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
 from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, SendingStream, progress_of
 

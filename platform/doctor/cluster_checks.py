@@ -9,7 +9,7 @@ from baton.core.errors import LayoutMismatch
 from baton.core.ids import ReplicaId
 from baton.core.kv_layout import KvLayout
 from baton.core.wire_security import WireSecurity
-from baton.kv_transfer.layouts.agreement import check_layouts
+from baton.kv_transfer.layouts.plan import check_layouts
 from baton.platform.doctor.finding import Finding, fail, ok, warn
 
 RENEW_WITHIN = timedelta(days=14)

@@ -23,9 +23,8 @@ from tests.kv_transfer.world import connected, each_transport
 from baton.core.errors import CorruptPiece, LayoutMismatch
 from baton.core.kv_layout import KvLayout, SideCache
 from baton.kv_transfer.handoff.messages import KvPiece
-from baton.kv_transfer.layouts.agreement import check_layouts
 from baton.kv_transfer.layouts.convert import converted
-from baton.kv_transfer.layouts.plan import BlockPlacement
+from baton.kv_transfer.layouts.plan import BlockPlacement, check_layouts
 
 INDEX = SideCache(name="index", layers=(0, 2), width=5, dtype="float32")
 PAIRS = SideCache(name="pairs", layers=(1, 2), width=3, dtype="bfloat16")

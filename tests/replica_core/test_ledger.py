@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.ledger import TokenLedger
+from baton.replica_core.replica_core import TokenLedger
 
 
 def test_a_token_is_in_flight_until_it_is_delivered_or_discarded() -> None:
