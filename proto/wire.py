@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -62,6 +62,35 @@ _ERROR_TYPES: dict[pb.ErrorCode.ValueType, type[BatonError]] = {
     pb.ERROR_CODE_DEADLINE_EXCEEDED: DeadlineExceeded,
     pb.ERROR_CODE_CANCELLED: Cancelled,
 }
+
+
+class _Fields(NamedTuple):
+    """Of a message: those that are numbers or text, and those that are tuples of them.
+
+    They travel by name, and are called the same in our own type.
+    """
+
+    single: tuple[str, ...]
+    repeated: tuple[str, ...]
+
+
+def _fields_of(kind: type[Message]) -> _Fields:
+    plain = [field for field in kind.DESCRIPTOR.fields if field.message_type is None]
+    return _Fields(
+        single=tuple(field.name for field in plain if not field.is_repeated),
+        repeated=tuple(field.name for field in plain if field.is_repeated),
+    )
+
+
+def _by_name(of: object, fields: _Fields) -> dict[str, Any]:
+    values = {name: getattr(of, name) for name in fields.single}
+    for name in fields.repeated:
+        values[name] = tuple(getattr(of, name))
+    return values
+
+
+_RECEIPT, _DEMAND = _fields_of(pb.Receipt), _fields_of(pb.Demand)
+_CAPACITY, _STEP_TIMES = _fields_of(pb.Capacity), _fields_of(pb.StepTimes)
 
 
 def logprob_to_proto(logprob: TokenLogprob) -> pb.TokenLogprob:
@@ -273,11 +302,11 @@ def offered_from_proto(message: pb.PullOffered) -> PullOffered:
 
 
 def receipt_to_proto(receipt: Receipt) -> pb.Receipt:
-    return pb.Receipt(**_by_name(receipt, pb.Receipt))
+    return pb.Receipt(**_by_name(receipt, _RECEIPT))
 
 
 def receipt_from_proto(message: pb.Receipt) -> Receipt:
-    return Receipt(**_by_name(message, pb.Receipt))
+    return Receipt(**_by_name(message, _RECEIPT))
 
 
 def error_to_proto(error: Exception) -> pb.Error:
@@ -331,25 +360,25 @@ def update_from_proto(message: pb.TokenUpdate) -> TokenUpdate:
 
 
 def demand_to_proto(demand: Demand) -> pb.Demand:
-    return pb.Demand(**_by_name(demand, pb.Demand))
+    return pb.Demand(**_by_name(demand, _DEMAND))
 
 
 def demand_from_proto(message: pb.Demand) -> Demand:
-    return Demand(**_by_name(message, pb.Demand))
+    return Demand(**_by_name(message, _DEMAND))
 
 
 def step_times_to_proto(times: StepTimes) -> pb.StepTimes:
-    return pb.StepTimes(**_by_name(times, pb.StepTimes))
+    return pb.StepTimes(**_by_name(times, _STEP_TIMES))
 
 
 def step_times_from_proto(message: pb.StepTimes) -> StepTimes:
-    return StepTimes(**_by_name(message, pb.StepTimes))
+    return StepTimes(**_by_name(message, _STEP_TIMES))
 
 
 def capacity_to_proto(capacity: Capacity) -> pb.Capacity:
     times = capacity.step_times
     return pb.Capacity(
-        **_by_name(capacity, pb.Capacity),
+        **_by_name(capacity, _CAPACITY),
         step_times=None if times is None else step_times_to_proto(times),
     )
 
@@ -357,17 +386,7 @@ def capacity_to_proto(capacity: Capacity) -> pb.Capacity:
 def capacity_from_proto(message: pb.Capacity) -> Capacity:
     is_timed = message.HasField("step_times")
     capacity = Capacity(
-        **_by_name(message, pb.Capacity),
+        **_by_name(message, _CAPACITY),
         step_times=step_times_from_proto(message.step_times) if is_timed else None,
     )
     return capacity if capacity.slowness else replace(capacity, slowness=1.0)  # not told
-
-
-def _by_name(of: object, kind: type[Message]) -> dict[str, Any]:
-    """What `of` has in the fields of a message that are numbers or text, or tuples of them.
-
-    There they are called as in our own type.
-    """
-    plain = [field for field in kind.DESCRIPTOR.fields if field.message_type is None]
-    values = {field.name: getattr(of, field.name) for field in plain}
-    return values | {field.name: tuple(values[field.name]) for field in plain if field.is_repeated}
