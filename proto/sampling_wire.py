@@ -6,7 +6,7 @@ Fields of `SamplingParams` and of the message `Sampling` have the same names, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar, GrammarKind, SamplingParams
@@ -52,9 +52,22 @@ _FROM_PROTO: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+class _Field(NamedTuple):
+    name: str
+    may_lack: bool
+    is_repeated: bool
+
+
+_FIELDS = [
+    _Field(field.name, field.has_presence, field.is_repeated)
+    for field in pb.Sampling.DESCRIPTOR.fields
+]
+"""Read once: a descriptor makes each of them anew."""
+
+
 def sampling_to_proto(params: SamplingParams) -> pb.Sampling:
     """By name: what is None is left out."""
-    given = {field.name: getattr(params, field.name) for field in pb.Sampling.DESCRIPTOR.fields}
+    given = {field.name: getattr(params, field.name) for field in _FIELDS}
     return pb.Sampling(
         **{
             name: _TO_PROTO[name](value) if name in _TO_PROTO else value
@@ -68,9 +81,9 @@ def sampling_from_proto(message: pb.Sampling) -> SamplingParams:
     """By name: what was left out is None. Raises InvalidRequest for an unknown kind of grammar."""
     given = {field.name for field, _ in message.ListFields()}
     values: dict[str, Any] = {}
-    for field in pb.Sampling.DESCRIPTOR.fields:
+    for field in _FIELDS:
         value = getattr(message, field.name)
-        if field.has_presence and field.name not in given:
+        if field.may_lack and field.name not in given:
             values[field.name] = None
         elif field.name in _FROM_PROTO:
             values[field.name] = _FROM_PROTO[field.name](value)
