@@ -19,13 +19,14 @@ from baton.client.async_stream import AsyncStream
 from baton.client.calls import HEALTH_TIMEOUT_S, SERVICE, Calls, UnaryCall
 from baton.client.connection import CHANNEL_OPTIONS, ClientOptions, connection_to
 from baton.client.errors import from_rpc_error
-from baton.client.options import ChatOptions, EmbedOptions, GenerateOptions, Prompt
+from baton.client.options import ChatOptions, EmbedOptions, EstimateOptions, GenerateOptions, Prompt
 from baton.client.requests import ChatMessage
 from baton.client.results import (
     ChatDelta,
     ChatResult,
     Delta,
     EmbeddingResult,
+    Estimate,
     GenerationResult,
     Model,
     Tokens,
@@ -113,6 +114,12 @@ class AsyncBatonClient:
     ) -> EmbeddingResult:
         """A vector for each of `inputs`: text, token ids, or several of these."""
         return await self._run(self._calls.embed(inputs, options))
+
+    async def estimate(
+        self, prompt: Prompt | Iterable[ChatMessage], **options: Unpack[EstimateOptions]
+    ) -> Estimate:
+        """What `generate`, or `chat`, would see if it were asked now; nothing is run."""
+        return await self._run(self._calls.estimate(prompt, options))
 
     async def models(self) -> list[Model]:
         return await self._run(self._calls.models())

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 from google.protobuf.message import Message
 
 from baton.client.connection import Connection
-from baton.client.options import ChatOptions, EmbedOptions, GenerateOptions, Prompt
+from baton.client.options import ChatOptions, EmbedOptions, EstimateOptions, GenerateOptions, Prompt
 from baton.client.requests import (
     ChatMessage,
     chat_request,
@@ -26,6 +26,7 @@ from baton.client.responses import (
     chat_from,
     delta_from,
     embeddings_from,
+    estimate_from,
     generation_from,
     models_from,
     tokens_from,
@@ -35,6 +36,7 @@ from baton.client.results import (
     ChatResult,
     Delta,
     EmbeddingResult,
+    Estimate,
     GenerationResult,
     Model,
     Tokens,
@@ -123,6 +125,26 @@ class Calls:
             method="Embed",
             request=embed_request(inputs, options),
             read=embeddings_from,
+            timeout_s=self._timeout_s(options),
+        )
+
+    def estimate(
+        self, prompt: Prompt | Iterable[ChatMessage], options: EstimateOptions
+    ) -> UnaryCall[Estimate]:
+        """`prompt` is text, token ids, or a conversation."""
+        given = list(prompt)
+        request = pb.EstimateRequest()
+        if isinstance(prompt, str) or (given and isinstance(given[0], int)):
+            text_or_ids = prompt if isinstance(prompt, str) else cast(list[int], given)
+            request.generate.CopyFrom(generate_request(text_or_ids, cast(GenerateOptions, options)))
+        else:
+            request.chat.CopyFrom(
+                chat_request(cast(list[ChatMessage], given), cast(ChatOptions, options))
+            )
+        return UnaryCall(
+            method="Estimate",
+            request=request,
+            read=estimate_from,
             timeout_s=self._timeout_s(options),
         )
 

@@ -17,13 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.client.calls import HEALTH_TIMEOUT_S, SERVICE, Calls, UnaryCall
 from baton.client.connection import CHANNEL_OPTIONS, ClientOptions, connection_to
 from baton.client.errors import from_rpc_error
-from baton.client.options import ChatOptions, EmbedOptions, GenerateOptions, Prompt
+from baton.client.options import ChatOptions, EmbedOptions, EstimateOptions, GenerateOptions, Prompt
 from baton.client.requests import ChatMessage
 from baton.client.results import (
     ChatDelta,
     ChatResult,
     Delta,
     EmbeddingResult,
+    Estimate,
     GenerationResult,
     Model,
     Tokens,
@@ -107,6 +108,12 @@ class BatonClient:
     ) -> EmbeddingResult:
         """A vector for each of `inputs`: text, token ids, or several of these."""
         return self._run(self._calls.embed(inputs, options))
+
+    def estimate(
+        self, prompt: Prompt | Iterable[ChatMessage], **options: Unpack[EstimateOptions]
+    ) -> Estimate:
+        """What `generate`, or `chat`, would see if it were asked now; nothing is run."""
+        return self._run(self._calls.estimate(prompt, options))
 
     def models(self) -> list[Model]:
         return self._run(self._calls.models())

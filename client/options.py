@@ -59,14 +59,22 @@ class RequestOptions(TypedDict, total=False):
     """Prompts under different salts never share cached KV."""
     cache_control: CacheControl
     """None; a cache point at the end of each prompt, or behind a chat's last message."""
+    session_id: str
+    """None; requests of one conversation: what is cached of it is found again."""
     return_token_ids: bool
     """False"""
+    return_progress: bool
+    """False; deltas before the first token tell how far the prompt is."""
     add_special_tokens: bool
     """True for text; False for chats, whose templates write them out."""
     resumable: bool
     """The client's own: True. A broken connection is taken up again, without loss."""
     timeout_s: float
     """The client's own: 600. For the whole call, all attempts together."""
+
+
+class EstimateOptions(SamplingOptions, RequestOptions, total=False):
+    """What prompts and conversations have in common."""
 
 
 class GenerateOptions(SamplingOptions, StructuredOptions, RequestOptions, total=False):

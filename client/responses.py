@@ -17,8 +17,11 @@ from baton.client.results import (
     Choice,
     Delta,
     EmbeddingResult,
+    Estimate,
     GenerationResult,
+    Interval,
     Model,
+    PromptProgress,
     Receipt,
     TokenLogprob,
     Tokens,
@@ -94,6 +97,18 @@ def models_from(response: pb.ListModelsResponse) -> list[Model]:
     ]
 
 
+def estimate_from(response: pb.EstimateResponse) -> Estimate:
+    values = {name: getattr(response, name) for name in Estimate.__dataclass_fields__}
+    has_itl = response.HasField("itl_s")
+    return Estimate(
+        **{
+            **values,
+            "ttft_s": _interval(response.ttft_s),
+            "itl_s": _interval(response.itl_s) if has_itl else None,
+        }
+    )
+
+
 def _common(response: pb.GenerateResponse | pb.ChatResponse) -> dict[str, Any]:
     """What both kinds of deltas have."""
     return {
@@ -107,6 +122,7 @@ def _common(response: pb.GenerateResponse | pb.ChatResponse) -> dict[str, Any]:
         "finish_reason": response.finish_reason or None,
         "receipt": _receipt(response.receipt) if response.HasField("receipt") else None,
         "usage": _usage(response.usage) if response.HasField("usage") else None,
+        "prompt_progress": _progress(response),
     }
 
 
@@ -170,6 +186,18 @@ def _has_no_end() -> ServerFailed:
 def _logprob(entry: pb.TokenLogprob) -> TokenLogprob:
     top = tuple(TopLogprob(t.token_id, t.token, t.logprob) for t in entry.top)
     return TokenLogprob(entry.token_id, entry.token, entry.logprob, top)
+
+
+def _progress(response: pb.GenerateResponse | pb.ChatResponse) -> PromptProgress | None:
+    if not response.HasField("prompt_progress"):
+        return None
+    told = response.prompt_progress
+    names = PromptProgress.__dataclass_fields__
+    return PromptProgress(**{name: getattr(told, name) for name in names})
+
+
+def _interval(interval: pb.Interval) -> Interval:
+    return Interval(low=interval.low, middle=interval.middle, high=interval.high)
 
 
 def _usage(usage: pb.Usage) -> Usage:

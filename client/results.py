@@ -72,6 +72,26 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptProgress:
+    """A prompt that waits or is computed."""
+
+    state: str
+    """"queued": it has no place; "in_line": for a prefill replica; "computed": one has it."""
+    position: int
+    """How many should go first."""
+    total: int
+    """Its tokens."""
+    cache: int
+    """Of these, found in a cache, once that is known."""
+    processed: int
+    """Cached or computed by now, by prediction."""
+    time_ms: float
+    """Since it was asked for."""
+    eta_ms: float
+    """Until its first token, by prediction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What has been generated of one choice since its last delta."""
 
@@ -93,6 +113,8 @@ class Delta:
     receipt: Receipt | None
     usage: Usage | None
     """In the last delta of all."""
+    prompt_progress: PromptProgress | None
+    """Alone, before the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +153,8 @@ class ChatDelta:
     receipt: Receipt | None
     usage: Usage | None
     """In the last delta of all."""
+    prompt_progress: PromptProgress | None
+    """Alone, before the first token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +303,38 @@ class EmbeddingResult:
     def embedding(self) -> tuple[float, ...]:
         """The vector of the first input."""
         return self.embeddings[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Seconds, of which 90 % should lie between the ends."""
+
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a request would see if it came now."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, where it would be computed."""
+    computed_tokens: int
+    """Of the prompt."""
+    max_output_tokens: int
+    prefill_replica: str
+    """Who would compute the prompt; the decode replica may itself."""
+    decode_replica: str
+    wait_s: float
+    """Until the prompt's turn."""
+    prefill_s: float
+    """To compute it."""
+    ttft_s: Interval
+    """Time to first token."""
+    itl_s: Interval | None
+    """From one output token to the next; None while nothing is known of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

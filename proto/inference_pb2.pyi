@@ -167,6 +167,8 @@ class GenerateRequest(message.Message):
     RESUMABLE_FIELD_NUMBER: builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     CACHE_CONTROL_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    RETURN_PROGRESS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """empty: the only model served"""
     text: builtins.str
@@ -181,6 +183,10 @@ class GenerateRequest(message.Message):
     """keep the stream for a while when the connection breaks"""
     add_special_tokens: builtins.bool
     """true; of text prompts"""
+    session_id: builtins.str
+    """requests of one conversation; found by what they begin with if empty"""
+    return_progress: builtins.bool
+    """tell how far the prompt is, until the first token"""
     @builtins.property
     def tokens(self) -> TokenIds: ...
     @builtins.property
@@ -208,10 +214,12 @@ class GenerateRequest(message.Message):
         resumable: builtins.bool = ...,
         add_special_tokens: builtins.bool | None = ...,
         cache_control: CacheControl | None = ...,
+        session_id: builtins.str = ...,
+        return_progress: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "prompt", b"prompt", "prompts", b"prompts", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "echo", b"echo", "model", b"model", "prompt", b"prompt", "prompts", b"prompts", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "echo", b"echo", "model", b"model", "prompt", b"prompt", "prompts", b"prompts", "request_id", b"request_id", "resumable", b"resumable", "return_progress", b"return_progress", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session_id", b"session_id", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -336,6 +344,8 @@ class ChatRequest(message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     INCLUDE_REASONING_FIELD_NUMBER: builtins.int
     CACHE_CONTROL_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    RETURN_PROGRESS_FIELD_NUMBER: builtins.int
     model: builtins.str
     request_id: builtins.str
     return_token_ids: builtins.bool
@@ -350,6 +360,8 @@ class ChatRequest(message.Message):
     """false: templates write them out"""
     include_reasoning: builtins.bool
     """true"""
+    session_id: builtins.str
+    return_progress: builtins.bool
     @builtins.property
     def messages(self) -> containers.RepeatedCompositeFieldContainer[ChatMessage]: ...
     @builtins.property
@@ -382,10 +394,12 @@ class ChatRequest(message.Message):
         add_special_tokens: builtins.bool | None = ...,
         include_reasoning: builtins.bool | None = ...,
         cache_control: CacheControl | None = ...,
+        session_id: builtins.str = ...,
+        return_progress: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "resumable", b"resumable", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "add_special_tokens", b"add_special_tokens", "cache_control", b"cache_control", "cache_salt", b"cache_salt", "chat_template_kwargs", b"chat_template_kwargs", "function", b"function", "include_reasoning", b"include_reasoning", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "request_id", b"request_id", "resumable", b"resumable", "return_progress", b"return_progress", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session_id", b"session_id", "tool_choice", b"tool_choice", "tool_mode", b"tool_mode", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -814,6 +828,50 @@ class Receipt(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class PromptProgress(message.Message):
+    """A prompt that waits or is computed."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    CACHE_FIELD_NUMBER: builtins.int
+    PROCESSED_FIELD_NUMBER: builtins.int
+    TIME_MS_FIELD_NUMBER: builtins.int
+    ETA_MS_FIELD_NUMBER: builtins.int
+    state: builtins.str
+    """queued: no place yet; in_line: for a prefill replica; computed: being so"""
+    position: builtins.int
+    """how many should go first"""
+    total: builtins.int
+    """its tokens"""
+    cache: builtins.int
+    """of these, found in a cache, once that is known"""
+    processed: builtins.int
+    """cached or computed by now, by prediction"""
+    time_ms: builtins.float
+    """since it was asked for"""
+    eta_ms: builtins.float
+    """until its first token, by prediction"""
+    def __init__(
+        self,
+        *,
+        state: builtins.str = ...,
+        position: builtins.int = ...,
+        total: builtins.int = ...,
+        cache: builtins.int = ...,
+        processed: builtins.int = ...,
+        time_ms: builtins.float = ...,
+        eta_ms: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache", b"cache", "eta_ms", b"eta_ms", "position", b"position", "processed", b"processed", "state", b"state", "time_ms", b"time_ms", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class GenerateResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -830,6 +888,7 @@ class GenerateResponse(message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     STREAM_ID_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
+    PROMPT_PROGRESS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     text: builtins.str
@@ -862,6 +921,10 @@ class GenerateResponse(message.Message):
     def prompt_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """the same, with return_token_ids"""
 
+    @builtins.property
+    def prompt_progress(self) -> PromptProgress:
+        """alone, if asked for, before the first token"""
+
     def __init__(
         self,
         *,
@@ -878,10 +941,11 @@ class GenerateResponse(message.Message):
         prompt_token_ids: abc.Iterable[builtins.int] | None = ...,
         stream_id: builtins.str = ...,
         sequence: builtins.int = ...,
+        prompt_progress: PromptProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["prompt_progress", b"prompt_progress", "receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "receipt", b"receipt", "request_id", b"request_id", "sequence", b"sequence", "stream_id", b"stream_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_progress", b"prompt_progress", "prompt_token_ids", b"prompt_token_ids", "receipt", b"receipt", "request_id", b"request_id", "sequence", b"sequence", "stream_id", b"stream_id", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,6 +998,7 @@ class ChatResponse(message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     STREAM_ID_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
+    PROMPT_PROGRESS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     model: builtins.str
     index: builtins.int
@@ -957,6 +1022,8 @@ class ChatResponse(message.Message):
     def prompt_logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprob]: ...
     @builtins.property
     def prompt_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @builtins.property
+    def prompt_progress(self) -> PromptProgress: ...
     def __init__(
         self,
         *,
@@ -975,10 +1042,11 @@ class ChatResponse(message.Message):
         prompt_token_ids: abc.Iterable[builtins.int] | None = ...,
         stream_id: builtins.str = ...,
         sequence: builtins.int = ...,
+        prompt_progress: PromptProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["prompt_progress", b"prompt_progress", "receipt", b"receipt", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "reasoning", b"reasoning", "receipt", b"receipt", "request_id", b"request_id", "sequence", b"sequence", "stream_id", b"stream_id", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_progress", b"prompt_progress", "prompt_token_ids", b"prompt_token_ids", "reasoning", b"reasoning", "receipt", b"receipt", "request_id", b"request_id", "sequence", b"sequence", "stream_id", b"stream_id", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1228,6 +1296,112 @@ class EmbedResponse(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["embeddings", b"embeddings", "model", b"model", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EstimateRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    GENERATE_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def generate(self) -> GenerateRequest:
+        """with one prompt"""
+
+    @builtins.property
+    def chat(self) -> ChatRequest: ...
+    def __init__(
+        self,
+        *,
+        generate: GenerateRequest | None = ...,
+        chat: ChatRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["chat", b"chat", "generate", b"generate", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["chat", b"chat", "generate", b"generate", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = typing.Literal["generate", "chat"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+@typing.final
+class Interval(message.Message):
+    """Seconds, of which 90 % should lie between the ends."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LOW_FIELD_NUMBER: builtins.int
+    MIDDLE_FIELD_NUMBER: builtins.int
+    HIGH_FIELD_NUMBER: builtins.int
+    low: builtins.float
+    middle: builtins.float
+    high: builtins.float
+    def __init__(
+        self,
+        *,
+        low: builtins.float = ...,
+        middle: builtins.float = ...,
+        high: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["high", b"high", "low", b"low", "middle", b"middle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EstimateResponse(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    PREFILL_REPLICA_FIELD_NUMBER: builtins.int
+    DECODE_REPLICA_FIELD_NUMBER: builtins.int
+    WAIT_S_FIELD_NUMBER: builtins.int
+    PREFILL_S_FIELD_NUMBER: builtins.int
+    TTFT_S_FIELD_NUMBER: builtins.int
+    ITL_S_FIELD_NUMBER: builtins.int
+    prompt_tokens: builtins.int
+    cached_tokens: builtins.int
+    """of the prompt, where it would be computed"""
+    computed_tokens: builtins.int
+    """of the prompt"""
+    max_output_tokens: builtins.int
+    prefill_replica: builtins.str
+    """who would compute the prompt; the decode replica may itself"""
+    decode_replica: builtins.str
+    wait_s: builtins.float
+    """until the prompt's turn"""
+    prefill_s: builtins.float
+    """to compute it"""
+    @builtins.property
+    def ttft_s(self) -> Interval:
+        """time to first token"""
+
+    @builtins.property
+    def itl_s(self) -> Interval:
+        """from one output token to the next; not set while nothing is known of it"""
+
+    def __init__(
+        self,
+        *,
+        prompt_tokens: builtins.int = ...,
+        cached_tokens: builtins.int = ...,
+        computed_tokens: builtins.int = ...,
+        max_output_tokens: builtins.int = ...,
+        prefill_replica: builtins.str = ...,
+        decode_replica: builtins.str = ...,
+        wait_s: builtins.float = ...,
+        prefill_s: builtins.float = ...,
+        ttft_s: Interval | None = ...,
+        itl_s: Interval | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["itl_s", b"itl_s", "ttft_s", b"ttft_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_replica", b"decode_replica", "itl_s", b"itl_s", "max_output_tokens", b"max_output_tokens", "prefill_replica", b"prefill_replica", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "ttft_s", b"ttft_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,6 +74,11 @@ class InferenceStub:
                 request_serializer=baton_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Estimate = channel.unary_unary(
+                '/baton.v1.Inference/Estimate',
+                request_serializer=baton_dot_proto_dot_inference__pb2.EstimateRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.EstimateResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/baton.v1.Inference/ListModels',
                 request_serializer=baton_dot_proto_dot_inference__pb2.ListModelsRequest.SerializeToString,
@@ -137,6 +142,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Estimate(self, request, context):
+        """What a request would see if it came now; nothing is run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -185,6 +197,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=baton_dot_proto_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=baton_dot_proto_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Estimate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Estimate,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.EstimateRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.EstimateResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -408,6 +425,33 @@ class Inference:
             '/baton.v1.Inference/Embed',
             baton_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
             baton_dot_proto_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Estimate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Estimate',
+            baton_dot_proto_dot_inference__pb2.EstimateRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.EstimateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class InferenceStub:
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    Estimate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EstimateRequest, _inference_pb2.EstimateResponse]
+    """What a request would see if it came now; nothing is run."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
 
 @_typing.type_check_only
@@ -72,6 +74,8 @@ class InferenceAsyncStub(InferenceStub):
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    Estimate: _aio.UnaryUnaryMultiCallable[_inference_pb2.EstimateRequest, _inference_pb2.EstimateResponse]  # type: ignore[assignment]
+    """What a request would see if it came now; nothing is run."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -136,6 +140,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Estimate(
+        self,
+        request: _inference_pb2.EstimateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EstimateResponse, _abc.Awaitable[_inference_pb2.EstimateResponse]]:
+        """What a request would see if it came now; nothing is run."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -173,6 +173,10 @@ class Candidate:
                     behind.ends_s -= booking.work_s
         return booking
 
+    def until_s(self, booking: Booking, now: float) -> float:
+        """To the first token of one of `open`, by prediction."""
+        return max(self._ends_s(booking) - now, 0.0)
+
     def _ends_s(self, booking: Booking) -> float:
         return booking.ends_s + self.corrected_s
 

@@ -83,6 +83,12 @@ class Line:
         self._policy.placed(first.prompt, candidate)
         return first.prompt
 
+    def num_before(self, prompt: Prompt) -> int:
+        """In the line of its choice, or there already."""
+        waiting = self._waiting[prompt.number]
+        candidate = waiting.candidate
+        return len(candidate.open) + candidate.waiting.index(waiting)
+
     def foreseen_s(self, prompt: Prompt, now: float) -> float:
         """Until a prompt in line is computed, if all goes on as it stands."""
         waiting = self._waiting[prompt.number]

@@ -24,6 +24,8 @@ class PlacementRequest:
     """Replicas on which an earlier attempt failed."""
     near: Epoch | None = None
     """Where another choice of the same request runs, or has run."""
+    session: str = ""
+    """The conversation, if the caller says; empty: found by what it begins with."""
     local_because: str = ""
     """Why the decode replica must compute the prompt itself. Empty: it need not."""
 

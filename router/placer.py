@@ -191,6 +191,10 @@ class Placer:
                 replace(placement, in_line_s=now - prompt.arrived_s, foreseen_s=entry.foreseen_s),
             )
 
+    def foreseen(self, prompt: Prompt, now: float) -> tuple[int, float]:
+        """How many go before one in line, and how long it takes to its first token."""
+        return self._line.num_before(prompt), self._line.foreseen_s(prompt, now)
+
     def stranded(self, view: View, now: float) -> list[Prompt]:
         """Those whose replica takes nobody any more, or is late: they are in line no more."""
         good = {
@@ -236,7 +240,7 @@ class Placer:
     def _prompt(
         self, request: PlacementRequest, names: Sequence[bytes], taker: ReplicaView, now: float
     ) -> Prompt:
-        session, is_first_turn = self._sessions.of(names)
+        session, is_first_turn = self._sessions.of(names, request.session)
         block_size = taker.info.layout.block_size
         return Prompt(
             number=next(self._numbers),

@@ -1,11 +1,11 @@
-"""Which conversation a prompt continues, where nobody says so: by the blocks it begins with.
+"""Which conversation a prompt continues: as its caller says, or by the blocks it begins with.
 
     turn 1   a b c            its last whole block is c: the tail of session 1
     turn 2   a b c d e        contains the tail c: session 1, whose tail is e now
     other    a x y            shares a system prompt, but no tail: a session of its own
 
 A tail is taken by the turn that continues it, so a prompt that is all system prompt draws one
-stranger into its session at most.
+stranger into its session at most. A session that has a name keeps it where a turn comes without.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ MAX_BACK = 1024
 class Sessions:
     def __init__(self, max_tails: int = MAX_TAILS) -> None:
         self._session_by_tail: Recent[bytes, str] = Recent(max_tails)
+        self._tail_by_name: Recent[str, bytes] = Recent(max_tails)
+        """Of sessions that have a name: what the last turn left behind."""
         self._num_begun = 0
 
-    def of(self, names: Sequence[bytes]) -> tuple[str, bool]:
+    def of(self, names: Sequence[bytes], given: str = "") -> tuple[str, bool]:
         """Name the session of a prompt with these whole blocks, and tell whether it begins here."""
+        if given:
+            return given, self._is_new(given, names)
         if not names:
             return "", True
         for name in reversed(names[-MAX_BACK:]):
@@ -39,3 +43,13 @@ class Sessions:
             return session, True
         self._session_by_tail.put(names[-1], session)
         return session, False
+
+    def _is_new(self, given: str, names: Sequence[bytes]) -> bool:
+        before = self._tail_by_name.pop(given)
+        tail = names[-1] if names else b""
+        self._tail_by_name.put(given, tail)
+        if before is not None:
+            self._session_by_tail.pop(before)
+        if tail:
+            self._session_by_tail.put(tail, given)
+        return before is None

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Overloaded
+from baton.core.ids import RequestId
 from baton.router.fair_queue import Entry, FairQueue
 
 T = TypeVar("T")
@@ -66,6 +67,8 @@ class _Waiter(Generic[T]):
 class Turn:
     """What decides who goes next, and who need not come."""
 
+    request_id: RequestId | None = None
+    """For whoever asks how many go before it."""
     priority: int = 0
     tenant: str = ""
     is_retry: bool = False
@@ -96,6 +99,7 @@ class AdmissionQueue(Generic[T]):
         self._clock = clock
         self._line: FairQueue[_Waiter[T]] = FairQueue(weights)
         self._pace = Pace()
+        self._entry_by_request: dict[RequestId | None, Entry[_Waiter[T]]] = {}
 
     def __len__(self) -> int:
         return len(self._line)
@@ -104,6 +108,11 @@ class AdmissionQueue(Generic[T]):
     def wait_s(self) -> float:
         """For a place, behind all who wait."""
         return self._pace.wait_s(len(self), self._clock())
+
+    def foreseen(self, request_id: RequestId) -> tuple[int, float] | None:
+        """How many should go before one in line, and how long it takes to its place."""
+        entry = self._entry_by_request.get(request_id)
+        return None if entry is None else (self._line.num_before(entry), self._wait_s(entry))
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """So many tokens were computed for a tenant."""
@@ -126,6 +135,7 @@ class AdmissionQueue(Generic[T]):
             is_retry=turn.is_retry,
             now=self._clock(),
         )
+        self._entry_by_request[turn.request_id] = entry
         try:
             if self._line.first() is entry:
                 place = try_place()
@@ -146,6 +156,8 @@ class AdmissionQueue(Generic[T]):
             raise
         finally:
             self._line.remove(entry)
+            if self._entry_by_request.get(turn.request_id) is entry:
+                del self._entry_by_request[turn.request_id]
 
     def wake(self) -> None:
         """Place as many as fit, in order. Called when room may have appeared."""

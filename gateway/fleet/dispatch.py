@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
-from baton.core.ids import Epoch, new_epoch
+from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog
@@ -29,6 +30,7 @@ from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.running_request import RunningRequest
 from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.requests.generation import Estimate, Generation
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
 from baton.router.capture import capture, captured_replicas
@@ -70,6 +72,9 @@ class ReplicaDispatcher:
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
         self._placer = Placer(routing, self.fleet.num_cached)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
+        self._seekers: dict[RequestId, Seeker] = {}
+        self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
+        """The current attempts: gone with the requests, which hold them."""
         self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
 
     async def run(self, registry: RegistryClient) -> None:
@@ -98,21 +103,49 @@ class ReplicaDispatcher:
                 await asyncio.sleep(0)  # it may be long: others go on in between
 
             asked = Asked(generation.owner, asked_s, self._log.queued_s(*self._in_queue))
-            seeker = Seeker(next_request, prompt, on_placed, lost, generation.near, asked)
+
+            def has_place(placed: Placed) -> None:
+                self._placed_by_request[generation.request_id] = placed
+                on_placed(placed)
+
+            seeker = Seeker(
+                next_request, prompt, has_place, lost, generation.near, asked, generation.session
+            )
             turn = Turn(
+                request_id=generation.request_id,
                 priority=generation.priority,
                 tenant=generation.tenant,
                 is_retry=has_begun,
                 max_wait_s=generation.max_wait_s,
                 time_left_s=time_left_s,
             )
-            await self._place(seeker, turn)
+            self._seekers[generation.request_id] = seeker
+            try:
+                await self._place(seeker, turn)
+            finally:
+                if self._seekers.get(generation.request_id) is seeker:
+                    del self._seekers[generation.request_id]
 
         charge = partial(self._queue.charge, generation.tenant)
         running = RunningRequest(generation, place, self._clock, charge)
         await running.place()
         has_begun = True
         return running
+
+    def progress(self, generation: Generation) -> PromptProgress | None:
+        now, num_tokens = self._clock(), len(generation.prompt)
+        placed = self._placed_by_request.get(generation.request_id)
+        if placed is not None:
+            return placed.progress(now)
+        seeker = self._seekers.get(generation.request_id)
+        if seeker is not None and seeker.prompt is not None:
+            position, left_s = self._placer.foreseen(seeker.prompt, now)
+            return _waits("in_line", position, num_tokens, left_s)
+        foreseen = self._queue.foreseen(generation.request_id)
+        if foreseen is None:
+            return None
+        position, wait_s = foreseen
+        return _waits("queued", position, num_tokens, wait_s + self._log.queued_s(1, 1))
 
     @property
     def decisions(self) -> Decisions:
@@ -268,3 +301,10 @@ class ReplicaDispatcher:
             await asyncio.sleep(LOOK_S)
             if len(self._seeking):
                 self._on_fleet_change()
+
+
+def _waits(
+    state: Literal["queued", "in_line"], position: int, num_tokens: int, left_s: float
+) -> PromptProgress:
+    eta_ms = round(left_s * 1e3, 1)
+    return PromptProgress(state=state, position=position, total=num_tokens, eta_ms=eta_ms)

@@ -8,11 +8,13 @@ both replicas: equal prompts that arrive together go where the first of them wen
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress
 from baton.gateway.fleet.decision_log import FollowedDecision
 from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.router.placement import Placement
 from baton.router.prompt_names import PromptNames
 
@@ -72,6 +74,24 @@ class Placed:
         if self._on_prefill is not None:
             self._fleet.index.release(self._on_prefill)
         self._fleet.prompt_is_over(self.placement.prompt, self._computes)
+
+    def progress(self, now: float) -> PromptProgress | None:
+        """How far its prompt is, while that is not over."""
+        prompt = self.placement.prompt
+        candidate = self._fleet.candidate(self._computes)
+        booking = None if candidate is None else candidate.open.get(prompt.number)
+        if candidate is None or booking is None:
+            return None
+        left_s = candidate.until_s(booking, now)
+        num_left = math.ceil(booking.num_new_tokens * min(left_s / booking.work_s, 1.0))
+        return PromptProgress(
+            state="computed",
+            position=list(candidate.open).index(prompt.number),
+            total=prompt.num_tokens,
+            cache=prompt.num_tokens - booking.num_new_tokens,
+            processed=prompt.num_tokens - max(num_left, 1),
+            eta_ms=round(left_s * 1e3, 1),
+        )
 
     def close(self, num_delivered: int) -> None:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""

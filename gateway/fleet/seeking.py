@@ -39,6 +39,7 @@ class Seeker:
     lost: frozenset[Epoch]
     near: RequestId | None
     asked: Asked
+    session: str = ""
     entered_s: float | None = None
     """When it first did: who is placed anew keeps its turn."""
     prompt: Prompt | None = None
@@ -81,6 +82,7 @@ class Seeking:
         asked = replace(
             placement_request(request, known, lost=seeker.lost, near=near),
             arrived_s=seeker.entered_s,
+            session=seeker.session,
         )
         found = self._placer.place(asked, names, self._fleet.view(names), self._clock())
         match found:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import TypeVar
+
+import msgspec
 
 from baton.core.messages import Receipt, TokenLogprob
 from baton.gateway.requests.choices import ChoiceDelta, Completion
 from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.prompt_progress import PromptProgress, told_until_first
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
 from baton.proto import inference_pb2 as pb
@@ -58,9 +63,28 @@ class ResponseFiller:
         if not response.ByteSize():
             return None
         response.index = part.index
+        return self.named(response)
+
+    def named(self, response: R) -> R:
+        """Say whose it is."""
         response.request_id = self._order.request_id
         response.model = self._model.name
         return response
+
+
+def watched(
+    gateway: Gateway, order: CompletionOrder, completion: Completion
+) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
+    """What comes of it, and how far its prompt is, if that is asked for."""
+    deltas = completion.deltas()
+    if not order.returns_progress:
+        return deltas
+    tell = partial(gateway.dispatcher.progress, completion.first_generation)
+    return told_until_first(deltas, tell)
+
+
+def prompt_progress(progress: PromptProgress) -> pb.PromptProgress:
+    return pb.PromptProgress(**msgspec.structs.asdict(progress))
 
 
 def logprobs(entries: Sequence[TokenLogprob], tokenizer: TextTokenizer) -> list[pb.TokenLogprob]:

@@ -14,7 +14,7 @@ from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.message_schema import Message, MessageFunction, MessageToolCall
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
-from baton.gateway.grpc.answers import ResponseFiller
+from baton.gateway.grpc.answers import ResponseFiller, prompt_progress, watched
 from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.gateway.grpc.tools import tool_use_of
@@ -22,7 +22,9 @@ from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.request_ids import public_request_id
+from baton.gateway.requests.session_keys import session_key
 from baton.gateway.text.served_model import ServedModel
 from baton.proto import inference_pb2 as pb
 
@@ -31,6 +33,29 @@ async def chatted(
     gateway: Gateway, request: pb.ChatRequest, caller: Caller, time_left_s: float | None
 ) -> AsyncGenerator[pb.ChatResponse]:
     """Raises InvalidRequest before the first response."""
+    order, plan = await chat_order(gateway, request, caller, time_left_s)
+    completion = gateway.complete(order)
+    filler = ResponseFiller(
+        gateway.model, order, completion, returns_token_ids=request.return_token_ids
+    )
+    has_reasoning = not request.HasField("include_reasoning") or request.include_reasoning
+    reading = _Reading(plan, has_reasoning=has_reasoning)
+    async with aclosing(watched(gateway, order, completion)) as parts:
+        async for part in parts:
+            if isinstance(part, PromptProgress):
+                yield filler.named(pb.ChatResponse(prompt_progress=prompt_progress(part)))
+                continue
+            response = reading.response(part)
+            reason = reading.finish_reason(part)
+            num_reasoning = reading.num_reasoning_tokens
+            if filler.filled(response, part, reason, num_reasoning=num_reasoning) is not None:
+                yield response
+
+
+async def chat_order(
+    gateway: Gateway, request: pb.ChatRequest, caller: Caller, time_left_s: float | None
+) -> tuple[CompletionOrder, ChatPlan]:
+    """Raises InvalidRequest."""
     gateway.model.check_name(request.model)
     options = sampling_options(request.sampling)
     plan = await plan_chat(gateway, conversation_of(request, gateway.model))
@@ -41,23 +66,13 @@ async def chatted(
         grammar=plan.grammar,
         field_by_option=FIELD_BY_OPTION,
         shown_special=plan.shown_special,
+        session=session_key(("session_id", request.session_id)),
+        returns_progress=request.return_progress,
         cache_salt=request.cache_salt,
         caller=caller,
         time_left_s=time_left_s,
     )
-    completion = gateway.complete(order)
-    filler = ResponseFiller(
-        gateway.model, order, completion, returns_token_ids=request.return_token_ids
-    )
-    has_reasoning = not request.HasField("include_reasoning") or request.include_reasoning
-    reading = _Reading(plan, has_reasoning=has_reasoning)
-    async with aclosing(completion.deltas()) as parts:
-        async for part in parts:
-            response = reading.response(part)
-            reason = reading.finish_reason(part)
-            num_reasoning = reading.num_reasoning_tokens
-            if filler.filled(response, part, reason, num_reasoning=num_reasoning) is not None:
-                yield response
+    return order, plan
 
 
 def conversation_of(request: pb.ChatRequest, model: ServedModel) -> Conversation:

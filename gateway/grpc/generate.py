@@ -8,14 +8,16 @@ from typing import Any
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import Caller
-from baton.gateway.grpc.answers import ResponseFiller
+from baton.gateway.grpc.answers import ResponseFiller, prompt_progress, watched
 from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.gateway.grpc.prompts import prompt_values
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder, Prompt
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.prompts import read_prompts, with_cache_point
 from baton.gateway.requests.request_ids import public_request_id
+from baton.gateway.requests.session_keys import session_key
 from baton.proto import inference_pb2 as pb
 
 
@@ -23,19 +25,22 @@ async def generated(
     gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> AsyncGenerator[pb.GenerateResponse]:
     """Raises InvalidRequest before the first response."""
-    order = await _order(gateway, request, caller, time_left_s)
+    order = await generate_order(gateway, request, caller, time_left_s)
     completion = gateway.complete(order)
     filler = ResponseFiller(
         gateway.model, order, completion, returns_token_ids=request.return_token_ids
     )
-    async with aclosing(completion.deltas()) as parts:
+    async with aclosing(watched(gateway, order, completion)) as parts:
         async for part in parts:
+            if isinstance(part, PromptProgress):
+                yield filler.named(pb.GenerateResponse(prompt_progress=prompt_progress(part)))
+                continue
             response = pb.GenerateResponse(text=part.delta.text)
             if filler.filled(response, part, part.delta.finish_reason) is not None:
                 yield response
 
 
-async def _order(
+async def generate_order(
     gateway: Gateway, request: pb.GenerateRequest, caller: Caller, time_left_s: float | None
 ) -> CompletionOrder:
     gateway.model.check_name(request.model)
@@ -46,6 +51,8 @@ async def _order(
         options=options,
         grammar=await gateway.grammars.accept(output_rule(request.sampling)),
         has_echo=request.echo,
+        session=session_key(("session_id", request.session_id)),
+        returns_progress=request.return_progress,
         field_by_option=FIELD_BY_OPTION,
         cache_salt=request.cache_salt,
         caller=caller,

@@ -10,6 +10,7 @@ import grpc.aio
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import grpc_status
+from baton.gateway.grpc.estimates import answer_estimate
 from baton.gateway.grpc.generate import generated
 from baton.gateway.grpc.resuming import (
     end_stream,
@@ -87,6 +88,10 @@ class InferenceService(InferenceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         async with self._answering(context, "Embed") as caller:
             return await answer_embed(self._gateway, request, caller, context.time_remaining())
+
+    async def Estimate(self, request: pb.EstimateRequest, context: Context) -> pb.EstimateResponse:
+        async with self._answering(context, "Estimate") as caller:
+            return await answer_estimate(self._gateway, request, caller)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context

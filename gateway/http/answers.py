@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from baton.core.messages import FinishReason, Receipt
 from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.prompt_progress import PromptProgress
 
 
 class PromptTokens(msgspec.Struct):
@@ -125,6 +126,8 @@ class Answer(msgspec.Struct, kw_only=True):
     usage: UsageAnswer | UnsetType | None = UNSET
     baton: Receipt | Sequence[Receipt] | UnsetType = UNSET
     """The receipt; those of several choices, by index."""
+    prompt_progress: PromptProgress | UnsetType = UNSET
+    """Of a chunk before the first token, with `return_progress`."""
 
 
 class CompletionAnswer(Answer, kw_only=True):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.access.api_keys import Caller
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
 from baton.gateway.chat.tool_definitions import tool_use
 from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.chat_format import ChatFormat
-from baton.gateway.http.common_fields import answer_extras
+from baton.gateway.http.common_fields import Asker, answer_extras, asker
 from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.request_body import decode_body, read_body
-from baton.gateway.http.responder import Responder
+from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import ChatBody
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
@@ -35,27 +35,30 @@ class ChatApi:
         data = await read_body(request, gateway.config)
         body = decode_body(data, ChatBody)
         extras = answer_extras(request, body)
-        public_id: str = request.state.request_id
-        order, plan = await chat_order(gateway, body, public_id, request.state.caller)
+        who = asker(request)
+        order, plan = await chat_order(gateway, body, who)
         completion = gateway.complete(order)
         chunks = ChatFormat(
-            id=f"chatcmpl-{public_id}",
+            id=f"chatcmpl-{who.request_id}",
             created=int(time.time()),
             model=gateway.model,
             body=body,
             plan=plan,
         )
         writer = OpenAiWriter(completion, chunks, extras)
+        tell = partial(gateway.dispatcher.progress, completion.first_generation)
+        progress = Progress(tell, writer.progress) if order.returns_progress else None
         return Responder(
             completion,
             writer,
             is_streamed=bool(body.stream),
             is_resumable=bool(body.resumable),
+            progress=progress,
         )
 
 
 async def chat_order(
-    gateway: Gateway, body: ChatBody, public_id: str, caller: Caller
+    gateway: Gateway, body: ChatBody, who: Asker
 ) -> tuple[CompletionOrder, ChatPlan]:
     """Raises InvalidRequest."""
     gateway.model.check_name(body.model)
@@ -63,7 +66,7 @@ async def chat_order(
     options = _options(body)
     plan = await plan_chat(gateway, conversation_of(body, gateway.model))
     order = CompletionOrder(
-        request_id=public_id,
+        request_id=who.request_id,
         prompts=(plan.prompt,),
         options=options,
         grammar=plan.grammar,
@@ -71,7 +74,9 @@ async def chat_order(
         field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
         shown_special=plan.shown_special,
         cache_salt=body.cache_salt or "",
-        caller=caller,
+        session=who.session(body.prompt_cache_key),
+        returns_progress=bool(body.return_progress),
+        caller=who.caller,
     )
     return order, plan
 

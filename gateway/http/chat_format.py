@@ -70,6 +70,12 @@ class ChatFormat:
             )
         return answer
 
+    def waiting(self) -> ChatAnswer:
+        answer = self.closing()
+        message = ChatMessage(role="assistant", content=None)
+        answer.choices = (ChatChoice(delta=message, logprobs=None, finish_reason=None),)
+        return answer
+
     def closing(self) -> ChatAnswer:
         return self._answer("chat.completion.chunk", None)
 

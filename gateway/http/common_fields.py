@@ -1,21 +1,52 @@
-"""What /v1/completions and /v1/chat/completions read alike."""
+"""What APIs of completions read alike: who asks, and the extras of an answer."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.openai_writer import AnswerExtras
 from baton.gateway.http.schemas import RequestBody, StreamOptions
+from baton.gateway.requests.session_keys import session_key
 
+SESSION_HEADER = "x-session-id"
 RECEIPT_HEADER = "x-baton-receipt"
 FALSE_WORDS = ("", "0", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """What is known of a request before its body is read."""
+
+    request_id: str
+    """The public one."""
+    caller: Caller
+    session_id: str | None
+
+    def session(self, prompt_cache_key: str | None) -> str:
+        """What it calls its conversation. Raises InvalidRequest."""
+        return session_key(
+            (SESSION_HEADER, self.session_id), ("prompt_cache_key", prompt_cache_key)
+        )
+
+
+def asker(request: Request) -> Asker:
+    return Asker(
+        request_id=request.state.request_id,
+        caller=request.state.caller,
+        session_id=request.headers.get(SESSION_HEADER),
+    )
 
 
 def answer_extras(request: Request, body: RequestBody) -> AnswerExtras:
     """Raises InvalidRequest."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
+    if body.return_progress and not body.stream:
+        raise InvalidRequest("return_progress needs stream to be true", field="return_progress")
     if body.resumable and not body.stream:
         raise InvalidRequest("resumable needs stream to be true", field="resumable")
     header = request.headers.get(RECEIPT_HEADER, "").lower()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET
 from starlette.requests import Request
 
-from baton.gateway.access.api_keys import Caller
 from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.answers import (
     CompletionAnswer,
@@ -17,11 +17,11 @@ from baton.gateway.http.answers import (
     UsageAnswer,
     usage_answer,
 )
-from baton.gateway.http.common_fields import answer_extras
+from baton.gateway.http.common_fields import Asker, answer_extras, asker
 from baton.gateway.http.logprobs import completion_logprobs, prompt_logprobs
 from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.request_body import decode_body, read_body
-from baton.gateway.http.responder import Responder
+from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import CompletionBody
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.completion_stream import Usage
@@ -44,11 +44,11 @@ class CompletionsApi:
         data = await read_body(request, gateway.config)
         body = decode_body(data, CompletionBody)
         extras = answer_extras(request, body)
-        public_id: str = request.state.request_id
-        order = await completion_order(gateway, body, public_id, request.state.caller)
+        who = asker(request)
+        order = await completion_order(gateway, body, who)
         completion = gateway.complete(order)
         chunks = CompletionFormat(
-            id=f"cmpl-{public_id}",
+            id=f"cmpl-{who.request_id}",
             created=int(time.time()),
             model=gateway.model,
             body=body,
@@ -56,17 +56,18 @@ class CompletionsApi:
             choices_per_prompt=completion.choices_per_prompt,
         )
         writer = OpenAiWriter(completion, chunks, extras)
+        tell = partial(gateway.dispatcher.progress, completion.first_generation)
+        progress = Progress(tell, writer.progress) if order.returns_progress else None
         return Responder(
             completion,
             writer,
             is_streamed=order.is_streamed,
             is_resumable=bool(body.resumable),
+            progress=progress,
         )
 
 
-async def completion_order(
-    gateway: Gateway, body: CompletionBody, public_id: str, caller: Caller
-) -> CompletionOrder:
+async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -> CompletionOrder:
     """Raises InvalidRequest."""
     gateway.model.check_name(body.model)
     refuse_unsupported(body)
@@ -80,7 +81,7 @@ async def completion_order(
     options = options_from(body, logprobs=body.logprobs)
     rule = output_rule(body.response_format, body.structured_outputs)
     return CompletionOrder(
-        request_id=public_id,
+        request_id=who.request_id,
         prompts=with_cache_point(prompts, body.cache_control),
         options=options,
         grammar=await gateway.grammars.accept(rule),
@@ -88,7 +89,9 @@ async def completion_order(
         is_streamed=bool(body.stream),
         default_max_tokens=DEFAULT_MAX_TOKENS,
         cache_salt=body.cache_salt or "",
-        caller=caller,
+        session=who.session(body.prompt_cache_key),
+        returns_progress=bool(body.return_progress),
+        caller=who.caller,
     )
 
 
@@ -118,6 +121,11 @@ class CompletionFormat:
 
     def usage(self, usage: Usage) -> UsageAnswer:
         return usage_answer(usage)
+
+    def waiting(self) -> CompletionAnswer:
+        answer = self.closing()
+        answer.choices = (CompletionChoice(text="", logprobs=None, finish_reason=None),)
+        return answer
 
     def closing(self) -> CompletionAnswer:
         return CompletionAnswer(

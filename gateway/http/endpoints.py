@@ -58,11 +58,12 @@ class Endpoint:
 
 HEADERS = {
     "x-request-id": "The name of the request, in the answer's headers as well; drawn if missing.",
+    "x-session-id": "Requests of one conversation; goes before `prompt_cache_key`.",
     "x-baton-receipt": "`1` adds a `baton` object: where the request ran and what it cost.",
     "x-baton-resumable": "`1` keeps the stream for a while when the connection breaks.",
     "last-event-id": "The id of the last event received: the answer is the rest of its stream.",
 }
-OF_STREAMS = ("x-baton-receipt", "x-baton-resumable", "last-event-id")
+OF_STREAMS = ("x-session-id", "x-baton-receipt", "x-baton-resumable", "last-event-id")
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 ENDPOINTS = (

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.http.chat import chat_order
+from baton.gateway.http.common_fields import asker
 from baton.gateway.http.completions import completion_order
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
@@ -77,11 +78,11 @@ class EstimateApi:
 
     async def _order(self, request: Request, data: bytes) -> CompletionOrder:
         gateway = self._gateway
-        named = request.state.request_id, request.state.caller
+        who = asker(request)
         if decode_body(data, _Kind).messages is not None:
-            order, _ = await chat_order(gateway, decode_body(data, ChatBody), *named)
+            order, _ = await chat_order(gateway, decode_body(data, ChatBody), who)
             return order
-        order = await completion_order(gateway, decode_body(data, CompletionBody), *named)
+        order = await completion_order(gateway, decode_body(data, CompletionBody), who)
         if len(order.prompts) > 1:
             raise InvalidRequest(
                 f"has {len(order.prompts)} prompts; ask for an estimate of each of them",

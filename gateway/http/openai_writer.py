@@ -14,6 +14,7 @@ from baton.gateway.http.answers import Answer, UsageAnswer
 from baton.gateway.http.errors import error_body
 from baton.gateway.requests.choices import ChoiceDelta, Completion
 from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.prompt_progress import PromptProgress
 
 
 class ChunkFormat(Protocol):
@@ -23,6 +24,9 @@ class ChunkFormat(Protocol):
 
     def chunk(self, part: ChoiceDelta) -> Answer | None:
         """None if the part has nothing to show."""
+
+    def waiting(self) -> Answer:
+        """A chunk whose one choice has nothing yet, to carry progress."""
 
     def closing(self) -> Answer:
         """A chunk without choices, to carry usage."""
@@ -51,6 +55,11 @@ class OpenAiWriter:
 
     def opening(self) -> Iterable[bytes]:
         return ()
+
+    def progress(self, progress: PromptProgress) -> Iterable[bytes]:
+        answer = self._chunks.waiting()
+        answer.prompt_progress = progress
+        yield sse.event(answer)
 
     def events(self, part: ChoiceDelta) -> Iterable[bytes]:
         answer = self._chunks.chunk(part)

@@ -9,8 +9,10 @@ streamed  first delta    -> 200, event, event ..., last events
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -22,6 +24,7 @@ from baton.gateway.http.disconnect import while_connected
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.resuming import Resumption, resumption_of, send_reading
 from baton.gateway.requests.choices import ChoiceDelta, Completion
+from baton.gateway.requests.prompt_progress import PromptProgress, told_until_first
 
 SENDING_GRACE_S = 10.0
 """For a client that reads slowly, beyond the time limit of the request itself."""
@@ -46,6 +49,14 @@ class AnswerWriter(Protocol):
     def failure(self, error: Exception) -> Iterable[bytes]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """For streams that are to say how far their prompt is."""
+
+    tell: Callable[[], PromptProgress | None]
+    write: Callable[[PromptProgress], Iterable[bytes]]
+
+
 class Responder:
     """An ASGI response."""
 
@@ -56,11 +67,15 @@ class Responder:
         *,
         is_streamed: bool,
         is_resumable: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self._completion = completion
         self._writer = writer
         self._is_streamed = is_streamed
         self._is_resumable = is_resumable
+        self._progress = progress
+        self._is_open = False
+        """A delta has come."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         allowed_s = self._completion.time_left_s
@@ -77,23 +92,32 @@ class Responder:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """The encoded events of a stream. Raises what fails before the first of them."""
-        is_open = False
+        has_begun = False
         try:
-            async with aclosing(self._completion.deltas()) as parts:
+            async with aclosing(self._parts()) as parts:
                 async for part in parts:
-                    if not is_open:
-                        is_open = True
-                        for event in self._writer.opening():
-                            yield event
-                    for event in self._writer.events(part):
+                    has_begun = True
+                    for event in self._written(part):
                         yield event
             for event in self._writer.ending():
                 yield event
         except Exception as error:
-            if not is_open:
+            if not has_begun:
                 raise
             for event in self._writer.failure(error):
                 yield event
+
+    def _parts(self) -> AsyncGenerator[ChoiceDelta] | AsyncGenerator[ChoiceDelta | PromptProgress]:
+        deltas = self._completion.deltas()
+        return deltas if self._progress is None else told_until_first(deltas, self._progress.tell)
+
+    def _written(self, part: ChoiceDelta | PromptProgress) -> Iterable[bytes]:
+        if isinstance(part, PromptProgress):
+            return () if self._progress is None else self._progress.write(part)
+        if self._is_open:
+            return self._writer.events(part)
+        self._is_open = True
+        return chain(self._writer.opening(), self._writer.events(part))
 
     async def _whole(self) -> msgspec.Struct:
         choices = await self._completion.whole()

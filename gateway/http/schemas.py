@@ -50,13 +50,17 @@ class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     """vLLM's: tell the ids of prompt and output, too."""
 
+    prompt_cache_key: str | None = None
+    """Requests of one conversation, which are computed where what they begin with is cached. The
+    header `x-session-id` goes before it."""
     receipt: bool | None = None
     """Baton's: add a `baton` object to the answer: where the request ran and what it cost."""
+    return_progress: bool | None = None
+    """llama.cpp's: until its first token a stream tells how far its prompt is."""
     resumable: bool | None = None
     """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
 
     metadata: Ignored = None
-    prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None

@@ -22,6 +22,7 @@ from baton.gateway.requests.sampling_options import (
     num_choices,
     resolve_sampling,
 )
+from baton.gateway.requests.session_keys import session_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ def _choices(
         salt=salt,
         tenant=order.caller.tenant,
         owner=order.caller.owner,
+        session=session_of(order.caller, order.session),
         cache_points=prompt.cache_points,
         priority=priority,
         time_left_s=patience.time_left_s,

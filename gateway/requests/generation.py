@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import CachePoint, Pooling, Receipt, SamplingParams, TokenUpdate
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.router.decisions import Decisions
 from baton.router.prediction_errors import Interval
@@ -45,6 +46,8 @@ class Generation:
     """Smaller comes first."""
     pooling: Pooling | None = None
     """Set: the only update is an embedding of the prompt."""
+    session: str = ""
+    """The conversation it belongs to; empty: found by what it begins with."""
     near: RequestId | None = None
     """A request whose prompt this one shares (another choice of it): best placed beside it."""
     time_left_s: float | None = None
@@ -101,6 +104,9 @@ class Dispatcher(Protocol):
 
     async def estimate(self, generation: Generation) -> Estimate:
         """Raises Unavailable if nothing can be told of it."""
+
+    def progress(self, generation: Generation) -> PromptProgress | None:
+        """How far the prompt is. None once its first token is there, and if nothing is known."""
 
     async def start(self, generation: Generation) -> RunningGeneration:
         """Raises Overloaded at once, before any work is done."""

@@ -37,5 +37,9 @@ class CompletionOrder:
     shown_special: Set[int] = frozenset()
     """Special tokens that show as text, for what reads the output to find."""
     cache_salt: str = ""
+    session: str = ""
+    """What the caller calls the conversation; empty: nothing."""
+    returns_progress: bool = False
+    """Of the first prompt, until its first token; of streams."""
     caller: Caller
     time_left_s: float | None = None

@@ -16,6 +16,7 @@ from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Estimate, Generation
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.router.capture import capture
 from baton.router.decisions import Decisions
@@ -75,6 +76,9 @@ class LocalDispatcher:
 
     async def estimate(self, generation: Generation) -> Estimate:
         raise Unavailable("there is no gateway here, which learns how long requests take")
+
+    def progress(self, generation: Generation) -> PromptProgress | None:
+        return None
 
     async def start(self, generation: Generation) -> LocalGeneration:
         running = LocalGeneration(self, generation.request_id)

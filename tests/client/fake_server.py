@@ -115,6 +115,9 @@ class FakeService(InferenceServicer):
     def Embed(self, request: Any, context: Any) -> Any:
         return self._unary("Embed", request, context)
 
+    def Estimate(self, request: Any, context: Any) -> Any:
+        return self._unary("Estimate", request, context)
+
     def ListModels(self, request: Any, context: Any) -> Any:
         return self._unary("ListModels", request, context)
 

@@ -36,6 +36,7 @@ async def test_the_whole_surface(kind: str) -> None:
         tokens = await client.tokenize("the fox", add_special_tokens=False)
         text = await client.detokenize(tokens.ids)
         models = await client.models()
+        estimates = [await client.estimate(asked, max_tokens=9) for asked in ("Hello", [5, 6], HI)]
         is_healthy = await client.health()
 
     assert result.text == chat.text == streamed == "the fox"
@@ -44,6 +45,9 @@ async def test_the_whole_surface(kind: str) -> None:
     assert [choice.text for choice in several.choices] == ["the fox"] * 4
     assert (list(tokens.ids), text) == (tokens_of("the fox"), "the fox")
     assert [model.id for model in models] == [MODEL]
+    assert [(one.prefill_replica, one.max_output_tokens) for one in estimates] == [("p0", 9)] * 3
+    assert estimates[1].prompt_tokens == 2
+    assert (estimates[0].ttft_s.high, estimates[0].itl_s) == (2.0, None)
     assert is_healthy
 
 

@@ -19,6 +19,7 @@ from baton.core.ids import ReplicaId
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import Estimate, Generation
+from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.chat_template import ChatTemplate
@@ -152,6 +153,10 @@ class ScriptedDispatcher:
             ttft_s=Interval(low=0.5, middle=1.0, high=2.0),
             itl_s=None,
         )
+
+    def progress(self, generation: Generation) -> PromptProgress | None:
+        num_tokens = len(generation.prompt)
+        return PromptProgress(state="queued", position=3, total=num_tokens, eta_ms=1500.0)
 
     async def start(self, generation: Generation) -> ScriptedGeneration:
         self.generations.append(generation)

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
+import pytest
 from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gateway_over
 from tests.in_process_fleet import running_fleet
 from typer.testing import CliRunner
@@ -82,6 +84,44 @@ async def test_only_its_own_tenant_and_operators_see_a_request() -> None:
             for request_id in ("of-acme-1", "of-one")
         }
     assert seen == {"of-acme-1": ["acme-1", "acme-2", "root"], "of-one": ["one", "root"]}
+
+
+@pytest.mark.parametrize("request_id", ["a/b", "/a//b/", "a?b#c%2Fd", "cmpl-x/../y"])
+async def test_a_request_is_found_whatever_its_id_is_made_of(request_id: str) -> None:
+    async with asking(prefill=0) as http:
+        headers = {"x-request-id": request_id}
+        answer = (await http.post("/v1/completions", json=BODY, headers=headers)).json()
+        for name in (request_id, answer["id"]):
+            told = await http.get(f"/v1/requests/{quote(name, safe='')}")
+            assert (told.status_code, told.json().get("id")) == (200, request_id)
+        if set(request_id) <= set("ab/"):
+            told = await http.get(f"/v1/requests/{request_id}")
+            assert told.status_code == 200
+
+
+async def test_requests_that_name_their_conversation_are_one_session_of_their_caller() -> None:
+    async with asking(api_keys=frozenset({"one", "two"})) as http:
+
+        async def session(caller: str, body: dict[str, Any], **headers: str) -> str:
+            headers = {**key(caller), **headers}
+            answer = (await http.post("/v1/completions", json=body, headers=headers)).json()
+            told = await http.get(f"/v1/requests/{answer['id']}", headers=key(caller))
+            name: str = told.json()["decisions"][0]["session"]
+            return name
+
+        text = "something else " * 9
+        other = {**BODY, "prompt": text}
+        named = await session("one", {**BODY, "prompt_cache_key": "c"})
+        again = await session("one", {**other, "prompt_cache_key": "d"}, **{"x-session-id": "c"})
+        apart = await session("one", {**other, "prompt_cache_key": "d"})
+        foreign = await session("two", {**BODY, "prompt_cache_key": "c"})
+        unnamed = await session("one", {**other, "prompt": text + "and on"})
+        too_long = {**BODY, "prompt_cache_key": "c" * 300}
+        refused = await http.post("/v1/completions", json=too_long, headers=key("one"))
+
+    assert named == again and len({named, apart, foreign}) == 3
+    assert unnamed == apart  # by what it begins with
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_cache_key")
 
 
 async def test_an_estimate_runs_nothing_and_knows_what_is_cached() -> None:

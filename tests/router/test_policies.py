@@ -158,3 +158,15 @@ def test_a_session_is_known_by_the_tail_that_its_next_turn_continues() -> None:
     assert begins and branched != first
     assert sessions.of([a, b, c, d]) == (first, False)
     assert sessions.of([]) == ("", True)
+
+
+def test_a_session_that_has_a_name_keeps_it_where_a_turn_comes_without() -> None:
+    a, b, c, d, x = (bytes([letter]) * 16 for letter in b"abcdx")
+    sessions = Sessions()
+
+    assert sessions.of([a, b], "mine") == ("mine", True)
+    assert sessions.of([a, b, c]) == ("mine", False)
+    assert sessions.of([a], "yours") == ("yours", True)
+    assert sessions.of([d], "yours") == ("yours", False)
+    other, begins = sessions.of([a, x])  # what it began with is superseded
+    assert begins and other not in ("mine", "yours")

@@ -10,6 +10,7 @@ from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
+from baton.gateway.http.common_fields import asker
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Responder
 from baton.gateway.http.responses.answer import begun_answer
@@ -38,9 +39,9 @@ class ResponsesApi:
         refuse_state(body)
         options = _options(body)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model))
-        public_id: str = request.state.request_id
+        who = asker(request)
         order = CompletionOrder(
-            request_id=public_id,
+            request_id=who.request_id,
             prompts=(plan.prompt,),
             options=options,
             grammar=plan.grammar,
@@ -48,10 +49,13 @@ class ResponsesApi:
             field_by_option=FIELD_BY_OPTION,
             shown_special=plan.shown_special,
             cache_salt=body.cache_salt or "",
-            caller=request.state.caller,
+            session=who.session(body.prompt_cache_key),
+            caller=who.caller,
         )
         completion = gateway.complete(order)
-        answer = begun_answer(body, gateway.model, id=f"resp_{public_id}", created=int(time.time()))
+        answer = begun_answer(
+            body, gateway.model, id=f"resp_{who.request_id}", created=int(time.time())
+        )
         writer = ResponsesWriter(completion, plan, answer, gateway.model.tokenizer)
         return Responder(
             completion,

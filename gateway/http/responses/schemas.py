@@ -104,7 +104,8 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     """Baton's: keep the stream for a while when the connection breaks; its events carry ids."""
 
     max_tool_calls: Ignored = None
-    prompt_cache_key: Ignored = None
+    prompt_cache_key: str | None = None
+    """Requests of one conversation; as the header `x-session-id`, which goes before it."""
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None

@@ -25,6 +25,7 @@ from tests.gateway.fleet.scripted_replica import (
 
 from baton.core.errors import (
     DeadlineExceeded,
+    Overloaded,
     Unavailable,
 )
 from baton.core.ids import Epoch, RequestId
@@ -35,6 +36,7 @@ from baton.core.messages import (
     Role,
 )
 from baton.gateway.fleet.decision_log import DecisionLog
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.router.kv_index import KvIndex
 from baton.router.prompt_names import PromptNames
@@ -290,3 +292,58 @@ async def test_what_is_missing_follows_the_replicas_until_nothing_is() -> None:
 
     assert before.waiting_for == "Ray to start 1 process"
     assert draining.waiting_for == "d: draining"
+
+
+async def test_how_far_a_prompt_is_can_be_asked_until_its_first_token() -> None:
+    replica = ScriptedReplica("d", silent, answers(1), max_open=1)
+    async with dispatching_to(replica) as dispatcher:
+        first, second = generation("first"), generation("second")
+        running = await dispatcher.start(first)
+        others = [asyncio.create_task(dispatcher.start(generation(f"{n}"))) for n in range(2)]
+        await until(lambda: dispatcher.num_waiting == 2)
+        waiting = asyncio.create_task(dispatcher.start(second))
+        await until(lambda: dispatcher.progress(second))
+
+        computed, queued = dispatcher.progress(first), dispatcher.progress(second)
+        assert computed is not None and queued is not None
+        assert (computed.state, computed.position) == ("computed", 0)
+        assert 0 <= computed.processed < computed.total == len(first.prompt)
+        assert (queued.state, queued.position, queued.processed) == ("queued", 2, 0)
+
+        for task in others:
+            task.cancel()
+        await running.stop(0)
+        answered = await waiting
+        _ = [update async for update in answered]
+        assert dispatcher.progress(second) is None is dispatcher.progress(generation("unknown"))
+        await answered.stop(1)
+
+
+async def test_who_may_wait_no_longer_for_a_place_is_refused() -> None:
+    async with dispatching_to(ScriptedReplica("d", silent, max_open=0)) as dispatcher:
+        with pytest.raises(Overloaded, match=r"within 0\.05 s, and it may wait no longer"):
+            await dispatcher.start(replace(generation(), max_wait_s=0.05))
+        assert dispatcher.num_waiting == 0
+
+
+async def ask_and_stop(dispatcher: ReplicaDispatcher, asked: Generation) -> None:
+    running = await dispatcher.start(asked)
+    updates = [update async for update in running]
+    await running.stop(sum(len(update.tokens) for update in updates))
+
+
+async def test_tenants_are_charged_for_what_their_requests_compute() -> None:
+    scripts = (silent, answers(*range(9)), answers(1), answers(1), answers(1))
+    replica = ScriptedReplica("d", *scripts, max_open=1)
+    async with dispatching_to(replica) as dispatcher:
+        blocker = await dispatcher.start(generation("blocker"))
+        tasks = []
+        for name in ("long-1", "long-2", "short-1", "short-2"):
+            asked = replace(generation(name), tenant=name[:-2])
+            tasks.append(asyncio.create_task(ask_and_stop(dispatcher, asked)))
+            await until(lambda: dispatcher.num_waiting == len(tasks))
+        await blocker.stop(0)
+        await asyncio.gather(*tasks)
+
+        names = [request.request_id for request in replica.received]
+        assert names == ["blocker", "long-1", "short-1", "short-2", "long-2"]
