@@ -1,0 +1,119 @@
+"""A replica in a process of its own whose steps take a given time, but hardly any CPU time.
+
+    python -m bench.paced_replica ROLE NAME ASK_AFTER_S      its ReplicaInfo comes by stdout
+    stdin:  pace 10          every step takes ten times as long from now on
+            lossy 0.1        of the pieces of KV that come here a tenth is lost, a tenth cuts the
+                             stream, a tenth is late; a tenth of the news of its cache is lost
+
+It stands for one on a device of its own, so that several fit the cores of one machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from baton.core.chaos import ChaosRule, Fault
+from baton.core.ids import ReplicaId
+from baton.core.messages import ReplicaInfo, Role
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.engine import Engine
+from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.kv_transfer.transports import TransportParts
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.replica.replica import start_replica
+from baton.proto.channels import Channels
+from baton.proto.pulse import Patience
+
+STEP_S, TOKEN_S = 0.004, 1e-4
+"""Of a step, and of each token in it: 10,000 tokens of a prompt a second."""
+NUM_BLOCKS, BLOCK_SIZE, CHUNK = 2048, 16, 256
+
+
+class PacedRunner(EchoRunner):
+    factor = 1.0
+
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
+        time.sleep(self.factor * (STEP_S + TOKEN_S * num_tokens))
+        return super().forward(chunks, on_layer)
+
+
+@dataclass(frozen=True, slots=True)
+class PacedReplica:
+    """The other end: the process, and what it said of itself."""
+
+    info: ReplicaInfo
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, role: Role, number: int, patience: Patience) -> Self:
+        name = f"{role}-{number}"
+        command = [sys.executable, "-m", __name__, role.value, name, str(patience.ask_after_s)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        return cls(pickle.loads(base64.b64decode(process.stdout.readline())), process)
+
+    def tell(self, what: str) -> None:
+        assert self.process.stdin is not None
+        print(what, file=self.process.stdin, flush=True)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def lossy(rate: float) -> tuple[ChaosRule, ...]:
+    faults = (Fault.DROP, Fault.CUT, Fault.DELAY)
+    pieces = [ChaosRule(at="transfer.piece", fault=fault, rate=rate) for fault in faults]
+    return (*pieces, ChaosRule(at="kv_events", fault=Fault.DROP, rate=rate))
+
+
+async def serve(role: Role, name: str, patience: Patience) -> None:
+    info = echo_info(vocab_size=256, max_model_len=4096, num_layers=3)
+    runner = PacedRunner(info, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, is_verifying=False)
+    engine_config = EngineConfig(
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
+        scheduler=SchedulerConfig(prefill_chunk=CHUNK if role is Role.PREFILL else None),
+    )
+    config = override(DeploymentConfig(), {"transfer.transport": "grpc", "chaos.enabled": True})
+    replica = await start_replica(
+        config,
+        role,
+        Engine(runner, engine_config),
+        replica_id=ReplicaId(name),
+        host="127.0.0.1",
+        parts=TransportParts(channels=Channels(patience=patience)),
+    )
+    print(base64.b64encode(pickle.dumps(replica.info)).decode(), flush=True)
+    while told := await asyncio.to_thread(sys.stdin.readline):
+        what, number = told.split()
+        if what == "pace":
+            runner.factor = float(number)
+        elif replica.chaos is not None:
+            replica.chaos.set(lossy(float(number)) if float(number) else (), seed=1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Role(sys.argv[1]), sys.argv[2], Patience(ask_after_s=float(sys.argv[3]))))
