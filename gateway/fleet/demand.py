@@ -29,7 +29,7 @@ class DemandNews:
 
     def want(self, num_requests: int, num_tokens: int) -> None:
         """So much waits for any replica of the role."""
-        self._wanted = (_rounded(num_requests), _rounded(num_tokens))
+        self._wanted = (rounded(num_requests), rounded(num_tokens))
         told = (self._told.num_requests, self._told.num_tokens)
         wait_s = COALESCE_S if any(self._wanted) else KEEP_S
         if self._wanted == told or (self._timer is not None and self._wait_s <= wait_s):
@@ -67,5 +67,6 @@ class DemandNews:
             self._send(told)
 
 
-def _rounded(number: int) -> int:
+def rounded(number: int) -> int:
+    """As it is told: the next power of two."""
     return 1 << (number - 1).bit_length() if number else 0

@@ -170,7 +170,7 @@ class ReplicaDispatcher:
     @property
     def _in_queue(self) -> tuple[int, int]:
         """Requests that wait to enter, and replicas that compute prompts."""
-        num_replicas = len(self.fleet.lending) or len(self.fleet.open_decode)
+        num_replicas = len(self.fleet.lending) or sum(1 for _ in self.fleet.open_decode)
         return len(self._queue), num_replicas
 
     @property
@@ -178,7 +178,7 @@ class ReplicaDispatcher:
         return min((link.info.max_model_len for link in self.fleet.connected), default=0)
 
     def is_ready(self) -> bool:
-        return bool(self.fleet.open_decode)
+        return any(True for _ in self.fleet.open_decode)
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         fleet = self.fleet

@@ -54,5 +54,5 @@ def _find(fleet: Fleet, replica_id: str) -> ReplicaInfo:
 
 def _can_be_spared(fleet: Fleet, info: ReplicaInfo) -> bool:
     """Prompts can be computed on decode replicas, but tokens nowhere else."""
-    others = fleet.open_decode - {info.epoch}
-    return info.role is not Role.DECODE or info.epoch not in fleet.open_decode or bool(others)
+    open_ = set(fleet.open_decode)
+    return info.role is not Role.DECODE or info.epoch not in open_ or len(open_) > 1

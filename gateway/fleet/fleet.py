@@ -23,6 +23,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.decode_link import DecodeLink
+from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.gateway.fleet.membership import merge
@@ -77,6 +78,8 @@ class Fleet:
         self._watch_by_epoch: dict[Epoch, KvWatch] = {}
         self._drained_here: set[Epoch] = set()
         self._has_met_decode = False
+        self._wanted = (0, 0)
+        """Requests that wait here, and tokens: what all replicas have been told."""
         self.starting: tuple[StartingReplica, ...] = ()
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
@@ -155,6 +158,8 @@ class Fleet:
         """Something has changed at a replica, or at the stream to it."""
         link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
         candidate = self._candidate_by_epoch.get(epoch)
+        if link is not None and link.is_connected:
+            self._ask(link)  # its stream may be new
         if link is None or candidate is None or link.capacity is None:
             pass
         elif isinstance(link, PrefillLink) and not link.is_connected:
@@ -243,10 +248,18 @@ class Fleet:
 
     def want(self, num_requests: int, num_prefill_tokens: int = 0) -> None:
         """So many requests wait here for a place, and so many tokens for a prefill replica."""
-        for link in self._link_by_epoch.values():
+        wanted = rounded(num_requests), rounded(num_prefill_tokens)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            for link in (*self._link_by_epoch.values(), *self._prefill_link_by_epoch.values()):
+                self._ask(link)
+
+    def _ask(self, link: DecodeLink | PrefillLink) -> None:
+        num_requests, num_prefill_tokens = self._wanted
+        if isinstance(link, DecodeLink):
             link.demand.want(num_requests, 0)
-        for prefill_link in self._prefill_link_by_epoch.values():
-            prefill_link.demand.want(0, num_prefill_tokens)
+        else:
+            link.demand.want(0, num_prefill_tokens)
 
     def link(self, epoch: Epoch) -> DecodeLink:
         return self._link_by_epoch[epoch]
@@ -356,16 +369,12 @@ class Fleet:
             raise
 
     @property
-    def open_decode(self) -> frozenset[Epoch]:
+    def open_decode(self) -> Iterator[Epoch]:
         """Decode replicas that are there and take requests."""
-        return frozenset(
-            link.info.epoch
-            for link in self.connected
-            if link.info.is_ready
-            and link.answers
-            and not link.is_draining
-            and link.info.epoch not in self._drained_here
-        )
+        for epoch, link in self._link_by_epoch.items():
+            is_open = link.info.is_ready and link.answers and not link.is_draining
+            if is_open and epoch not in self._drained_here:
+                yield epoch
 
     def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
         before = {one.replica_id for one in self.starting if one.failure}
@@ -377,7 +386,7 @@ class Fleet:
 
     def trouble_by_replica(self) -> dict[ReplicaInfo, str]:
         """Why each replica takes nothing; empty for those that do."""
-        is_open = self.open_decode
+        is_open = set(self.open_decode)
         return {
             info: "" if epoch in is_open else self._trouble(info)
             for epoch, info in self._replica_by_epoch.items()
