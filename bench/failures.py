@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from bench.paced_replica import PacedReplica
+from bench.paced_replica import PacedReplica, spawn
 from bench.report import percentile, surroundings, table
 
 from baton.core.ids import Epoch, new_request_id
@@ -185,14 +185,15 @@ async def measured(case: Case, seconds: float) -> tuple[str | float, ...]:
 
 @contextmanager
 def replicas(patience: Patience) -> Iterator[World]:
-    started: list[PacedReplica] = []
+    roles = [(role, number) for role in (Role.PREFILL, Role.DECODE) for number in (1, 2)]
+    processes = [spawn(role, number, patience) for role, number in roles]
     try:
-        for role in (Role.PREFILL, Role.DECODE):
-            started += [PacedReplica.start(role, number, patience) for number in (1, 2)]
+        started = [PacedReplica.of(process) for process in processes]
         yield World(started[:2], started[2:], AwayRegistry())
     finally:
-        for replica in started:
-            replica.end()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 async def load(

@@ -79,7 +79,7 @@ def report(num_replicas: int, num_gateways: int) -> str:
             pickle.dump(infos, each.stdin)
             each.stdin.close()
         paid = [read(each) for each in gateways]
-    rows = [
+    rows: list[tuple[str, str | float]] = [
         ("replicas connected, of each gateway", f"{min(p.num_connected for p in paid):,}"),
         ("seconds until all were", max(p.connected_s for p in paid)),
         ("MB that a gateway grew by", median(p.megabytes for p in paid)),

@@ -59,12 +59,8 @@ class PacedReplica:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, role: Role, number: int, patience: Patience) -> Self:
-        name = f"{role}-{number}"
-        command = [sys.executable, "-m", __name__, role.value, name, str(patience.ask_after_s)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def of(cls, process: subprocess.Popen[str]) -> Self:
+        """Return when it serves."""
         assert process.stdout is not None
         return cls(pickle.loads(base64.b64decode(process.stdout.readline())), process)
 
@@ -78,9 +74,11 @@ class PacedReplica:
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+
+def spawn(role: Role, number: int, patience: Patience) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", __name__, role.value, f"{role}-{number}"]
+    command.append(str(patience.ask_after_s))
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def lossy(rate: float) -> tuple[ChaosRule, ...]:

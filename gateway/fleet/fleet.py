@@ -251,8 +251,10 @@ class Fleet:
         wanted = rounded(num_requests), rounded(num_prefill_tokens)
         if wanted != self._wanted:
             self._wanted = wanted
-            for link in (*self._link_by_epoch.values(), *self._prefill_link_by_epoch.values()):
+            for link in self._link_by_epoch.values():
                 self._ask(link)
+            for prefill_link in self._prefill_link_by_epoch.values():
+                self._ask(prefill_link)
 
     def _ask(self, link: DecodeLink | PrefillLink) -> None:
         num_requests, num_prefill_tokens = self._wanted
