@@ -109,7 +109,12 @@ class KvWatch:
         self._learn(is_all=self._has_snapshot)
 
     def _learn(self, *, is_all: bool) -> None:
-        if self._on_learnt is not None:
-            self._on_learnt(is_all)
-            if is_all:
-                self._on_learnt = None
+        on_learnt = self._on_learnt
+        if on_learnt is None:
+            return
+        if is_all:
+            self._on_learnt = None
+        try:
+            on_learnt(is_all)
+        except Exception:
+            log.exception("what hangs on the KV events of %s failed", self._info.replica_id)
