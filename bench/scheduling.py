@@ -59,7 +59,7 @@ class Load:
         lineup = self.scheduler.lineup
         if lineup is not None:
             lineup.computed()
-        for request, num_tokens in chunks:
+        for request, num_tokens, _ in chunks:
             request.scheduled_at = 0.0
             if lineup is None:
                 request.num_computed += num_tokens

@@ -62,6 +62,10 @@ class Receipt:
     pulled_tokens: int
     """Tokens whose KV came from another replica's cache or a tier."""
     computed_tokens: int
+    drafted_tokens: int
+    """Tokens guessed, and computed besides to be verified."""
+    accepted_tokens: int
+    """Those of them that were right."""
     kv_bytes: int
     transport: str
     queue_ms: float

@@ -271,6 +271,10 @@ class Receipt:
     """Tokens whose KV came from another replica's cache or a tier instead of being computed."""
     computed_tokens: int = 0
     """Tokens run through the model, prompt and output, on all replicas, over all attempts."""
+    drafted_tokens: int = 0
+    """Tokens guessed and run through the model besides, to be verified."""
+    accepted_tokens: int = 0
+    """Those of them that were right: they are output, and among the computed ones."""
     output_tokens: int = 0
     kv_bytes: int = 0
     """Bytes of KV that travelled."""

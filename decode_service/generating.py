@@ -122,6 +122,8 @@ class Generating:
             cache_write_tokens=self._num_written(),
             pulled_tokens=self.num_pulled,
             computed_tokens=self.num_run + (done.num_computed if done else 0),
+            drafted_tokens=self.request.num_drafted if self.request else 0,
+            accepted_tokens=self.request.num_accepted if self.request else 0,
             output_tokens=len(self.output),
             kv_bytes=transfer.num_bytes if transfer else 0,
             transport=transfer.transport if transfer else "",

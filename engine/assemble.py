@@ -10,7 +10,7 @@ import torch
 
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import GrammarCompiler
 from baton.engine.grammar.structured_output import LlGuidanceCompiler
@@ -21,6 +21,7 @@ from baton.engine.ranks.assemble import check_alike, following_runner, lead_runn
 from baton.engine.ranks.lead import LeadRunner, follow
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.engine.sharding.expert_balancer import ExpertBalancer
+from baton.engine.speculation.assemble import speculation_of
 from baton.kernels.paging.window import Streaming
 
 
@@ -50,7 +51,8 @@ def assemble_engine(
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups, progress)
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
-    return engine_around(loaded, config, device, grammars)
+    draft = load_draft(config.speculation, loaded.info.dtype, device)
+    return engine_around(loaded, config, device, grammars, draft)
 
 
 def follow_lead(
@@ -79,6 +81,14 @@ def _load(
     )
 
 
+def load_draft(config: SpeculationConfig, dtype: str, device: str) -> LoadedModel | None:
+    """The small model in the folder that `config` names, to compute in the dtype of the large one;
+    None if none is asked for. Raises CheckpointError."""
+    if config.method != "draft":
+        return None
+    return load_model(Path(config.model), dtype=dtype, device=device)
+
+
 def find_device(device: str) -> str:
     """What `auto` means here."""
     if device == "auto":
@@ -91,8 +101,11 @@ def engine_around(
     config: EngineConfig,
     device: str,
     grammars: GrammarCompiler | None = None,
+    draft: LoadedModel | None = None,
 ) -> Engine:
-    """A model may be in several engines: nothing is written to it. Raises InvalidConfig."""
+    """A model may be in several engines: nothing is written to it. `draft` is the small model that
+    drafts for it, if one does. Raises InvalidConfig."""
+    speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
     plan, groups = plan_cache(loaded, config, device), loaded.groups
     if groups.mesh.size > 1:
         check_alike(loaded)
@@ -108,8 +121,8 @@ def engine_around(
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
     if isinstance(groups.data, RankGroup):
         runner = LockstepRunner(own, groups.data)
-        engine = Engine(runner, config, grammars=grammars, pace=runner)
+        engine = Engine(runner, config, grammars=grammars, pace=runner, speculation=speculation)
     else:
-        engine = Engine(own, config, grammars=grammars)
+        engine = Engine(own, config, grammars=grammars, speculation=speculation)
     engine.stats.expert_load = None if own.balancer is None else own.balancer.load
     return engine

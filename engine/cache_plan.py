@@ -15,6 +15,9 @@ from baton.engine.memory.open_blocks import open_bytes
 from baton.engine.passes.pass_memory import CudaDevice, Device, measure
 
 CPU_CACHE_BYTES = 1 << 30
+MAX_DRAFTED = 128
+"""Drafted tokens of a pass whose logits have a place; those of more are computed, but not as
+fast."""
 logger = logging.getLogger(__name__)
 
 
@@ -27,8 +30,9 @@ class CachePlan:
     scheduler: SchedulerConfig
     max_model_len: int
     """Tokens of prompt and output together that the model serves."""
+    max_drafted: int = 0
+    """This and the next: see `PassLimits`."""
     graph_sizes: tuple[int, ...] | None = None
-    """See `PassLimits`."""
 
     @property
     def limits(self) -> PassLimits:
@@ -41,6 +45,7 @@ class CachePlan:
                 min(self.num_blocks, self.layout.num_blocks_for(longest)),
                 self.layout.num_blocks_for(8),
             ),
+            max_drafted=self.max_drafted,
             micro_batch_tokens=self.scheduler.micro_batch_tokens,
             graph_sizes=self.graph_sizes,
         )
@@ -76,6 +81,7 @@ def plan_cache(
         device=name,
         scheduler=config.scheduler,
         max_model_len=loaded.info.max_model_len,
+        max_drafted=_max_drafted(config),
     )
     own = loaded.own(layout)
     if name == "cpu":
@@ -93,6 +99,12 @@ def plan_cache(
     memory_bytes = int(left_bytes * config.cache.memory_fraction)
     plan = replace(plan, graph_sizes=passes.graph_sizes)
     return plan.with_blocks(_num_blocks(config.cache, own, memory_bytes))
+
+
+def _max_drafted(config: EngineConfig) -> int:
+    if config.speculation.method == "off":
+        return 0
+    return min(config.scheduler.max_running * config.speculation.max_tokens, MAX_DRAFTED)
 
 
 def _num_blocks(config: CacheConfig, layout: KvLayout, memory_bytes: int, beside: int = 0) -> int:

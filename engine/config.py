@@ -83,9 +83,31 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Guessing tokens ahead, and verifying many in one pass. Changes no token and no logprob."""
+
+    method: Literal["off", "suffix", "ngram", "draft"] = "off"
+    """Who guesses. `suffix`: what stood behind the same tokens in the request, and in outputs that
+    ended lately (of the same tenant and salt). `ngram`: in the request alone. `draft`: a smaller
+    model of the same tokenizer."""
+    model: str = ""
+    """The smaller model of the method `draft`: what `model` may be, too. Empty for the demo: the
+    draft that comes with it."""
+    max_tokens: int = 8
+    """Tokens guessed of a request in one step, at most."""
+    adaptive: bool = True
+    """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
+    while where it does not. Off: always `max_tokens`."""
+
+    def __post_init__(self) -> None:
+        _check_positive(max_tokens=self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     kv_shares: Mapping[str, float] = field(default_factory=dict)
     """By tenant: the share of the blocks that it may hold, and that is kept for what it caches."""
     rebalance_passes: int = 0

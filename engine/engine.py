@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidRequest
 from baton.core.kv_pool import Holder
-from baton.core.messages import FinishReason
+from baton.core.messages import FinishReason, TokenLogprob
 from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -32,9 +32,11 @@ from baton.engine.request.step_report import EngineStats, RequestOutput, StepRep
 from baton.engine.sampling.sampler import sample
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.scheduler import ScheduledChunk, Scheduler
+from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts, ScheduledChunk, Scheduler
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
+from baton.engine.schedule.verification import Run, runs_of, verified
+from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
 
@@ -60,6 +62,7 @@ class Engine:
         clock: Clock = monotonic,
         grammars: GrammarCompiler | None = None,
         pace: Pace | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
         if block_size != config.cache.block_size:
@@ -71,6 +74,8 @@ class Engine:
         """For the tokens of this model; None if it cannot follow a grammar."""
         self.pace = pace
         """To be kept whenever no step computes; None for an engine on its own."""
+        self.speculation = speculation
+        """What drafts tokens for those who decode; None for one token a pass."""
         self.stats = EngineStats()
         self.pool = BlockPool(
             runner.cache,
@@ -95,6 +100,7 @@ class Engine:
             clock=clock,
             dtype=self.info.dtype,
             finish_reason=self.finish_reason,
+            accepted=self._count_computed,
             leave=self._leave,
             discard=self._discard,
         )
@@ -174,11 +180,13 @@ class Engine:
     def step(self, hooks: StepHooks = ALONE) -> StepReport:
         """Run one forward pass over what the scheduler picks; nothing runs if it picks nothing."""
         started_at, num_preempted = self.clock(), self._scheduler.num_preempted
-        chunks, first_scheduled = self._schedule(started_at, hooks)
+        drafts = self._draft()
+        drafted_at = self.clock()
+        chunks, first_scheduled = self._schedule(drafted_at, drafts, hooks)
         scheduled_at = self.clock()
         lineup = self._ahead.lineup or self._scheduler.lineup
         work = work_of(chunks, lineup)
-        if lineup is not None and self._ahead.takes(lineup, self.runner):
+        if lineup is not None and self._goes_ahead(lineup):
             self._ahead.launch(lineup, self.runner)
             forwarded_at = self.clock()
             outputs = self._read(lineup, chunks, hooks)
@@ -193,26 +201,44 @@ class Engine:
             first_scheduled=first_scheduled,
             num_tokens=sum(chunk.num_tokens for chunk in chunks),
             num_requests=len(chunks),
+            num_drafted=sum(len(chunk.drafted) for chunk in chunks) if drafts else 0,
+            num_accepted=sum(max(0, len(output.tokens) - 1) for output in outputs) if drafts else 0,
             work=work,
             num_preempted=self._scheduler.num_preempted - num_preempted,
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             num_blocks_in_use=self.pool.num_in_use,
-            schedule_ms=(scheduled_at - started_at) * 1e3,
+            draft_ms=(drafted_at - started_at) * 1e3,
+            schedule_ms=(scheduled_at - drafted_at) * 1e3,
             forward_ms=(forwarded_at - scheduled_at) * 1e3,
             sample_ms=(self.clock() - forwarded_at) * 1e3,
         )
         self.stats.add(report)
+        if self.speculation is not None:
+            self.speculation.learn(report, self.clock() - started_at)
         return report
 
+    def _draft(self) -> Drafts:
+        """Guesses for the pass that is planned next, unless that is in flight already."""
+        if self.speculation is None or self._ahead.lineup is not None:
+            return NO_DRAFTS
+        return self.speculation.draft(self._scheduler.running)
+
+    def _goes_ahead(self, lineup: Lineup) -> bool:
+        """Drafts are of tokens that the host knows: who drafts waits for them."""
+        is_drafting = self.speculation is not None and not self.speculation.is_paused
+        if is_drafting and self._ahead.lineup is None:
+            return False
+        return self._ahead.takes(lineup, self.runner)
+
     def _schedule(
-        self, now: float, hooks: StepHooks
+        self, now: float, drafts: Drafts, hooks: StepHooks
     ) -> tuple[list[ScheduledChunk], tuple[Request, ...]]:
         """The chunks to run, and those of their requests that never ran before."""
         self._ahead.forget_who_left()
         if self._ahead.lineup is not None:  # planned with the step before, and running
             return self._still_running(self._ahead.lineup), ()
-        chunks = self._scheduler.step(hooks.reclaim)
+        chunks = self._scheduler.step(hooks.reclaim, drafts)
         if self._scheduler.lineup is not None:  # all of them have run before
             return chunks, ()
         first = tuple(chunk.request for chunk in chunks if chunk.request.scheduled_at is None)
@@ -238,7 +264,7 @@ class Engine:
         now = self.clock()
         return tuple(
             [
-                self._answers.extend(request, token, None, now)
+                self._answers.extend(request, (token,), (), now)
                 if is_finite
                 else self._answers.fail_not_finite(request)
                 for request, token, is_finite in found
@@ -261,23 +287,29 @@ class Engine:
         inputs = [self._input(chunk) for chunk in chunks]
         hidden = self.runner.forward(inputs, on_layer)
         for chunk in chunks:
-            request = chunk.request
-            request.num_computed += chunk.num_tokens
-            request.num_run += chunk.num_tokens
-            self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
-            pin_computed(request, self.pool)
+            self._count_computed(chunk.request, chunk.num_tokens)
         hidden = read_prompts([chunk.request for chunk in chunks], inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
 
+    def _count_computed(self, request: Request, num_tokens: int) -> None:
+        """So many more of its known tokens are in the cache: whoever asks may have them."""
+        request.num_computed += num_tokens
+        request.num_run += num_tokens
+        self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)
+        pin_computed(request, self.pool)
+
     def _input(self, chunk: ScheduledChunk) -> Chunk:
         request, start = chunk.request, chunk.request.num_computed
-        end = start + chunk.num_tokens
+        end, num_drafted = start + chunk.num_tokens, len(chunk.drafted)
         is_last = end == len(request.tokens)
+        num_blocks = self.pool.layout.num_blocks_for(end + num_drafted)
         return Chunk(
-            tokens=request.tokens[start:end],
+            tokens=[*request.tokens[start:end], *chunk.drafted],
             start=start,
-            blocks=self.pool.table(request.holder)[: self.pool.layout.num_blocks_for(end)],
-            num_outputs=chunk.num_tokens if request.needs_every_token else int(is_last),
+            blocks=self.pool.table(request.holder)[:num_blocks],
+            num_outputs=(
+                chunk.num_tokens if request.needs_every_token else int(is_last) + num_drafted
+            ),
             lane=request.lane,
         )
 
@@ -297,6 +329,8 @@ class Engine:
             return ()
         if lineup is not None:
             requests, plan = lineup.requests, lineup.plan(logits.device)
+        elif any(chunk.drafted for chunk in chunks):
+            return self._verify(chunks, logits)
         else:
             requests = tuple(c.request for c in chunks if c.request.awaits_token)
             plan = SamplingPlan([request.row for request in requests], logits.device)
@@ -304,7 +338,9 @@ class Engine:
         now = self.clock()
         return tuple(
             [
-                self._answers.extend(request, token, logprob_by_row.get(row), now)
+                self._answers.extend(
+                    request, (token,), (logprob_by_row[row],) if row in logprob_by_row else (), now
+                )
                 if is_finite and request.is_prompt_finite
                 else self._answers.fail_not_finite(request)
                 for row, (request, token, is_finite) in enumerate(
@@ -313,6 +349,43 @@ class Engine:
             ]
         )
 
+    def _verify(
+        self, chunks: Sequence[ScheduledChunk], logits: Tensor
+    ) -> tuple[RequestOutput, ...]:
+        """The same where tokens are drafted: what is drawn behind drafts counts as long as they are
+        what was drawn before."""
+        runs = runs_of(chunks)
+        kept = [row for run in runs for row in run.logits_rows]
+        if len(kept) < len(logits):
+            logits = logits[kept]
+        plan = SamplingPlan([row for run in runs for row in run.rows], logits.device)
+        tokens, are_finite, logprob_by_row = sample(logits, plan, self.info.eos_token_ids)
+        now, outputs, first = self.clock(), [], 0
+        for run in runs:
+            stop = first + len(run.rows)
+            given = verified(run.drafted, tokens[first:stop], are_finite[first:stop])
+            rows = range(first, first + len(given))
+            said = tuple([logprob_by_row[row] for row in rows if row in logprob_by_row])
+            outputs.append(self._settle(run, given, said, now))
+            first = stop
+        return tuple(outputs)
+
+    def _settle(
+        self, run: Run, given: tuple[int, ...], logprobs: tuple[TokenLogprob, ...], now: float
+    ) -> RequestOutput:
+        """Give a request the tokens that its rows came to, and the pool the blocks for more."""
+        request = run.request
+        request.num_drafted += len(run.drafted)
+        if not given or not request.is_prompt_finite:
+            return self._answers.fail_not_finite(request)
+        if self.speculation is not None and run.drafted:
+            self.speculation.verified(request, len(run.drafted), len(given) - 1)
+        output = self._answers.extend(request, given, logprobs, now)
+        request.num_accepted += max(0, len(output.tokens) - 1)
+        if request.phase is Phase.RUNNING:
+            self.pool.shrink(request.holder, len(request.tokens))
+        return output
+
     def _discard(self, request: Request) -> None:
         """Nobody may find what it computed, nor come upon it in a block that is used again."""
         self._ahead.land()
@@ -320,6 +393,8 @@ class Engine:
         self.pool.wipe(request.holder)  # what is not finite is in its blocks
 
     def _leave(self, request: Request) -> None:
+        if self.speculation is not None:
+            self.speculation.forget(request)
         if request.phase is Phase.RUNNING:
             self._ahead.land()
         del self._request_by_id[request.request_id]

@@ -781,6 +781,8 @@ class Receipt(message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     CACHE_WRITE_TOKENS_FIELD_NUMBER: builtins.int
     PULLED_TOKENS_FIELD_NUMBER: builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
     decode_replica: builtins.str
     prefill_replica: builtins.str
     """empty: the decode replica computed the prompt itself"""
@@ -800,6 +802,10 @@ class Receipt(message.Message):
     """of the prompt, before a cache point and not cached until now"""
     pulled_tokens: builtins.int
     """whose KV came from another replica's cache or a tier"""
+    drafted_tokens: builtins.int
+    """guessed, and computed besides to be verified"""
+    accepted_tokens: builtins.int
+    """those of them that were right"""
     @builtins.property
     def notes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -820,10 +826,12 @@ class Receipt(message.Message):
         cached_tokens: builtins.int = ...,
         cache_write_tokens: builtins.int = ...,
         pulled_tokens: builtins.int = ...,
+        drafted_tokens: builtins.int = ...,
+        accepted_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "kv_bytes", b"kv_bytes", "notes", b"notes", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_tokens", b"accepted_tokens", "attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "drafted_tokens", b"drafted_tokens", "kv_bytes", b"kv_bytes", "notes", b"notes", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -564,6 +564,8 @@ class Receipt(message.Message):
     NOTES_FIELD_NUMBER: builtins.int
     CACHE_WRITE_TOKENS_FIELD_NUMBER: builtins.int
     PULLED_TOKENS_FIELD_NUMBER: builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
     decode_replica: builtins.str
     prefill_replica: builtins.str
     placement: builtins.str
@@ -580,6 +582,8 @@ class Receipt(message.Message):
     decode_ms: builtins.float
     cache_write_tokens: builtins.int
     pulled_tokens: builtins.int
+    drafted_tokens: builtins.int
+    accepted_tokens: builtins.int
     @builtins.property
     def notes(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -602,10 +606,12 @@ class Receipt(message.Message):
         notes: abc.Iterable[builtins.str] | None = ...,
         cache_write_tokens: builtins.int = ...,
         pulled_tokens: builtins.int = ...,
+        drafted_tokens: builtins.int = ...,
+        accepted_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "kv_bytes", b"kv_bytes", "notes", b"notes", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "prompt_tokens", b"prompt_tokens", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_tokens", b"accepted_tokens", "attempts", b"attempts", "cache_write_tokens", b"cache_write_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "decode_ms", b"decode_ms", "decode_replica", b"decode_replica", "drafted_tokens", b"drafted_tokens", "kv_bytes", b"kv_bytes", "notes", b"notes", "output_tokens", b"output_tokens", "placement", b"placement", "prefill_ms", b"prefill_ms", "prefill_replica", b"prefill_replica", "prompt_tokens", b"prompt_tokens", "pulled_tokens", b"pulled_tokens", "queue_ms", b"queue_ms", "transfer_ms", b"transfer_ms", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

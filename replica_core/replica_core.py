@@ -158,12 +158,14 @@ class ReplicaCore:
 
     def metrics(self) -> dict[str, float]:
         """By Prometheus name."""
+        speculation = self.engine.speculation
         return {
             **self._pace_metrics(),
             **self.engine.stats.as_metrics(),
             **cache_metrics(self.engine.pool),
             **self.ledger.as_metrics(),
             **self.kv.metrics(),
+            **({} if speculation is None else speculation.metrics()),
         }
 
     def _pace_metrics(self) -> dict[str, float]:

@@ -23,6 +23,12 @@ class AnyToken:
     def fill_mask(self, mask: Tensor) -> None:
         mask.fill_(-1)
 
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def look_ahead(self, tokens: Sequence[int]) -> list[Tensor]:
+        raise AssertionError("nothing is drafted here")
+
     def accept(self, tokens: Sequence[int]) -> None:
         self.accepted.extend(tokens)
         if self._max_accepted is not None and len(self.accepted) > self._max_accepted:

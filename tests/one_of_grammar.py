@@ -19,5 +19,11 @@ class OneOf:
     def fill_mask(self, mask: Tensor) -> None:
         mask.zero_()[: len(self._mask)] = self._mask
 
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        return 0
+
+    def look_ahead(self, tokens: Sequence[int]) -> list[Tensor]:
+        return []
+
     def accept(self, tokens: Sequence[int]) -> None:
         raise AssertionError("one draw only")

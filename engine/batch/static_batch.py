@@ -35,10 +35,17 @@ class PassLimits:
     max_requests: int = 64
     max_blocks: int = 2048
     """Blocks of one request."""
+    max_drafted: int = 0
+    """Tokens behind those of requests whose logits are wanted, too."""
     micro_batch_tokens: int = 64
     """Least of a piece of a pass, where passes go through the stages of a pipeline in pieces."""
     graph_sizes: tuple[int, ...] | None = None
     """Numbers of requests whose decode passes are captured on a GPU. None: all there may be."""
+
+    @property
+    def max_logits(self) -> int:
+        """Rows of logits of a pass."""
+        return min(self.max_requests + self.max_drafted, max(self.max_tokens, self.max_requests))
 
     @property
     def max_decodes(self) -> int:

@@ -1,6 +1,6 @@
 """The blocks of KV of one engine: who references which, and which may be used next.
 
-    free --reserve, grow--> referenced --release--> free          if it has no name
+    free --reserve, grow--> referenced --release, shrink--> free  if it has no name
       ^                      |   ^  ^-----release--> cached       if it has one (see `commit`)
       |                      |   |                     |
       |                      |   +------ reserve ------+          its prefix is asked for again
@@ -274,14 +274,21 @@ class BlockPool:
         if table is None:
             return
         for block in reversed(table.blocks):
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block]:
-                continue
-            self._num_idled += 1
-            if self._prefixes.is_named(block):
-                self._prefixes.retire(block, self.accounts.tenant_of(block))
-            else:
-                self.supply.give_back(block)
+            self._drop(block)
+
+    def shrink(self, holder: Holder, num_tokens: int) -> None:
+        """Let the table of `holder` cover `num_tokens`, and no block more.
+
+        What it named stays: raises ValueError for fewer tokens.
+        """
+        table = self._tables.get(holder)
+        if table is None:
+            return
+        num_kept = self.layout.num_blocks_for(num_tokens)
+        if num_kept < len(table.names):
+            raise ValueError(f"{holder} has named more blocks than {num_tokens} tokens need")
+        while len(table.blocks) > num_kept:
+            self._drop(table.blocks.pop())
 
     def forget(self, holder: Holder) -> None:
         """What `holder` computed is wrong: nobody may find it, now or later."""
@@ -390,6 +397,16 @@ class BlockPool:
         if not self._ref_counts[block]:
             self._prefixes.revive(block)
         self._ref_counts[block] += 1
+
+    def _drop(self, block: int) -> None:
+        self._ref_counts[block] -= 1
+        if self._ref_counts[block]:
+            return
+        self._num_idled += 1
+        if self._prefixes.is_named(block):
+            self._prefixes.retire(block, self.accounts.tenant_of(block))
+        else:
+            self.supply.give_back(block)
 
     def _take(self, tenant: str) -> int:
         block = self.supply.take(tenant)

@@ -30,6 +30,14 @@ class TokenMatcher(Protocol):
         sentence may end, the end-of-sequence tokens are among them, and behind one nothing else is.
         """
 
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may come, one behind the other. The matcher stays where it is."""
+
+    def look_ahead(self, tokens: Sequence[int]) -> list[Tensor]:
+        """The masks behind the first of `tokens`, the first two and so on, as `fill_mask` writes
+        them, up to the first token that may not come. The matcher stays where it is.
+        """
+
     def accept(self, tokens: Sequence[int]) -> None:
         """Go on behind `tokens`.
 

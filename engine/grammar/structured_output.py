@@ -10,6 +10,7 @@ copy. V is the number of the model's logits, which need not be that of the token
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,23 @@ class LlGuidanceMatcher:
     def fill_mask(self, mask: Tensor) -> None:
         mask.copy_(self._mask)
 
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        return 0 if self._has_ended else int(self._state.validate_tokens(list(tokens)))
+
+    def look_ahead(self, tokens: Sequence[int]) -> list[Tensor]:
+        masks: list[Tensor] = []
+        scout = copy(self)
+        scout._state = self._state.deep_copy()
+        for token in tokens:
+            if not _allows(scout._mask, token):
+                break
+            try:
+                scout.accept((token,))
+            except InvalidRequest:  # for the request to find out, should it come to this
+                break
+            masks.append(scout._mask)
+        return masks
+
     def accept(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._accept_one(token)
@@ -99,6 +117,10 @@ class LlGuidanceMatcher:
             return pack_tokens(self._eos_token_ids, self._vocab_size)
         mask = torch.frombuffer(bytearray(next_tokens(self._state)), dtype=torch.int32)
         return _resized(mask, self._vocab_size)
+
+
+def _allows(mask: Tensor, token: int) -> bool:
+    return bool(int(mask[token // WORD_BITS]) >> token % WORD_BITS & 1)
 
 
 def _resized(mask: Tensor, vocab_size: int) -> Tensor:

@@ -129,10 +129,8 @@ def _record(
     return TapedModel(
         batch=batch,
         forward_tape=forward,
-        logits_tape=recorder.tape(
-            logits, max_tokens=0, max_outputs=limits.max_requests, given=given
-        ),
-        max_logits=limits.max_requests,
+        logits_tape=recorder.tape(logits, max_tokens=0, max_outputs=limits.max_logits, given=given),
+        max_logits=limits.max_logits,
         latent=model.latent,
     )
 

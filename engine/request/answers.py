@@ -17,7 +17,8 @@ from baton.engine.request.step_report import RequestOutput
 
 
 class Answers:
-    """`leave` takes a request out of the engine, `discard` strikes what it computed."""
+    """`accepted` counts tokens that were drafted, and turned out right, as computed; `leave` takes
+    a request out of the engine, `discard` strikes what it computed."""
 
     def __init__(
         self,
@@ -25,38 +26,53 @@ class Answers:
         clock: Clock,
         dtype: str,
         finish_reason: Callable[[Request], FinishReason | None],
+        accepted: Callable[[Request, int], None],
         leave: Callable[[Request], None],
         discard: Callable[[Request], None],
     ) -> None:
         self._clock = clock
         self._dtype = dtype
         self._finish_reason = finish_reason
+        self._accepted = accepted
         self._leave = leave
         self._discard = discard
 
     def extend(
-        self, request: Request, token: int, logprob: TokenLogprob | None, now: float
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        now: float,
     ) -> RequestOutput:
-        request.append(token)
+        """`tokens` are one that was drawn, or several of which all but the last were drafted, and
+        computed with the pass; those behind the end are nobody's."""
+        reason, is_finished, num_given = None, False, 0
+        for token in tokens:
+            request.append(token)
+            num_given += 1
+            if token in request.ending.tokens or len(request.tokens) >= request.ending.num_tokens:
+                reason = self._finish_reason(request)
+                is_finished = reason is not None or request.has_reached_own_limit
+                if is_finished:
+                    tokens, logprobs = tokens[:num_given], logprobs[:num_given]
+                    break
+        if num_given > 1:
+            self._accepted(request, num_given - 1)
         if request.first_token_at is None:
             request.first_token_at = now
-        reason, is_finished = None, False
-        if token in request.ending.tokens or len(request.tokens) >= request.ending.num_tokens:
-            reason = self._finish_reason(request)
-            is_finished = reason is not None or request.has_reached_own_limit
         if is_finished:
             self._leave(request)
         elif request.matcher is not None:
             try:
-                request.matcher.accept((token,))
+                request.matcher.accept(tokens)
             except InvalidRequest as error:
                 return self._fail(request, error)
         return RequestOutput(
             request,
             is_finished,
             request.num_run,
-            (token,),
-            () if logprob is None else (logprob,),
+            tokens,
+            logprobs,
             () if request.prompt_logprobs is None else request.take_prompt_logprobs(),
             (),
             reason,

@@ -28,7 +28,7 @@ def read_prompts(
             start = chunk.start + len(chunk.tokens) - chunk.num_outputs
             _read(request, start, hidden[first:end], runner)
         if request.awaits_token:
-            to_sample.append(end - 1)
+            to_sample.extend(range(end - 1 if request.needs_every_token else first, end))
     return hidden[to_sample]
 
 

@@ -42,7 +42,7 @@ class Request:
     sampled here, on top of the limits in `sampling`.
     """
 
-    def __init__(  # noqa: PLR0913 - one parameter a property
+    def __init__(  # noqa: PLR0913, PLR0915 - one parameter, or statement, a property
         self,
         request_id: str,
         prompt: Sequence[int],
@@ -97,6 +97,10 @@ class Request:
         """Tokens found in the prefix cache when the request was first admitted."""
         self.num_run = 0
         """Tokens run through the model, those computed again after a preemption included."""
+        self.num_drafted = 0
+        """Drafted tokens run through the model besides."""
+        self.num_accepted = 0
+        """Those of them that are in the output, and in `num_run`."""
         self.num_preemptions = 0
         self.num_overtaken = 0
         """Requests admitted before it, out of turn, since it came to the head of the queue."""

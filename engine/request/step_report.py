@@ -44,11 +44,15 @@ class StepReport(NamedTuple):
     num_requests: int = 0
     work: StepWork = StepWork()
     """What the pass computed, as far as its time depends on that."""
+    num_drafted: int = 0
+    """Tokens run besides, to be verified; those that were right are among the sampled ones."""
+    num_accepted: int = 0
     num_preempted: int = 0
     num_running: int = 0
     """This and the next are counted when the step is over."""
     num_waiting: int = 0
     num_blocks_in_use: int = 0
+    draft_ms: float = 0.0
     schedule_ms: float = 0.0
     forward_ms: float = 0.0
     """On a GPU the launch alone; what the device still computes is waited for while sampling."""
@@ -69,9 +73,12 @@ class EngineStats:
     num_tokens_run: int = 0
     num_tokens_cached: int = 0
     """Found in the prefix cache when their request was first admitted."""
+    num_drafted: int = 0
+    num_accepted: int = 0
     num_preempted: int = 0
     num_finished: int = 0
     num_aborted: int = 0
+    draft_ms: float = 0.0
     schedule_ms: float = 0.0
     forward_ms: float = 0.0
     sample_ms: float = 0.0
@@ -82,8 +89,11 @@ class EngineStats:
         self.num_steps += 1
         self.num_tokens_run += report.num_tokens
         self.num_tokens_cached += sum(request.num_cached for request in report.first_scheduled)
+        self.num_drafted += report.num_drafted
+        self.num_accepted += report.num_accepted
         self.num_preempted += report.num_preempted
         self.num_finished += sum(output.is_finished for output in report.outputs)
+        self.draft_ms += report.draft_ms
         self.schedule_ms += report.schedule_ms
         self.forward_ms += report.forward_ms
         self.sample_ms += report.sample_ms
@@ -94,9 +104,12 @@ class EngineStats:
             "steps_total": self.num_steps,
             "tokens_run_total": self.num_tokens_run,
             "tokens_cached_total": self.num_tokens_cached,
+            "drafted_tokens_total": self.num_drafted,
+            "accepted_tokens_total": self.num_accepted,
             "preemptions_total": self.num_preempted,
             "requests_finished_total": self.num_finished,
             "requests_aborted_total": self.num_aborted,
+            "draft_seconds_total": self.draft_ms / 1e3,
             "schedule_seconds_total": self.schedule_ms / 1e3,
             "forward_seconds_total": self.forward_ms / 1e3,
             "sample_seconds_total": self.sample_ms / 1e3,

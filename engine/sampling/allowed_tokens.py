@@ -16,7 +16,6 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from baton.engine.grammar.grammar import TokenMatcher
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.kernels.sampling.token_mask import num_words, unpack_mask
 
@@ -39,7 +38,7 @@ def forbid_tokens(
     may_draw = torch.ones(
         len(ruled), scores.shape[-1], dtype=torch.bool, device=scores.device
     )  # [R, V]
-    _follow_grammars(may_draw, [rows[i].matcher for i in ruled])
+    _follow_grammars(may_draw, [rows[i] for i in ruled])
     allowed, bad, stops = zip(*(tokens[i] for i in ruled), strict=True)
     _narrow(may_draw, allowed, keeps=True)
     _narrow(may_draw, bad, keeps=False)
@@ -70,13 +69,13 @@ def _early_stops(row: SamplingRow, eos_token_ids: Collection[int]) -> Collection
     return {*row.params.stop_token_ids, *(eos_token_ids if ends_at_eos else ())}
 
 
-def _follow_grammars(may_draw: Tensor, matchers: Sequence[TokenMatcher | None]) -> None:
-    bound = [(i, matcher) for i, matcher in enumerate(matchers) if matcher is not None]
+def _follow_grammars(may_draw: Tensor, rows: Sequence[SamplingRow]) -> None:
+    bound = [(i, row) for i, row in enumerate(rows) if row.matcher is not None]
     if not bound:
         return
     masks = torch.empty(len(bound), num_words(may_draw.shape[-1]), dtype=torch.int32)
-    for mask, (_, matcher) in zip(masks, bound, strict=True):
-        matcher.fill_mask(mask)
+    for mask, (_, row) in zip(masks, bound, strict=True):
+        row.fill_mask(mask)
     may_draw[[i for i, _ in bound]] = unpack_mask(masks.to(may_draw.device), may_draw.shape[-1])
 
 

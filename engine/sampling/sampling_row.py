@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from baton.core.messages import SamplingParams
 from baton.engine.grammar.grammar import TokenMatcher
 from baton.engine.sampling.token_counts import TokenCounts
@@ -21,7 +23,9 @@ class SamplingRow:
     prompt: Sequence[int]
     output: Sequence[int]
     matcher: TokenMatcher | None = None
-    """The matcher of the grammar in `params`, behind `output`."""
+    """The matcher of the grammar in `params`, behind `output`; before it where there is a mask."""
+    mask: Tensor | None = None
+    """What the grammar allows behind `output`, if that is known without the matcher."""
     is_plain: bool = field(init=False)
     """Its best token is what it draws, and nobody asks for more."""
     _counts: TokenCounts | None = field(default=None, init=False)
@@ -56,6 +60,39 @@ class SamplingRow:
             or params.bad_words
             or len(self.output) < params.min_tokens
         )
+
+    def behind(self, drafted: Sequence[int]) -> list[SamplingRow]:
+        """This row, and those of the tokens behind the first of `drafted`, the first two and so on,
+        as far as its grammar allows them. The row itself stays as it is."""
+        if self.is_plain:  # all of them draw their best token
+            return [self] * (1 + len(drafted))
+        masks: Sequence[Tensor | None] = [None] * len(drafted)
+        if self.matcher is not None:
+            masks = self.matcher.look_ahead(drafted)
+        return [self, *(self._behind(drafted[:i], mask) for i, mask in enumerate(masks, 1))]
+
+    def ahead(self, drafted: Sequence[int]) -> SamplingRow | None:
+        """The row behind all of `drafted`; None if its grammar does not allow them."""
+        if self.is_plain or not drafted:
+            return self
+        if self.matcher is None:
+            return self._behind(drafted, None)
+        masks = self.matcher.look_ahead(drafted)
+        return self._behind(drafted, masks[-1]) if len(masks) == len(drafted) else None
+
+    def _behind(self, drafted: Sequence[int], mask: Tensor | None) -> SamplingRow:
+        output = [*self.output, *drafted]
+        row = SamplingRow(self.params, self.prompt, output, self.matcher, mask)
+        if row.has_penalties:
+            row._counts = self.counts().behind(drafted)
+        return row
+
+    def fill_mask(self, mask: Tensor) -> None:
+        """What its grammar allows, if it has one; see `TokenMatcher.fill_mask`."""
+        if self.mask is not None:
+            mask.copy_(self.mask)
+        elif self.matcher is not None:
+            self.matcher.fill_mask(mask)
 
     def counts(self) -> TokenCounts:
         """The counts of the tokens it has now."""

@@ -17,6 +17,15 @@ class TokenCounts:
         self.counts = array("q", bytes(8 * len(self.tokens)))
         """How often each is in the output."""
 
+    def behind(self, tokens: Sequence[int]) -> TokenCounts:
+        """A copy that has counted `tokens`, too, as if the output had grown by them."""
+        copy = TokenCounts(())
+        copy._place_by_token = self._place_by_token.copy()
+        copy.tokens, copy.counts = self.tokens[:], self.counts[:]
+        copy.follow(tokens)
+        copy._num_followed = self._num_followed + len(tokens)
+        return copy
+
     def follow(self, output: Sequence[int]) -> None:
         """Count what was appended to `output` since the last time."""
         for token in output[self._num_followed :]:

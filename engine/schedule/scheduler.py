@@ -23,6 +23,9 @@ open is computed again: it counts as decoding, too, as far as everybody else kee
 share the rest in their order, so a long one, new or resumed, holds up no decode. No more requests
 run than a pass has tokens: whenever prompts run, the first gets some.
 
+Tokens that are drafted behind those of a decode come last: they take no token of the pass and no
+block that anybody else could have.
+
 While all that run decode and nobody comes or goes, a step repeats the one before: `Lineup`. Whoever
 did not fit is not tried again before something has changed.
 """
@@ -30,8 +33,9 @@ did not fit is not tried again before something has changed.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -48,15 +52,24 @@ MAX_OVERTAKEN = 64
 starving."""
 
 
+Drafts = Mapping[Request, Sequence[int]]
+"""By request: guesses at the tokens behind those it knows."""
+NO_DRAFTS: Drafts = MappingProxyType({})
+
+
 def _has_nothing() -> bool:
     return False
 
 
 class ScheduledChunk(NamedTuple):
-    """The next `num_tokens` pending tokens of a request; its blocks cover them."""
+    """The next `num_tokens` pending tokens of a request, then what is drafted behind them; its
+    blocks cover both."""
 
     request: Request
     num_tokens: int
+    drafted: Sequence[int] = ()
+    """Guesses, which count as nothing before the pass has verified them: they are not known, not
+    computed and in no name, and nobody else is told of them."""
 
 
 class Scheduler:
@@ -131,16 +144,23 @@ class Scheduler:
         self._forget(request)
         request.phase = Phase.FINISHED
 
-    def step(self, reclaim: Callable[[], bool] = _has_nothing) -> list[ScheduledChunk]:
+    def step(
+        self, reclaim: Callable[[], bool] = _has_nothing, drafts: Drafts = NO_DRAFTS
+    ) -> list[ScheduledChunk]:
         """Plan one forward pass: running requests first, then as many waiting ones as fit.
 
         `reclaim` is asked for blocks before a request is preempted: it releases some and returns
-        True, or returns False if it has none to give.
+        True, or returns False if it has none to give. Drafts have what then is left of the pass,
+        and of blocks as long as nobody waits for them.
         """
         self._reclaim = reclaim
         self.pool.supply.expire()  # so that who waits for blocks is tried again
+        if drafts:
+            self._lineup = None
         chunks = self._repeat() or self._continue_running()
         admitted = self._admit(chunks)
+        if drafts:
+            return self._with_drafts(chunks + admitted, drafts)
         if self._lineup is None and not admitted:
             self._line_up(chunks)
         return chunks + admitted if admitted else chunks
@@ -186,6 +206,30 @@ class Scheduler:
                 budget -= 0 if request in num_decoded else num_tokens
         # A tenant may take blocks that are kept for it from requests which rank above its own.
         return [chunk for chunk in chunks if chunk.request.phase is Phase.RUNNING]
+
+    def _with_drafts(
+        self, chunks: Sequence[ScheduledChunk], drafts: Drafts
+    ) -> list[ScheduledChunk]:
+        budget = self.config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+        drafting: list[ScheduledChunk] = []
+        for chunk in chunks:
+            drafted = drafts.get(chunk.request, ())[:budget]
+            if drafted and chunk.num_tokens == chunk.request.num_pending:
+                drafted = drafted[: self._room_for_drafts(chunk.request, len(drafted))]
+                budget -= len(drafted)
+                chunk = chunk._replace(drafted=drafted)
+            drafting.append(chunk)
+        return drafting
+
+    def _room_for_drafts(self, request: Request, wanted: int) -> int:
+        """How many of them have, or now get, a place in the request's blocks."""
+        layout, num_known = self.pool.layout, len(request.tokens)
+        if layout.is_int4:  # a full block is quantised, and that cannot be undone
+            wanted = min(wanted, layout.block_size - 1 - num_known % layout.block_size)
+        if not self.num_waiting and self.pool.grow(request.holder, num_known + wanted):
+            return wanted
+        num_places = len(self.pool.table(request.holder)) * layout.block_size
+        return min(wanted, num_places - num_known)
 
     def _tokens_to_decode(self) -> dict[Request, int]:
         """By request that decodes, or is adopted and may come in now: as many as are pending, but

@@ -67,8 +67,8 @@ def work_of(chunks: Sequence[ScheduledChunk], lineup: Lineup | None) -> StepWork
     if lineup is not None:
         return StepWork(num_chunks, 0, lineup.num_context, num_chunks)
     num_tokens = num_pairs = num_context = 0
-    for request, num_new in chunks:
-        num_tokens += num_new
+    for request, num_new, drafted in chunks:
+        num_tokens += num_new + len(drafted)
         if num_new == 1:
             num_context += request.num_computed
         else:

@@ -46,6 +46,8 @@ class Accounts:
             cache_write_tokens=prompt.cache_write_tokens,
             pulled_tokens=spent.pulled_tokens + current.pulled_tokens,
             computed_tokens=spent.computed_tokens + current.computed_tokens + self._num_unreported,
+            drafted_tokens=spent.drafted_tokens + current.drafted_tokens,
+            accepted_tokens=spent.accepted_tokens + current.accepted_tokens,
             output_tokens=self.num_output,
             kv_bytes=spent.kv_bytes + current.kv_bytes,
             transport=current.transport or spent.transport,

@@ -15,7 +15,7 @@ import msgspec
 
 from baton.core.config_node import ConfigNode, Count, NonNegative
 from baton.core.errors import InvalidConfig
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.mesh.mesh import Mesh
 
 
@@ -101,9 +101,13 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def engine(self) -> EngineConfig:
+        return self._engine(SpeculationConfig())
+
+    def _engine(self, speculation: SpeculationConfig) -> EngineConfig:
         return EngineConfig(
             cache=self.cache,
             scheduler=self.scheduler,
+            speculation=speculation,
             rebalance_passes=self.parallel.rebalance_passes,
         )
 
@@ -120,6 +124,11 @@ class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
 
     max_open: Count = 128
     """Requests a replica takes at once; more wait at the gateways."""
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    @property
+    def engine(self) -> EngineConfig:
+        return self._engine(self.speculation)
 
     def __post_init__(self) -> None:
         if self.replicas == 0:

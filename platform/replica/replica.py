@@ -37,6 +37,7 @@ from baton.kv_transfer.transports import (
     create_sending_halves,
 )
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.models.model_folder import found_draft
 from baton.platform.replica.engine_facts import engine_facts
 from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
@@ -99,11 +100,13 @@ async def load_engine(
     groups: MeshGroups = ONE_RANK,
 ) -> Engine:
     """Read the weights in a thread, so that the event loop can report how far it is."""
-    pool = config.pool(role)
+    engine = replace(config.pool(role).engine, kv_shares=config.gateway.kv_shares)
+    if role is Role.DECODE:
+        engine = replace(engine, speculation=found_draft(config))
     return await asyncio.to_thread(
         assemble_engine,
         folder,
-        replace(pool.engine, kv_shares=config.gateway.kv_shares),
+        engine,
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,

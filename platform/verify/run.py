@@ -38,7 +38,8 @@ async def verify(
     block_size = config.decode.cache.block_size
     prompts = make_prompts(info.vocab_size, block_size, info.max_model_len)
     config = _sized(config, 2 * sum(_num_blocks(prompt, block_size) for prompt in prompts))
-    plain = override(config, {"prefill.replicas": 0})
+    plain = override(config, {"prefill.replicas": 0, "decode.speculation.method": "off"})
+    config = override(config, {"decode.speculation.adaptive": False})
     expected: dict[SamplingParams, Sequence[Answer]] = {}
     for sampling in dict.fromkeys(case.sampling for case in cases):
         async with running_fleet(make_engine, plain) as fleet:

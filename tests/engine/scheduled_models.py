@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.guessing_drafter import guessing
 from tests.tiny_checkpoints import (
     VOCAB_SIZE,
     make_deepseek_v4,
@@ -33,6 +34,7 @@ from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
+from baton.engine.speculation.speculation import Speculation
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.paging.int4_arena import Int4Arena
 from baton.kernels.paging.window import Streaming
@@ -108,6 +110,8 @@ class Schedule:
     """What the pool holds beyond the longest request there may be."""
     scheduler: SchedulerConfig
     num_threads: int = 1
+    max_drafted: int = 0
+    """Tokens that are drafted behind each decode, if any."""
 
 
 class Served:
@@ -124,7 +128,12 @@ class Served:
         self._alone.runner.taped = None  # type: ignore[attr-defined]
 
     def engine(
-        self, num_tokens: int, scheduler: SchedulerConfig, *, prefix_caching: bool = True
+        self,
+        num_tokens: int,
+        scheduler: SchedulerConfig,
+        *,
+        prefix_caching: bool = True,
+        speculation: Speculation | None = None,
     ) -> Engine:
         """With blocks for so many tokens, or a few more."""
         block_size = self.kept.block_size
@@ -135,6 +144,7 @@ class Served:
             prefix_caching=prefix_caching,
         )
         engine = engine_around(self.loaded, EngineConfig(cache=cache, scheduler=scheduler), "cpu")
+        engine.speculation = speculation
         engine.max_model_len = min(engine.max_model_len, MAX_LEN)
         assert isinstance(engine.runner.cache, KvCache)
         for plane in engine.runner.cache.planes:
@@ -182,8 +192,14 @@ def run(engine: Engine) -> None:
 
 def outcome(served: Served, schedule: Schedule) -> tuple[Engine, list[Request]]:
     """Let requests come and go as they wish."""
-    engine = served.engine(MAX_LEN + schedule.spare_tokens, schedule.scheduler)
     requests = [wish.request(str(i)) for i, wish in enumerate(schedule.wishes)]
+    speculation = None
+    if schedule.max_drafted:
+        answers = {str(i): served.alone(wish) for i, wish in enumerate(schedule.wishes)}
+        speculation = guessing(answers, schedule.max_drafted)
+    engine = served.engine(
+        MAX_LEN + schedule.spare_tokens, schedule.scheduler, speculation=speculation
+    )
     last = max(wish.comes_at + (wish.leaves_after or 0) for wish in schedule.wishes)
     with threads(schedule.num_threads):
         for now in range(last + 1):

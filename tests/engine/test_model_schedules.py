@@ -89,6 +89,7 @@ def schedules(draw: st.DrawFn, block_size: int) -> Schedule:
             step_ahead=draw(st.sampled_from(["auto", "on"])),
         ),
         num_threads=draw(st.sampled_from([1, 2])),
+        max_drafted=draw(st.sampled_from([0, 2, 7])),
     )
 
 
@@ -113,6 +114,34 @@ def test_a_crowd_computed_in_one_pass_draws_what_each_draws_alone(served: Served
     engine = check(served, schedule)
 
     assert engine.stats.num_steps == 3
+
+
+def test_drafts_that_are_mostly_right_change_no_token(served: Served) -> None:
+    """Blocks are short for all of them, so that some are preempted with drafts behind them."""
+    crowd = [
+        Wish(
+            prompt=tuple(tokens_of(i, 12 + 3 * i)),
+            sampling=greedy(24, ignore_eos=True)
+            if i % 2
+            else SamplingParams(
+                temperature=1.5,
+                top_p=0.9,
+                repetition_penalty=1.2,
+                seed=i,
+                max_tokens=24,
+                ignore_eos=True,
+            ),
+            comes_at=2 * i,
+        )
+        for i in range(5)
+    ]
+    schedule = Schedule(
+        wishes=crowd, spare_tokens=40, scheduler=SchedulerConfig(max_batch_tokens=40), max_drafted=5
+    )
+
+    engine = check(served, schedule)
+
+    assert engine.stats.num_drafted > engine.stats.num_accepted > 0
 
 
 @pytest.mark.parametrize("chunk", [None, 7])

@@ -18,6 +18,7 @@ from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
+    SPECULATION_OPTIONS,
     with_config_options,
 )
 from baton.platform.cli.options.sampling_flags import with_sampling_options
@@ -27,7 +28,7 @@ from baton.platform.config.deployment import configure
 from baton.platform.models.model_folder import find_model
 
 
-@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS))
+@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
 @with_sampling_options("options")
 def generate(  # noqa: PLR0913 - one parameter an option
     changes: dict[str, Any],

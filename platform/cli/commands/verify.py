@@ -9,6 +9,7 @@ import typer
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
     MODEL_OPTIONS,
+    SPECULATION_OPTIONS,
     ConfigOption,
     with_config_options,
 )
@@ -25,7 +26,7 @@ KV_DTYPE = ConfigOption(
 )
 
 
-@with_config_options((*MODEL_OPTIONS, BLOCK_SIZE, KV_DTYPE))
+@with_config_options((*MODEL_OPTIONS, BLOCK_SIZE, KV_DTYPE, *SPECULATION_OPTIONS))
 def verify(
     changes: dict[str, Any],
     model: Annotated[
@@ -53,7 +54,9 @@ def verify(
     """Compare prefill and decode apart with one engine alone: tokens must be equal.
 
     Every KV transport is tried, cold, on a prefix hit, in chunks, without room for all, greedy and
-    with a seed; after each case every block must be accounted for. Exits with 1 if anything is off.
+    with a seed; after each case every block must be accounted for. With --speculate the decoding
+    side drafts, always as much as it may, and the engine alone does not. Exits with 1 if anything
+    is off.
 
     In float32 unless --dtype says otherwise: narrower numbers round differently in other batches,
     which changes tokens where two are nearly as probable.

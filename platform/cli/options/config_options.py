@@ -62,10 +62,16 @@ ENGINE_OPTIONS = (
     ConfigOption("--cache-fraction", ENGINE, _both("cache.memory_fraction")),
     ConfigOption("--prefix-caching/--no-prefix-caching", ENGINE, _both("cache.prefix_caching")),
 )
+SPECULATION_OPTIONS = (
+    ConfigOption("--speculate", ENGINE, ("decode.speculation.method",)),
+    ConfigOption("--draft-model", ENGINE, ("decode.speculation.model",)),
+    ConfigOption("--draft-tokens", ENGINE, ("decode.speculation.max_tokens",)),
+)
 SERVE_OPTIONS = (
     ConfigOption("--served-model-name", MODEL, ("served_model_name",)),
     *MODEL_OPTIONS,
     *ENGINE_OPTIONS,
+    *SPECULATION_OPTIONS,
     ConfigOption("--tensor-parallel", ENGINE, _both("parallel.tensor")),
     ConfigOption("--expert-parallel", ENGINE, _both("parallel.expert")),
     ConfigOption("--redundant-experts", ENGINE, _both("parallel.redundant_experts")),

@@ -17,13 +17,14 @@ from rich.text import Text
 
 from baton.core.errors import InvalidConfig
 from baton.core.messages import Role
-from baton.engine.assemble import engine_around, find_device
+from baton.engine.assemble import engine_around, find_device, load_draft
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.kv_transfer.transports import usable_transports
 from baton.platform.cli.terminal.progress import weights_bar
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.models.model_folder import found_draft
 from baton.platform.verify.cases import CASES
 from baton.platform.verify.near_tie import gap_bound_of
 from baton.platform.verify.run import verify
@@ -54,11 +55,12 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             streaming=config.streaming,
             progress=progress,
         )
+    draft = load_draft(found_draft(config), loaded.info.dtype, device)
     tolerance = trial.tolerance
     if tolerance is None:
         tolerance = gap_bound_of(loaded, device)
     verifying = verify(
-        partial(_make_engine, loaded, device),
+        partial(_make_engine, loaded, device, draft=draft),
         loaded.info,
         config,
         transports,
@@ -82,8 +84,10 @@ def _chosen(option: str, names: Sequence[str], known: Sequence[str]) -> Sequence
     return names or known
 
 
-def _make_engine(loaded: LoadedModel, device: str, role: Role, config: EngineConfig) -> Engine:
-    return engine_around(loaded, config, device)
+def _make_engine(
+    loaded: LoadedModel, device: str, role: Role, config: EngineConfig, *, draft: LoadedModel | None
+) -> Engine:
+    return engine_around(loaded, config, device, draft=draft)
 
 
 async def _collect(verifying: AsyncIterator[Verdict]) -> list[Verdict]:

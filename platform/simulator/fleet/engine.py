@@ -148,7 +148,7 @@ class SimulatedEngine:
         self._go_on()
 
     def _computed(self, chunks: Sequence[ScheduledChunk]) -> Sequence[Request]:
-        for request, num_tokens in chunks:
+        for request, num_tokens, _ in chunks:
             request.num_computed += num_tokens
             request.num_run += num_tokens
             self.pool.commit(request.holder, request.tokens, request.num_computed, request.salt)

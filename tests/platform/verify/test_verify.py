@@ -257,7 +257,9 @@ def test_kv_of_few_bits_is_tried_if_asked_for(folder: Path, kv_dtype: str) -> No
 def test_the_command_exits_with_1_when_tokens_differ(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_engine(loaded: LoadedModel, device: str, role: Role, config: EngineConfig) -> Engine:
+    def make_engine(
+        loaded: LoadedModel, device: str, role: Role, config: EngineConfig, *, draft: None
+    ) -> Engine:
         return shifted_prefill(loaded, role, config)
 
     monkeypatch.setattr("baton.platform.cli.runs.verify._make_engine", make_engine)

@@ -1,0 +1,57 @@
+"""What comes of drafts: those that are what the model draws itself are kept, with all that follows.
+
+    known ... c | drafted  x  y  z          the pass computes c, x, y, z
+    drawn behind           x  y  w  v       the draft's third is not what is drawn
+    the request gets       x  y  w          as if it had been three passes
+
+The noise of a draw is a function of seed, choice and position, so what is drawn behind right tokens
+is what would have been drawn without drafts: to keep a draft only if it is drawn loses nothing, and
+needs no other rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.engine.request.request import Request
+from baton.engine.sampling.sampling_row import SamplingRow
+from baton.engine.schedule.scheduler import ScheduledChunk
+
+
+class Run(NamedTuple):
+    """One request's rows of a pass: behind what it knows, and behind each of its drafts."""
+
+    request: Request
+    drafted: Sequence[int]
+    """As far as its grammar allows them."""
+    rows: Sequence[SamplingRow]
+    logits_rows: range
+    """Where the logits of `rows` are."""
+
+
+def runs_of(chunks: Sequence[ScheduledChunk]) -> list[Run]:
+    """Of those that are to get a token, in order."""
+    runs: list[Run] = []
+    first = 0
+    for request, _, drafted in chunks:
+        if request.awaits_token:
+            rows = request.row.behind(drafted)
+            logits_rows = range(first, first + len(rows))
+            runs.append(Run(request, drafted[: len(rows) - 1], rows, logits_rows))
+            first += 1 + len(drafted)
+    return runs
+
+
+def verified(
+    drafted: Sequence[int], drawn: Sequence[int], are_finite: Sequence[bool]
+) -> tuple[int, ...]:
+    """The tokens a request gets: drafts that were drawn, then one more that was drawn.
+
+    Where logits are not finite nothing was drawn; the pass after this finds out.
+    """
+    num_right = 0
+    while num_right < len(drafted) and drafted[num_right] == drawn[num_right]:
+        num_right += 1
+    num_finite = next((i for i, is_finite in enumerate(are_finite) if not is_finite), len(drawn))
+    return tuple(drawn[: min(num_right + 1, num_finite)])

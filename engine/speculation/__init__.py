@@ -1,0 +1,1 @@
+"""Who guesses tokens ahead, and how many."""

@@ -1,0 +1,73 @@
+"""What drafts for an engine, as its configuration says."""
+
+from __future__ import annotations
+
+from baton.core.errors import InvalidConfig
+from baton.engine.batch.static_batch import PassLimits
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.config import EngineConfig
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.config.info import ModelInfo
+from baton.engine.passes.runner import ModelRunner
+from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
+from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.ngram import NgramDrafter
+from baton.engine.speculation.speculation import Speculation
+from baton.engine.speculation.suffix import SuffixDrafter
+
+TOKENS_OF_REQUEST = 2048
+"""Of its KV a draft model has room for so many of each request that may run, or more of fewer."""
+
+
+def speculation_of(
+    config: EngineConfig, info: ModelInfo, device: str, draft: LoadedModel | None = None
+) -> Speculation | None:
+    """None if nothing is to be drafted. `draft` is the small model of the method `draft`.
+
+    Raises InvalidConfig if that has other tokens than the model.
+    """
+    speculation = config.speculation
+    if speculation.method == "off":
+        return None
+    budget = PayingBudget if speculation.adaptive else FixedBudget
+    drafter = _drafter(config, info, device, draft)
+    return Speculation(drafter, budget(speculation.max_tokens))
+
+
+def _drafter(
+    config: EngineConfig, info: ModelInfo, device: str, draft: LoadedModel | None
+) -> Drafter:
+    match config.speculation.method:
+        case "suffix":
+            return SuffixDrafter()
+        case "ngram":
+            return NgramDrafter()
+    if draft is None:
+        raise InvalidConfig("speculation.method draft: speculation.model names no model")
+    return _model_drafter(config, info, device, draft)
+
+
+def _model_drafter(
+    config: EngineConfig, info: ModelInfo, device: str, draft: LoadedModel
+) -> ModelDrafter:
+    if draft.info.vocab_size != info.vocab_size:
+        raise InvalidConfig(
+            f"speculation.model: a draft model of {draft.info.vocab_size} tokens, and the model "
+            f"has {info.vocab_size}; it must be one of the same tokenizer"
+        )
+    scheduler, layout = config.scheduler, draft.info.layout(config.cache.block_size)
+    longest = min(draft.info.max_model_len, scheduler.max_model_len or draft.info.max_model_len)
+    num_blocks = scheduler.max_running * layout.num_blocks_for(min(longest, TOKENS_OF_REQUEST))
+    num_blocks = max(num_blocks, layout.num_blocks_for(longest))
+    limits = PassLimits(
+        max_tokens=max(scheduler.max_batch_tokens, 8),
+        max_requests=max(scheduler.max_running, 8),
+        max_blocks=layout.num_blocks_for(longest),
+    )
+    cache = KvCache(layout, num_blocks, device, dtype=draft.info.dtype, limits=limits)
+    return ModelDrafter(
+        ModelRunner(draft, cache),
+        max_batch_tokens=limits.max_tokens,
+        eos_token_ids=info.eos_token_ids,
+    )

@@ -1,0 +1,163 @@
+"""A smaller model of the same tokens says what the large one will, token by token (Leviathan et al.
+2023, but for the rule: a draft is kept if it is what the large model draws).
+
+    known  a b c    drafted  x y z     KV of the small model: a b c x y, in blocks of its own
+    known  a b c x w                   x was right: only w is computed before it drafts again
+
+It draws as the large model will, with the same penalties and the same noise: where both think alike
+they draw the same. It reads each prompt itself, wherever the large model's KV of it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from baton.engine.batch.batch import Chunk
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.passes.runner import Runner
+from baton.engine.request.request import Request
+from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.speculation.drafter import NO_DRAFT, Draft
+
+LEAST_HOPE = 0.1
+"""A draft ends where it is less likely to be right."""
+
+
+@dataclass(slots=True, eq=False)
+class _Drafting:
+    """What the small model has of one request."""
+
+    request: Request
+    computed: list[int]
+    """The tokens whose KV it has."""
+    num_sure: int
+    """The first of them, which are known to be the request's."""
+    tokens: list[int] = field(default_factory=list)
+    """The draft that is being made."""
+    confidences: list[float] = field(default_factory=list)
+    hope: float = 1.0
+    """That all of it is right. Where noise has its say, too, the small model cannot tell."""
+
+    def begin(self) -> None:
+        """Forget what turned out wrong. The last known token is always computed anew."""
+        known, computed, sure = self.request.tokens, self.computed, self.num_sure
+        while sure < min(len(computed), len(known) - 1) and computed[sure] == known[sure]:
+            sure += 1
+        del computed[sure:]
+        self.num_sure = sure
+        self.tokens, self.confidences, self.hope = [], [], 1.0
+
+    def next_tokens(self, most: int) -> list[int]:
+        """The first of those that are not computed."""
+        start, num_known = len(self.computed), len(self.request.tokens)
+        if start < num_known:
+            return self.request.tokens[start : start + most]
+        return self.tokens[start - num_known :][:most]
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.request.tokens) + len(self.tokens) - len(self.computed)
+
+
+class ModelDrafter:
+    name = "draft"
+    is_costly = True
+
+    def __init__(
+        self, runner: Runner, *, max_batch_tokens: int, eos_token_ids: Collection[int]
+    ) -> None:
+        """`runner`, and all of its cache, are nobody else's; `eos_token_ids` the large model's."""
+        self._runner = runner
+        self._max_batch_tokens = max_batch_tokens
+        self._eos_token_ids = eos_token_ids
+        self._pool = BlockPool(runner.cache)
+        self._drafting: dict[Request, _Drafting] = {}
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        drafting = [self._begin(request, max_tokens) for request in requests]
+        going = [each for each in drafting if each is not None]
+        for _ in range(max_tokens):
+            if not going:
+                break
+            going = self._pass(going)
+        return [
+            NO_DRAFT if each is None else Draft(each.tokens, each.confidences) for each in drafting
+        ]
+
+    def forget(self, request: Request) -> None:
+        if self._drafting.pop(request, None) is not None:
+            self._pool.release(request.holder)
+
+    def _begin(self, request: Request, max_tokens: int) -> _Drafting | None:
+        """None if there is no place for so many of its tokens."""
+        num_tokens = len(request.tokens) + max_tokens
+        if num_tokens > self._runner.info.max_model_len:
+            return None
+        drafting = self._drafting.get(request)
+        if drafting is None:
+            num_cached = self._pool.reserve(
+                request.holder, request.tokens, request.salt, tenant=request.tenant
+            )
+            if num_cached is None:
+                return None
+            drafting = _Drafting(request, request.tokens[:num_cached], num_cached)
+            self._drafting[request] = drafting
+        if not self._pool.grow(request.holder, num_tokens):
+            return None
+        drafting.begin()
+        self._pool.commit(request.holder, request.tokens, drafting.num_sure, request.salt)
+        return drafting
+
+    def _pass(self, going: Sequence[_Drafting]) -> list[_Drafting]:
+        """A token more of those who have all before it computed; those who go on."""
+        budget = self._max_batch_tokens
+        chunks: list[Chunk] = []
+        drawing: list[_Drafting] = []
+        for each in going:
+            tokens = each.next_tokens(budget)
+            if not tokens:
+                break
+            is_last = len(tokens) == each.num_pending
+            chunks.append(
+                Chunk(
+                    tokens=tokens,
+                    start=len(each.computed),
+                    blocks=self._pool.table(each.request.holder),
+                    num_outputs=int(is_last),
+                )
+            )
+            each.computed.extend(tokens)
+            budget -= len(tokens)
+            if is_last:
+                drawing.append(each)
+        hidden = self._runner.forward(chunks)
+        return self._draw(drawing, self._runner.logits(hidden)) if drawing else []
+
+    @torch.inference_mode()
+    def _draw(self, drawing: Sequence[_Drafting], logits: Tensor) -> list[_Drafting]:
+        rows = [each.request.row.ahead(each.tokens) for each in drawing]
+        kept = [number for number, row in enumerate(rows) if row is not None]
+        if not kept:
+            return []
+        if len(kept) < len(rows):
+            logits = logits[kept]
+        plan = SamplingPlan([row for row in rows if row is not None], logits.device)
+        tokens, are_finite = draw(logits, plan, self._eos_token_ids)
+        said = logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)
+        going: list[_Drafting] = []
+        for number, token, confidence, is_finite in found:
+            each = drawing[number]
+            if not each.request.sampling.temperature:
+                each.hope *= confidence
+            if not is_finite or each.hope < LEAST_HOPE or token in each.request.ending.tokens:
+                continue
+            each.tokens.append(token)
+            each.confidences.append(confidence)
+            going.append(each)
+        return going

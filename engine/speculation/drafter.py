@@ -1,0 +1,38 @@
+"""Who guesses the tokens that requests will draw: one file a method.
+
+    propose(requests) -> a draft each -> some of their tokens are verified -> propose ...
+
+A drafter learns what became of its drafts from the requests: they have the tokens that were drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from baton.engine.request.request import Request
+
+
+class Draft(NamedTuple):
+    tokens: Sequence[int]
+    """The next tokens of a request, in order."""
+    confidences: Sequence[float]
+    """How sure of each, from 0 to 1, if those before it are right; whatever it means, it is weighed
+    against what came of others that were as sure."""
+
+
+NO_DRAFT = Draft((), ())
+
+
+class Drafter(Protocol):
+    """Belongs to the engine's thread."""
+
+    name: str
+    is_costly: bool
+    """Whether the work grows with the tokens drafted, so that they are asked for with care."""
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        """A draft for each of `requests`, perhaps an empty one."""
+
+    def forget(self, request: Request) -> None:
+        """It has left the engine, and drafts nothing more; unknown ones are ignored."""

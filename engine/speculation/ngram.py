@@ -1,0 +1,47 @@
+"""Prompt lookup (Saxena 2023): what stood behind the last occurrence of the request's last tokens.
+
+prompt + output   ... a b c d e ... a b          ->  c d e ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.request.request import Request
+from baton.engine.speculation.drafter import NO_DRAFT, Draft
+from baton.engine.speculation.token_index import TokenIndex, common_suffix
+
+MAX_MATCH = 4
+"""Longer matches are not looked for."""
+MAX_PLACES = 8
+"""Occurrences that are looked at."""
+
+
+class NgramDrafter:
+    name = "ngram"
+    is_costly = False
+
+    def __init__(self) -> None:
+        self._indexes: dict[Request, TokenIndex] = {}
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        return [self._propose(request, max_tokens) for request in requests]
+
+    def forget(self, request: Request) -> None:
+        self._indexes.pop(request, None)
+
+    def _propose(self, request: Request, max_tokens: int) -> Draft:
+        index = self._indexes.setdefault(request, TokenIndex())
+        tokens = request.tokens
+        if len(index) < len(tokens):
+            index.extend(tokens[len(index) :])
+        if len(tokens) < 2:
+            return NO_DRAFT
+        places = index.behind((tokens[-2], tokens[-1]), MAX_PLACES)
+        if not places:
+            return NO_DRAFT
+        lengths = [common_suffix(tokens, place, tokens, MAX_MATCH) for place in places]
+        longest = max(lengths)
+        place = places[lengths.index(longest)]
+        draft = tokens[place : place + max_tokens]
+        return Draft(draft, [longest / MAX_MATCH] * len(draft))

@@ -1,0 +1,114 @@
+"""Suffix matching (as SuffixDecoding, Oliaro et al. 2024): what stood behind the request's last
+tokens, in itself and in outputs that ended lately, wherever most of them agree.
+
+    last tokens of the request        ... a b c
+    behind a b c, here and there      d e f  |  d e g  |  d x
+    draft                             d  (3 of 3)   e  (2 of 3)   f  (1 of 2)
+
+Longer matches count for more. Outputs are looked up for requests of the same tenant and salt only:
+how fast a request is must tell nobody what another was answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.engine.request.request import Request
+from baton.engine.speculation.drafter import NO_DRAFT, Draft
+from baton.engine.speculation.token_index import TokenIndex, common_suffix
+
+MAX_MATCH = 32
+"""Longer matches count as these."""
+MAX_PLACES = 8
+"""Occurrences that are looked at in each text."""
+MIN_SHARE = 0.3
+"""Of the weight that agrees: below it the draft ends."""
+MAX_RECENT = 32_768
+"""Tokens of ended outputs that are kept for one salt; then the older half is forgotten."""
+MAX_SALTS = 256
+"""The salts that outputs are kept for."""
+GAP = -1
+"""Between outputs: no token."""
+
+Salt = tuple[str, bytes]
+
+
+class _Match(NamedTuple):
+    text: Sequence[int]
+    place: int
+    length: int
+
+
+class SuffixDrafter:
+    name = "suffix"
+    is_costly = False
+
+    def __init__(self) -> None:
+        self._indexes: dict[Request, TokenIndex] = {}
+        self._recent: dict[Salt, TokenIndex] = {}
+        """The least recently used first."""
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        return [self._propose(request, max_tokens) for request in requests]
+
+    def forget(self, request: Request) -> None:
+        if self._indexes.pop(request, None) is None or not request.output:
+            return
+        salt = request.tenant, request.salt
+        recent = self._recent.pop(salt, None) or TokenIndex()
+        if len(recent) + len(request.output) > MAX_RECENT:
+            younger = recent.tokens[-MAX_RECENT // 2 :]
+            recent = TokenIndex()
+            recent.extend(younger)
+        recent.extend([*request.output[-MAX_RECENT // 2 :], GAP])
+        self._recent[salt] = recent
+        if len(self._recent) > MAX_SALTS:
+            del self._recent[next(iter(self._recent))]
+
+    def _propose(self, request: Request, max_tokens: int) -> Draft:
+        index = self._indexes.setdefault(request, TokenIndex())
+        tokens = request.tokens
+        if len(index) < len(tokens):
+            index.extend(tokens[len(index) :])
+        if len(tokens) < 2:
+            return NO_DRAFT
+        matches = _matches(index, tokens)
+        recent = self._recent.get((request.tenant, request.salt))
+        if recent is not None:
+            matches += _matches(recent, tokens)
+        return _agreed(matches, max_tokens) if matches else NO_DRAFT
+
+
+def _matches(index: TokenIndex, tokens: Sequence[int]) -> list[_Match]:
+    text = index.tokens
+    return [
+        _Match(text, place, common_suffix(text, place, tokens, MAX_MATCH))
+        for place in index.behind((tokens[-2], tokens[-1]), MAX_PLACES)
+    ]
+
+
+def _agreed(matches: Sequence[_Match], max_tokens: int) -> Draft:
+    """Token by token what has the most weight; who disagrees has no say in what follows."""
+    longest = max(match.length for match in matches)
+    matches = [match for match in matches if 2 * match.length > longest]
+    tokens: list[int] = []
+    confidences: list[float] = []
+    while matches and len(tokens) < max_tokens:
+        weights: dict[int, int] = {}
+        total = 0
+        for text, place, length in matches:
+            token = text[place + len(tokens)] if place + len(tokens) < len(text) else GAP
+            weights[token] = weights.get(token, 0) + length
+            total += length
+        best = max(weights, key=weights.__getitem__)
+        share = weights[best] / total
+        if best == GAP or share < MIN_SHARE:
+            break
+        at = len(tokens)
+        matches = [
+            m for m in matches if m.place + at < len(m.text) and m.text[m.place + at] == best
+        ]
+        tokens.append(best)
+        confidences.append(share * min(1.0, longest / 8))
+    return Draft(tokens, confidences)

@@ -1,0 +1,67 @@
+"""How likely a drafted token is to be right, learnt from what came of those before it.
+
+    confidence of the drafter  x  luck of the request  ->  share of such tokens that were right
+
+Only tokens count that stood behind right ones: nothing is known of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from baton.engine.request.request import Request
+
+NUM_CONFIDENCES, NUM_LUCKS = 8, 4
+PRIOR = 4.0
+"""Tokens that the first guess of a share weighs as many as."""
+MEMORY = 200.0
+"""Tokens that a share is of, at most: what was longer ago has faded."""
+FADING = 0.85
+"""Of a request's luck, with each draft of it."""
+NEW = 0.6
+"""The luck of a request that had no draft verified yet."""
+
+
+class Survival:
+    def __init__(self) -> None:
+        lines = [(number + 0.5) / NUM_CONFIDENCES for number in range(NUM_CONFIDENCES)]
+        self._right = [[PRIOR * line] * NUM_LUCKS for line in lines]
+        self._total = [[PRIOR] * NUM_LUCKS for _ in lines]
+        self._luck: dict[Request, float] = {}
+        self.share = 0.5
+        """Of all drafted tokens behind right ones, those that were right lately."""
+
+    def of(self, request: Request, confidences: Sequence[float]) -> list[float]:
+        """The probability of each token that it and all before it are right."""
+        luck = self._place_of_luck(request)
+        shares = []
+        for confidence in confidences:
+            place = _place(confidence, NUM_CONFIDENCES)
+            shares.append(self._right[place][luck] / self._total[place][luck])
+        return list(accumulate(shares, mul))
+
+    def learn(self, request: Request, confidences: Sequence[float], num_right: int) -> None:
+        """Of these drafted tokens the first `num_right` were right."""
+        luck = self._place_of_luck(request)
+        for position, confidence in enumerate(confidences[: num_right + 1]):
+            is_right = position < num_right
+            place = _place(confidence, NUM_CONFIDENCES)
+            right, total = self._right[place], self._total[place]
+            fading = min(1.0, MEMORY / (total[luck] + 1.0))
+            right[luck] = (right[luck] + is_right) * fading
+            total[luck] = (total[luck] + 1.0) * fading
+            self.share += (is_right - self.share) / 64
+        was = self._luck.get(request, NEW)
+        self._luck[request] = FADING * was + (1 - FADING) * (num_right / len(confidences))
+
+    def forget(self, request: Request) -> None:
+        self._luck.pop(request, None)
+
+    def _place_of_luck(self, request: Request) -> int:
+        return _place(self._luck.get(request, NEW), NUM_LUCKS)
+
+
+def _place(share: float, num_places: int) -> int:
+    return min(num_places - 1, int(share * num_places))

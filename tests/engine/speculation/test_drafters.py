@@ -1,0 +1,143 @@
+"""What each method guesses, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
+from torch import Tensor
+
+from baton.core.messages import SamplingParams
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.config import SchedulerConfig
+from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
+from baton.engine.request.request import Request
+from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.drafter import NO_DRAFT, Drafter
+from baton.engine.speculation.ngram import NgramDrafter
+from baton.engine.speculation.speculation import Speculation
+from baton.engine.speculation.suffix import MAX_RECENT, SuffixDrafter
+
+
+def guess(drafter: Drafter, tokens: Sequence[int], *, most: int = 4, **request: str) -> list[int]:
+    asking = Request("r", tokens, sampling=SamplingParams(), **request)  # type: ignore[arg-type]
+    return list(drafter.propose([asking], most)[0].tokens)
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter])
+def test_what_stood_behind_the_longest_match_is_guessed(make: type[Drafter]) -> None:
+    assert guess(make(), [1, 2, 3, 8, 8, 9, 2, 3, 7, 7, 1, 2, 3]) == [8, 8, 9, 2]
+    assert guess(make(), [5, 6, 1, 5, 6]) == [1, 5, 6]
+    assert guess(make(), [1, 2, 3, 4]) == guess(make(), [1]) == []
+
+
+def test_of_as_long_matches_ngram_takes_the_last_and_suffix_what_most_of_them_say() -> None:
+    text = [1, 2, 5, 6, 0, 1, 2, 5, 6, 9, 1, 2, 7, 3, 1, 2]
+
+    assert guess(NgramDrafter(), text, most=2) == [7, 3]
+    assert guess(SuffixDrafter(), text, most=2) == [5, 6]
+
+
+def test_suffix_knows_outputs_that_ended_of_the_same_tenant_and_salt_alone() -> None:
+    drafter = SuffixDrafter()
+    ended = Request(
+        "1", [9], output=[1, 2, 3, 4, 5], sampling=SamplingParams(), salt=b"a", tenant="t"
+    )
+    assert drafter.propose([ended], 4) == [NO_DRAFT]
+    drafter.forget(ended)
+
+    def guessed(**owner: object) -> list[int]:
+        return guess(drafter, [7, 2, 3], **owner)  # type: ignore[arg-type]
+
+    assert guessed(salt=b"a", tenant="t") == [4, 5]
+    assert guessed(salt=b"b", tenant="t") == guessed(salt=b"a", tenant="u") == guessed() == []
+
+
+def test_suffix_forgets_the_older_of_what_ended() -> None:
+    drafter = SuffixDrafter()
+    for number in range(5):
+        output = [1000 * number + at % 1000 for at in range(MAX_RECENT // 4)]
+        ended = Request(str(number), [9], output=output, sampling=SamplingParams())
+        drafter.propose([ended], 1)
+        drafter.forget(ended)
+
+    assert guess(drafter, [4001, 4002], most=1) == [4003]
+    assert guess(drafter, [1, 2], most=1) == []
+
+
+class Watched(EchoRunner):
+    """Counts the tokens it computes."""
+
+    num_tokens = 0
+
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        self.num_tokens += sum(len(chunk.tokens) for chunk in chunks)
+        return super().forward(chunks, on_layer)
+
+
+def small_model(num_blocks: int = 256) -> Watched:
+    """It says what the large one does, and checks its KV in each pass."""
+    return Watched(echo_info(vocab_size=VOCAB), num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def model_drafter(runner: Watched, max_batch_tokens: int = 64) -> ModelDrafter:
+    return ModelDrafter(runner, max_batch_tokens=max_batch_tokens, eos_token_ids=())
+
+
+def test_a_draft_model_computes_each_token_once_where_all_it_says_is_right() -> None:
+    small, engine = small_model(), make_engine()
+    engine.speculation = Speculation(model_drafter(small), FixedBudget(3))
+    request = make_request(max_tokens=40)
+    engine.add(request)
+
+    run(engine)
+
+    assert request.output == echo_output(range(11), 40, VOCAB)
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 28
+    assert small.num_tokens <= len(request.tokens)
+
+
+def test_a_draft_model_goes_on_behind_what_it_guessed_wrong() -> None:
+    drafter, request = model_drafter(small_model()), make_request()
+    drafter.propose([request], 4)
+    for token in (500, 501, 502):
+        request.append(token)
+
+    (draft,) = drafter.propose([request], 4)
+
+    assert list(draft.tokens) == echo_output(request.tokens, 4, VOCAB)
+
+
+def test_a_long_prompt_is_read_by_the_draft_model_over_several_steps() -> None:
+    drafter, request = model_drafter(small_model(), 64), make_request(prompt=range(150))
+    tokens = [list(drafter.propose([request], 2)[0].tokens) for _ in range(3)]
+
+    assert tokens == [[], [], echo_output(range(150), 2, VOCAB)]
+
+
+def test_a_draft_model_without_blocks_drafts_for_those_who_have_some() -> None:
+    drafter = model_drafter(small_model(num_blocks=6))
+    first, second = make_request("1", range(14)), make_request("2", range(100, 114))
+
+    drafts = drafter.propose([first, second], 2)
+    drafter.forget(first)
+    (after,) = drafter.propose([second], 2)
+
+    assert [len(draft.tokens) for draft in drafts] == [2, 0]
+    assert list(after.tokens) == echo_output(range(100, 114), 2, VOCAB)
+
+
+def test_a_draft_model_draws_with_the_noise_of_the_request() -> None:
+    """Temperature makes the echo's best token one of many: it is the noise that decides."""
+    engine = make_engine(scheduler=SchedulerConfig(max_running=4))
+    engine.speculation = Speculation(model_drafter(small_model()), FixedBudget(4))
+    sampling = SamplingParams(temperature=60.0, seed=7, frequency_penalty=1.0, max_tokens=40)
+    request = Request("r", range(9), sampling=sampling)
+    engine.add(request)
+
+    run(engine)
+
+    assert engine.stats.num_accepted == engine.stats.num_drafted
+    assert len(set(request.output)) > 20
