@@ -21,7 +21,9 @@ from baton.core.messages import (
     ReplicaAddress,
     ReplicaInfo,
 )
+from baton.decode_service.step_reports import StepReports
 from baton.engine.request.request import Request
+from baton.engine.request.step_report import RequestOutput, StepReport
 from baton.kv_transfer.config import DEFAULTS
 from baton.kv_transfer.handoff.lease import ReceiverEvent, ReceiverLease, SenderEvent
 from baton.platform.simulator.fleet.engine import EngineHooks, Step
@@ -35,9 +37,9 @@ SALT = b""
 
 
 class Client(Protocol):
-    """The gateway of some requests; called with those that got a token, when it is there."""
+    """The gateway of some requests; called with a frame of their tokens when it is there."""
 
-    def give(self, turns: Sequence[Turn]) -> None: ...
+    def give(self, frame: Mapping[Turn, int]) -> None: ...
 
 
 class DecodeReplica:
@@ -51,7 +53,15 @@ class DecodeReplica:
     ) -> None:
         self.info = info
         self.engine = wiring.make_engine(
-            EngineHooks(draw=self._draw, on_step=self._on_step, reclaim=self._reclaim)
+            EngineHooks(
+                draw=self._draw,
+                on_step=self._on_step,
+                reclaim=self._reclaim,
+                before_commands=lambda: self._reports.flush(),
+            )
+        )
+        self._reports = StepReports(
+            lambda: wiring.agenda.after(0.0, self._receive), clock=wiring.agenda
         )
         self.puller = wiring.make_puller(self.engine)
         self.num_computed_here = 0
@@ -153,7 +163,7 @@ class DecodeReplica:
             return
         turn = handoff.turn
         turn.num_generated = 1
-        self._give((turn,), handoff.gateway)
+        self._give({turn: 1}, handoff.gateway)
         if turn.is_generated:
             del self._open[turn.request_id]
             self._end(handoff)
@@ -232,22 +242,39 @@ class DecodeReplica:
         return turn.answer[len(request.output)]
 
     def _on_step(self, step: Step, sampled: Sequence[Request]) -> None:
-        turns_by_gateway: dict[int, list[Turn]] = {}
+        outputs: list[RequestOutput] = []
         for request in sampled:
-            turn, gateway = self._open[request.request_id]
+            turn, _ = self._open[request.request_id]
             turn.num_generated = len(request.output)
-            turns_by_gateway.setdefault(gateway, []).append(turn)
             if turn.is_generated:
                 self.engine.finish(request)
-                del self._open[request.request_id]
-        for gateway, turns in turns_by_gateway.items():
-            self._give(turns, gateway)
+            outputs.append(RequestOutput(request, turn.is_generated, request.num_run))
+        self._reports.put(
+            StepReport(
+                outputs=tuple(outputs),
+                num_tokens=step.work.num_tokens,
+                num_running=self.engine.num_running,
+                num_waiting=self.engine.num_waiting,
+            )
+        )
         self._publish()
 
-    def _give(self, turns: Sequence[Turn], gateway: int) -> None:
-        """In one frame."""
+    def _receive(self) -> None:
+        """All of a gateway in one frame."""
+        frames: dict[int, Counter[Turn]] = {}
+        for report in self._reports.take():
+            for output in report.outputs:
+                turn, gateway = self._open[output.request.request_id]
+                frames.setdefault(gateway, Counter())[turn] += 1
+                if output.is_finished:
+                    del self._open[turn.request_id]
+        for gateway, frame in frames.items():
+            self._give(frame, gateway)
+        self._publish()
+
+    def _give(self, frame: Mapping[Turn, int], gateway: int) -> None:
         client = self._clients[gateway]
-        self._send(lambda: client.give(turns))
+        self._send(lambda: client.give(frame))
 
     def _publish(self) -> None:
         self._news.tell_of_blocks(self.engine.events)

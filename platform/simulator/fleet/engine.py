@@ -48,6 +48,8 @@ class EngineHooks:
     """Told of each step that is over, and of those who got a token by it."""
     reclaim: Callable[[], bool] = lambda: False
     on_scheduled: Callable[[Request], None] = lambda request: None
+    before_commands: Callable[[], None] = lambda: None
+    """Called when something else than a step comes next."""
 
 
 class SimulatedEngine:
@@ -110,6 +112,8 @@ class SimulatedEngine:
 
     def _go_on(self) -> None:
         self._is_awake = True
+        if self._mailbox:
+            self._hooks.before_commands()
         while self._mailbox:
             self._mailbox.popleft()()
         chunks, lineup = self._planned()

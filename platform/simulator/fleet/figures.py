@@ -16,10 +16,12 @@ class FleetFigures:
     p90_s: float
     p99_s: float
     itl_mean_s: float
-    """From one token to the next; so are the percentiles."""
+    """From one token to the next that did not come with it; so are the percentiles."""
     itl_p50_s: float
     itl_p90_s: float
     itl_p99_s: float
+    tpot_p50_s: float
+    """Of a request's tokens behind its first, on average."""
     e2e_p50_s: float
     """Until the last token."""
     hit: float

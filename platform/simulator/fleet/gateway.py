@@ -46,9 +46,9 @@ class Decodes(Replica, Protocol):
 
 
 class Customer(Protocol):
-    """Who sends the requests; called when a token has come."""
+    """Who sends the requests; called when tokens have come."""
 
-    def give(self, turn: Turn) -> None: ...
+    def give(self, turn: Turn, num_tokens: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -147,16 +147,16 @@ class SimulatedGateway:
     def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None:
         self._index.apply(epoch, events)
 
-    def give(self, turns: Sequence[Turn]) -> None:
-        """A token of each has come from their replica."""
-        for turn in turns:
-            self._give(turn)
+    def give(self, frame: Mapping[Turn, int]) -> None:
+        """Tokens of some requests have come from their replica."""
+        for turn, num_tokens in frame.items():
+            self._give(turn, num_tokens)
 
-    def _give(self, turn: Turn) -> None:
+    def _give(self, turn: Turn, num_tokens: int) -> None:
         assert self._customer is not None
         booked = self._booked[turn.request_id]
         is_first = not turn.num_given
-        self._customer.give(turn)
+        self._customer.give(turn, num_tokens)
         if is_first:
             if booked.on_prefill is not None:
                 self._index.release(booked.on_prefill)

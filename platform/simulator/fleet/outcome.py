@@ -18,6 +18,8 @@ class FleetOutcome:
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     e2e_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
+    tpot_s: array[float] = field(default_factory=lambda: array("d"))
+    num_output_tokens: int = 0
     num_tokens: int = 0
     """Of prompts; the next two, too."""
     num_cached: int = 0
@@ -32,6 +34,10 @@ class FleetOutcome:
         self.ttft_s.append(turn.first_token_s - turn.arrived_s)
         self.e2e_s.append(turn.last_token_s - turn.arrived_s)
         self.gaps_s.extend(turn.gaps_s)
+        num_later = turn.num_given - 1
+        if num_later:
+            self.tpot_s.append((turn.last_token_s - turn.first_token_s) / num_later)
+        self.num_output_tokens += turn.num_given
         self.num_tokens += len(turn.prompt)
         self.num_cached += turn.num_cached
         self.num_pulled += turn.num_pulled
@@ -59,6 +65,7 @@ class FleetOutcome:
             itl_p50_s=itl_p50_s,
             itl_p90_s=itl_p90_s,
             itl_p99_s=itl_p99_s,
+            tpot_p50_s=float(np.median(self.tpot_s or [0.0])),
             e2e_p50_s=float(np.median(self.e2e_s or [0.0])),
             hit=self.num_cached / max(self.num_tokens, 1),
             imbalance=float(busy_s.max() / busy_s.mean()) if busy_s.any() else 1.0,

@@ -102,9 +102,9 @@ class Fleet:
         )
         return self.outcome
 
-    def give(self, turn: Turn) -> None:
-        """A token has come to its client."""
-        turn.give(self._agenda.now)
+    def give(self, turn: Turn, num_tokens: int) -> None:
+        """Tokens have come to their client."""
+        turn.give(num_tokens, self._agenda.now)
         if turn.is_over:
             self.outcome.serve(turn)
             self._arrivals.answered(turn.arrival, self._agenda.now)

@@ -44,6 +44,7 @@ class Turn:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
+    """Between tokens that did not come at once."""
 
     @property
     def arrived_s(self) -> float:
@@ -59,13 +60,13 @@ class Turn:
             max_new_tokens=max_new_tokens,
         )
 
-    def give(self, now: float) -> None:
-        """A token has come to the client."""
+    def give(self, num_tokens: int, now: float) -> None:
+        """So many tokens have come to the client, at once."""
         if self.num_given:
             self.gaps_s.append(now - self.last_token_s)
         else:
             self.first_token_s = now
-        self.num_given += 1
+        self.num_given += num_tokens
         self.last_token_s = now
 
     @property
