@@ -1,9 +1,11 @@
-"""Gateway, decode and prefill, each in a process of its own: no Ray, and no model.
+"""Gateway, decode and prefill replicas, each in a process of its own: no Ray, and no model.
 
     us -- HTTP --> gateway -- gRPC --> decode -- gRPC --> prefill
 
 Everything is the real thing but the engine's runner, which echoes, and the registry, which is told
-once who is there. The tokenizer is the demo model's. Event loops are uvloop's, as in Ray's workers.
+once who is there. Passes take no time, or what is asked for: then they wait for it, and leave the
+machine's cores to the rest. The tokenizer is the demo model's. Event loops are uvloop's, as in
+Ray's workers.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -23,8 +25,10 @@ import uvloop
 
 from baton.core.ids import ReplicaId
 from baton.core.messages import ReplicaInfo, Role
+from baton.core.step_times import StepTimes
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
 from baton.platform.machine.interpreter import spare_what_stays
+from baton.router.policies.by_name import DEFAULT
 
 HOST = "127.0.0.1"
 VOCAB_SIZE = 4096
@@ -51,16 +55,29 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    num_prefill: int = 1
+    num_decode: int = 1
+    policy: str = DEFAULT
+    step_times: StepTimes = field(default_factory=StepTimes)
+    """Of each replica's passes, at least."""
+
+
 @contextmanager
-def running() -> Iterator[Running]:
-    """Start all three, then end them. Raises TimeoutError if one does not come up."""
+def running(layout: Layout | None = None) -> Iterator[Running]:
+    """Start all of them, then end them. Raises TimeoutError if one does not come up."""
+    layout = layout or Layout()
+    numbers = {Role.PREFILL: layout.num_prefill, Role.DECODE: layout.num_decode}
     with ExitStack() as stack:
         processes, infos = {}, []
-        for role in (Role.PREFILL, Role.DECODE):
-            child, info = stack.enter_context(_child(_replica, role))
-            processes[role.value] = child
-            infos.append(info)
-        gateway, port = stack.enter_context(_child(_gateway, infos))
+        for role, num_replicas in numbers.items():
+            for number in range(1, num_replicas + 1):
+                what = (ReplicaId(f"{role.value}-{number}"), role, layout.step_times)
+                child, info = stack.enter_context(_child(_replica, what))
+                processes[role.value if number == 1 else what[0]] = child
+                infos.append(info)
+        gateway, port = stack.enter_context(_child(_gateway, (infos, layout.policy)))
         yield Running(port, {"gateway": gateway, **processes})
 
 
@@ -83,24 +100,27 @@ def _child(target: Any, argument: Any) -> Iterator[tuple[psutil.Process, Any]]:
         process.kill()
 
 
-def _replica(pipe: Connection, role: Role) -> None:
-    uvloop.run(_serve_replica(pipe, role))
+def _replica(pipe: Connection, what: tuple[ReplicaId, Role, StepTimes]) -> None:
+    uvloop.run(_serve_replica(pipe, *what))
 
 
-async def _serve_replica(pipe: Connection, role: Role) -> None:
+async def _serve_replica(
+    pipe: Connection, replica_id: ReplicaId, role: Role, times: StepTimes
+) -> None:
     import torch  # a gateway has none, so this module must not import it for all
+    from bench.paced_runner import PacedRunner
 
     from baton.engine.config import CacheConfig, EngineConfig
     from baton.engine.engine import Engine
-    from baton.engine.passes.echo import EchoRunner, echo_info
+    from baton.engine.passes.echo import echo_info
     from baton.platform.replica.replica import start_replica
 
     torch.set_num_threads(1)
     info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048)
-    runner = EchoRunner(info, num_blocks=NUM_BLOCKS, is_verifying=False)
+    runner = PacedRunner(info, num_blocks=NUM_BLOCKS, times=times)
     engine = Engine(runner, EngineConfig(cache=CacheConfig(num_blocks=NUM_BLOCKS)))
     replica = await start_replica(
-        DeploymentConfig(), role, engine, replica_id=ReplicaId(f"{role}-1"), host=HOST
+        DeploymentConfig(), role, engine, replica_id=replica_id, host=HOST
     )
     spare_what_stays()
     pipe.send(replica.info)
@@ -108,16 +128,21 @@ async def _serve_replica(pipe: Connection, role: Role) -> None:
     await replica.stop()
 
 
-def _gateway(pipe: Connection, infos: Sequence[ReplicaInfo]) -> None:
-    uvloop.run(_serve_gateway(pipe, infos))
+def _gateway(pipe: Connection, what: tuple[Sequence[ReplicaInfo], str]) -> None:
+    uvloop.run(_serve_gateway(pipe, *what))
 
 
-async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo]) -> None:
+async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo], policy: str) -> None:
     from baton.platform.cluster.gateway_node import GatewayNode
     from baton.platform.models.model_folder import find_model
     from baton.platform.registry.registry import Registry
 
-    changes = {"gateway.host": HOST, "gateway.port": 0, "gateway.grpc_port": 0}
+    changes = {
+        "gateway.host": HOST,
+        "gateway.port": 0,
+        "gateway.grpc_port": 0,
+        "gateway.policy": policy,
+    }
     node = GatewayNode(override(DeploymentConfig(), changes), find_model(DEMO_MODEL))
     registry = Registry(ttl_s=math.inf)
     for info in infos:

@@ -1,13 +1,16 @@
 """The simulator against a deployment of the demo model on this machine, at 85 % of what it can do.
 
     most        answers a second with many requests at once              --> rate
-    first load  live; what replicas say of their steps, the median TTFT  --> device, front_s
-    second      live, and simulated on that device                       --> the table
+    first load  live and simulated, median TTFT                          --> front_s
+    second      live; what replicas then say of their steps              --> device
+                simulated on that device                                 --> the table
 
-    python -m bench.fidelity [--prefill N] [--decode N] [--policy NAME ...] [--seconds S]
+    python -m bench.fidelity [--prefill N] [--decode N] [--policy NAME ...] [--seconds S] [--paced]
 
 Each policy has a deployment of its own. Live, all processes and the load generator share the
-machine's cores; simulated, nobody takes anything from anybody.
+machine's cores; simulated, nobody takes anything from anybody. --paced replicas compute nothing:
+their passes wait for as long as they are told to take, so that cores matter less, and everything
+else is live.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -25,12 +30,14 @@ from typing import Any
 from urllib.request import urlopen
 
 import msgspec
+from bench.echo_deployment import Layout, running
+from bench.live_deployment import LiveDeployment, user_environment
 
+from baton.core.step_times import StepTimes
 from baton.platform.simulator.fleet.devices import Devices, devices_of
 from baton.platform.simulator.fleet.experiment import FleetCase, play_fleet
 from baton.platform.simulator.fleet.setup import FleetSetup, Links
 from baton.platform.traces.reader import read_trace
-from bench.live_deployment import LiveDeployment, user_environment
 
 SHARE = 0.85
 MANY = 16
@@ -42,12 +49,15 @@ NUM_FAMILIES = 8
 FAMILY_BLOCKS = 8
 """Half of the prompts begin with those of a family."""
 KV_BYTES_PER_S = 1e9
+STATUS_LIMIT_S = 30.0
+PACE = StepTimes(constant_s=0.03, token_s=4e-4, pair_s=2e-7, context_s=2e-6, request_s=5e-4)
+"""Of paced replicas."""
 FIGURES = (
-    ("TTFT median", "ttft", "p50", "p50_s"),
-    ("TTFT p90", "ttft", "p90", "p90_s"),
-    ("ITL median", "itl", "p50", "itl_p50_s"),
-    ("ITL p90", "itl", "p90", "itl_p90_s"),
-    ("time a token, median", "tpot", "p50", "tpot_p50_s"),
+    ("TTFT median", "ttft", 50, "p50_s"),
+    ("TTFT p90", "ttft", 90, "p90_s"),
+    ("ITL median", "itl", 50, "itl_p50_s"),
+    ("ITL p90", "itl", 90, "itl_p90_s"),
+    ("time a token, median", "tpot", 50, "tpot_p50_s"),
 )
 
 
@@ -106,6 +116,14 @@ def most_per_s(url: str, folder: Path) -> float:
     return float(found["requests_s"])
 
 
+def told_devices(url: str, front_s: float) -> Devices:
+    """As the replicas say of their last steps."""
+    with urlopen(f"{url}/debug/status", timeout=STATUS_LIMIT_S) as page:
+        told = devices_of(json.load(page), url)
+    links = Links(bytes_per_s=KV_BYTES_PER_S, front_s=front_s)
+    return msgspec.structs.replace(told, links=links)
+
+
 def simulate(file: Path, devices: Devices, fleet: Fleet) -> dict[str, float]:
     """The mean of some seeds."""
     setup = FleetSetup(
@@ -126,39 +144,58 @@ def simulate(file: Path, devices: Devices, fleet: Fleet) -> dict[str, float]:
     }
 
 
-def compare(fleet: Fleet) -> list[str]:
-    """Lines of a table."""
+@contextmanager
+def deployed(fleet: Fleet, *, is_paced: bool) -> Iterator[str]:
+    """The URL of the gateway."""
+    if is_paced:
+        layout = Layout(
+            num_prefill=fleet.num_prefill,
+            num_decode=fleet.num_decode,
+            policy=fleet.policy,
+            step_times=PACE,
+        )
+        with running(layout) as echo:
+            yield f"http://127.0.0.1:{echo.http_port}"
+        return
     config = {
         "model": "demo",
         "prefill": {"replicas": fleet.num_prefill},
         "decode": {"replicas": fleet.num_decode},
         "gateway": {"policy": fleet.policy},
     }
-    with tempfile.TemporaryDirectory() as name, LiveDeployment(config) as deployment:
-        folder, url = Path(name), f"http://127.0.0.1:{deployment.wait()}"
+    with LiveDeployment(config) as deployment:
+        yield f"http://127.0.0.1:{deployment.wait()}"
+
+
+def compare(fleet: Fleet, *, is_paced: bool) -> list[str]:
+    """Lines of a table."""
+    with tempfile.TemporaryDirectory() as name, deployed(fleet, is_paced=is_paced) as url:
+        folder = Path(name)
         rate = SHARE * most_per_s(url, folder)
         first, second = folder / "first.jsonl", folder / "second.jsonl"
         for seed, file in enumerate((first, second)):
             write_trace(file, rate, fleet.seconds, seed)
         live = measure(url, folder, "--trace", first, "--seed", 1)
-        with urlopen(f"{url}/debug/status") as page:
-            told = devices_of(json.load(page), url)
-        devices = msgspec.structs.replace(told, links=Links(bytes_per_s=KV_BYTES_PER_S))
-        front_s = live["ttft"]["p50"] - simulate(first, devices, fleet)["p50_s"]
-        links = Links(bytes_per_s=KV_BYTES_PER_S, front_s=max(front_s, 0.0))
-        devices = msgspec.structs.replace(devices, links=links)
+        told = simulate(first, told_devices(url, front_s=0.0), fleet)
+        front_s = max(percentile(live, "ttft", 50) - told["p50_s"], 0.0)
         live = measure(url, folder, "--trace", second, "--seed", 2)
+        devices = told_devices(url, front_s)
         simulated = simulate(second, devices, fleet)
     makes = f"{fleet.num_prefill}P+{fleet.num_decode}D `{fleet.policy}`"
     print(f"{makes}: {rate:.1f} requests/s, front {front_s * 1e3:.1f} ms, {devices}", flush=True)
-    return [
-        f"| {makes} | {title} | {live[one][percentile] * 1e3:.1f} | {simulated[figure] * 1e3:.1f} "
-        f"| {simulated[figure] / live[one][percentile] - 1:+.0%} |"
-        for title, one, percentile, figure in FIGURES
-    ] + [
-        f"| {makes} | hit | {live['hit_ratio'] or 0:.3f} | {simulated['hit']:.3f} "
-        f"| computed by decode: {simulated['num_local']:.0f} |"
+    pairs = [
+        (title, percentile(live, one, percent), simulated[figure])
+        for title, one, percent, figure in FIGURES
     ]
+    return [
+        f"| {makes} | {title} | {was * 1e3:.1f} | {would_be * 1e3:.1f} "
+        f"| {would_be / max(was, 1e-9) - 1:+.0%} |"
+        for title, was, would_be in pairs
+    ] + [f"| {makes} | hit | {live['hit_ratio'] or 0:.3f} | {simulated['hit']:.3f} | |"]
+
+
+def percentile(live: dict[str, Any], name: str, percent: int) -> float:
+    return float(live[name]["by_percent"][str(percent)])
 
 
 def main() -> None:
@@ -166,6 +203,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--policy", nargs="+", default=["cost"])
+    parser.add_argument("--paced", action="store_true")
     parser.add_argument("--seconds", type=float, default=30.0)
     asked = parser.parse_args()
     lines = []
@@ -176,7 +214,8 @@ def main() -> None:
                 num_decode=asked.decode,
                 policy=policy,
                 seconds=asked.seconds,
-            )
+            ),
+            is_paced=asked.paced,
         )
     print("| ms | | live | simulated | off |", "|---|---|--:|--:|--:|", *lines, sep="\n")
 

@@ -1,0 +1,36 @@
+"""A runner that echoes, and waits until its pass has taken what step times say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from baton.core.step_times import StepTimes, StepWork, prompt_work
+from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
+from baton.engine.models.config.info import ModelInfo
+from baton.engine.passes.echo import EchoRunner
+
+
+class PacedRunner(EchoRunner):
+    def __init__(self, info: ModelInfo, *, num_blocks: int, times: StepTimes) -> None:
+        super().__init__(info, num_blocks=num_blocks, is_verifying=False)
+        self._times = times
+
+    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
+        ends_at = time.monotonic() + self._times.predict_s(_work_of(chunks))
+        hidden = super().forward(chunks, on_layer)
+        time.sleep(max(ends_at - time.monotonic(), 0.0))
+        return hidden
+
+
+def _work_of(chunks: Sequence[Chunk]) -> StepWork:
+    num_tokens = num_pairs = num_context = 0
+    for chunk in chunks:
+        num_tokens += len(chunk.tokens)
+        if len(chunk.tokens) == 1:
+            num_context += chunk.start
+        else:
+            num_pairs += prompt_work(len(chunk.tokens), chunk.start).num_pairs
+    return StepWork(num_tokens, num_pairs, num_context, len(chunks))
