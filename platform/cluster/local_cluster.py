@@ -1,7 +1,7 @@
 """A Ray cluster of our own on this machine, for as long as one process serves.
 
 Resources are logical: as many CPUs are declared as the deployment asks for, so that a laptop of two
-cores runs the same application as a cluster.
+cores runs the same application as a cluster, and as many workers stand by as there will be actors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from baton.platform.config.deployment import DeploymentConfig
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's minimum is 75 MiB. No request passes through the object store."""
+NUM_OTHERS = 2
+"""The registry and Serve's controller."""
 
 
 def ray_environment() -> dict[str, str]:
@@ -39,7 +41,18 @@ def ray_environment() -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in os.environ}
 
 
+def worker_environment() -> dict[str, str]:
+    """What must be set before a node of Ray is started, beside the above."""
+    environment = {"RAY_preload_python_modules": "baton.platform.cluster.worker_imports"}
+    return {key: value for key, value in environment.items() if key not in os.environ}
+
+
 def num_logical_cpus(config: DeploymentConfig) -> int:
+    """Those that are asked for, and one for each actor that asks for none.
+
+    Ray starts as many workers at once as there are CPUs: these have their imports behind them when
+    Serve gives them their actors.
+    """
     pools = (config.prefill, config.decode)
     wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)
-    return max(1, int(usable_cores()), math.ceil(wanted))
+    return math.ceil(wanted) + config.gateway.replicas + NUM_OTHERS

@@ -34,6 +34,7 @@ from baton.platform.cluster.local_cluster import (
     OBJECT_STORE_BYTES,
     num_logical_cpus,
     ray_environment,
+    worker_environment,
 )
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.interpreter import collector_at_rest
@@ -148,6 +149,7 @@ def _start_ray(config: DeploymentConfig, worker_log: WorkerLog) -> None:
         if config.ray.address:
             ray.init(address=config.ray.address, logging_level=logging.ERROR)
         else:
+            os.environ.update(worker_environment())
             ray.init(
                 num_cpus=num_logical_cpus(config),
                 object_store_memory=OBJECT_STORE_BYTES,

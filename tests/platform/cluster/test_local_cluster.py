@@ -1,32 +1,36 @@
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
-from baton.platform.cluster import local_cluster
-from baton.platform.cluster.local_cluster import num_logical_cpus, ray_environment
+from baton.platform.cluster.local_cluster import (
+    num_logical_cpus,
+    ray_environment,
+    worker_environment,
+)
 from baton.platform.config.deployment import parse_config
 
 
-def test_a_laptop_declares_as_many_cpus_as_the_deployment_asks_for() -> None:
+def test_as_many_cpus_are_declared_as_replicas_ask_for_and_one_for_each_other_actor() -> None:
     config = parse_config(
         {
             "prefill": {"replicas": 300, "resources": {"num_cpus": 1.5}},
             "decode": {"replicas": 1, "resources": {"num_cpus": 0.25}},
+            "gateway": {"replicas": 3},
         }
     )
 
-    assert num_logical_cpus(config) == 451
+    assert num_logical_cpus(config) == 451 + 3 + len({"Registry", "ServeController"})
 
 
-def test_no_fewer_cpus_are_declared_than_this_process_may_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(local_cluster, "usable_cores", lambda: 3.5)
-    config = parse_config({"prefill": {"replicas": 0}, "decode": {"resources": {"num_cpus": 0.1}}})
+def test_workers_import_what_replicas_of_serve_are_made_of() -> None:
+    for module in worker_environment()["RAY_preload_python_modules"].split(","):
+        importlib.import_module(module)
 
-    assert num_logical_cpus(config) == 3
+    assert "ray.serve._private.replica" in sys.modules
 
 
 def test_what_the_operator_has_set_for_ray_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

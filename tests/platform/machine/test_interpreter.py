@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.platform.machine.interpreter import spare_what_stays
+from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +29,12 @@ def test_what_is_there_is_not_collected_any_more_and_what_comes_is() -> None:
     Node()
 
     assert gc.collect() >= 1
+
+
+def test_what_was_imported_while_the_collector_rested_is_not_looked_at_afterwards() -> None:
+    with collector_at_rest():
+        assert not gc.isenabled()
+        stays: list[list[int]] = [[]]
+
+    assert gc.isenabled()
+    assert all(found is not stays for found in gc.get_objects())
