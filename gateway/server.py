@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.core.clock import Clock, monotonic
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.tls import tls_identity
 from baton.gateway.grpc.server import GrpcServer
@@ -28,9 +29,12 @@ class GatewayServer:
         dispatcher: Dispatcher,
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
+        clock: Clock = monotonic,
     ) -> None:
         """Raises InvalidConfig if the certificate or its key cannot be used."""
-        self._gateway = Gateway(model=model, dispatcher=dispatcher, config=config, wanted=wanted)
+        self._gateway = Gateway(
+            model=model, dispatcher=dispatcher, config=config, wanted=wanted, clock=clock
+        )
         app = build_app(self._gateway)
         tls = tls_identity(config)
         self._http = HttpServer(app, config, tls=tls)

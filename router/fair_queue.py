@@ -8,8 +8,10 @@
 request: a smaller priority is served sooner, on its tenant's account, so nobody waits for ever
 behind the urgent. While several wait, each is served tokens in proportion to its weight, but for
 what it has running (virtual token counters, Sheng et al. 2024; deficits in bytes, Shreedhar and
-Varghese 1995). Who comes back after a while without anybody in line begins at the least used of
-those who wait: nothing is saved up, and nothing is held against who used what nobody else wanted.
+Varghese 1995). Who comes back after a while without anybody in line begins where the tenant that
+was served last stood before it was (start-time fair queueing, Goyal et al. 1996), or at the least
+used of those who wait, if that is less. So nothing is saved up, nothing is held against who used
+what nobody else wanted, and who asks for one at a time, again and again, gets its share.
 
 Requests that were served in part go before all others: there are no more of them than have run.
 """
@@ -60,8 +62,8 @@ class FairQueue(Generic[T]):
         self._retries: list[Entry[T]] = []
         self._numbers, self._turns = count(), count()
         self._num = 0
-        self._last_used = 0.0
-        """Of the tenant that was served last, after it was."""
+        self._started_at = 0.0
+        """What the tenant that was served last had used before."""
         self._num_tokens = 0.0
         self._num_served = 0.0
 
@@ -106,14 +108,13 @@ class FairQueue(Generic[T]):
         self._num_served = self._num_served * keep + 1
         tenant = self._tenant(entry.tenant)
         tenant.turn = next(self._turns)
-        self._last_used = tenant.used
+        self._started_at = tenant.used
 
     def charge(self, name: str, num_tokens: int) -> None:
         """So many tokens were computed for a tenant, or are about to be."""
         tenant = self._tenant(name)
         tenant.used += num_tokens / tenant.weight
         self._num_tokens += num_tokens
-        self._last_used = max(self._last_used, tenant.used)
 
     def first(self) -> Entry[T] | None:
         """Whose turn it is."""
@@ -157,7 +158,7 @@ class FairQueue(Generic[T]):
         tenant = self._tenant(name)
         if not tenant.line:
             waiting = [one.used for one in self._tenant_by_name.values() if one.line]
-            tenant.used = max(tenant.used, min(waiting, default=self._last_used))
+            tenant.used = max(tenant.used, min([*waiting, self._started_at]))
 
     def _line(self, entry: Entry[T]) -> list[Entry[T]]:
         return self._retries if entry.is_retry else self._tenant(entry.tenant).line

@@ -42,7 +42,10 @@ class Pace:
         return self._num >= ENOUGH_PLACES
 
     def begin(self, now: float) -> None:
-        """Somebody waits from now on, and nobody did before."""
+        """Somebody waits from now on, and nobody did before: not for long, or the pace of places is
+        to be learnt anew."""
+        if now - self._last_s > self._mean_s * ENOUGH_PLACES:
+            self._num, self._mean_s = 0, 0.0
         self._last_s = now
 
     def give(self, now: float) -> None:
@@ -184,7 +187,8 @@ class AdmissionQueue(Generic[T]):
             return
         wait_s, num_before = self._wait_s(entry), len(self._line) - 1
         patience_s = turn.patience_s
-        if patience_s is not None and self._pace.is_known and wait_s > patience_s:
+        is_foreseen = num_before > 0 and self._pace.is_known  # the first in line tells the pace
+        if patience_s is not None and is_foreseen and wait_s > patience_s:
             raise Overloaded(
                 f"a place would come in {wait_s:.1f} s, and it can wait {patience_s:.1f} s",
                 retry_after_s=wait_s - patience_s,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import ContextExceeded
 from baton.gateway.access.api_keys import ApiKeys, Caller, callers
 from baton.gateway.access.cache_salt import CacheSalts
@@ -39,6 +40,7 @@ class Gateway:
         dispatcher: Dispatcher,
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
+        clock: Clock = monotonic,
     ) -> None:
         """`wanted`: the replicas that are to be there, for those who ask what is missing."""
         self._wanted = wanted
@@ -46,7 +48,7 @@ class Gateway:
         self.dispatcher = dispatcher
         self.config = config
         self.keys = ApiKeys(callers(config))
-        self.limits = RateLimits(config.tenants)
+        self.limits = RateLimits(config.tenants, clock)
         self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
@@ -317,6 +318,7 @@ async def serving(
     *,
     dispatcher: ScriptedDispatcher | None = None,
     model: ServedModel | None = None,
+    clock: Clock = monotonic,
     **config: Any,
 ) -> AsyncIterator[Serving]:
     dispatcher = dispatcher or ScriptedDispatcher(script or Script())
@@ -324,6 +326,7 @@ async def serving(
         model=model or make_model(),
         dispatcher=dispatcher,
         config=GatewayConfig(**{"host": "127.0.0.1", "port": 0, "grpc_port": 0, **config}),
+        clock=clock,
     )
     await server.start()
     try:

@@ -41,6 +41,17 @@ def test_twice_the_weight_is_twice_the_tokens_whatever_a_request_has() -> None:
     assert abs(tokens["long"] - tokens["short"]) < 1_500
 
 
+def test_who_asks_for_one_at_a_time_gets_its_share_as_well() -> None:
+    queue = waiting({"double": 2.0}, tokens={"in line": 100})
+    for tenant, num in (("one by one", 10), ("double", 100)):
+        queue.add(num, tenant=tenant, now=0.0)
+
+    tokens = served(queue, 5_000)
+
+    assert abs(tokens["one by one"] - tokens["in line"]) <= 400
+    assert abs(tokens["double"] - 2 * tokens["in line"]) <= 400
+
+
 def test_who_was_idle_has_saved_nothing_up() -> None:
     queue = waiting({}, tokens={"busy": 10})
     served(queue, 1_000)

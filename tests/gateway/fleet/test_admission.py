@@ -360,6 +360,29 @@ async def test_who_would_wait_longer_than_it_may_is_refused_at_once() -> None:
     await asyncio.gather(*waiting)
 
 
+async def test_after_an_incident_and_a_rest_those_who_would_be_served_soon_are_let_wait() -> None:
+    room = Room(max_waiting=100)
+    incident = [room.arrive(f"a{n}") for n in range(8)]
+    await settle()
+    for _ in range(8):
+        room.clock.advance(20)
+        room.free(1)
+    await asyncio.gather(*incident)
+
+    first = room.arrive("the first in line tells the pace", max_wait_s=5)
+    await settle()
+    with pytest.raises(Overloaded):
+        await room.enter("at once", max_wait_s=5)
+    room.free(1)
+    await first
+    room.clock.advance(600)
+    later = [room.arrive(f"b{n}", max_wait_s=5) for n in range(3)]
+    await settle()
+
+    room.free(3)
+    await asyncio.gather(*later)
+
+
 async def test_the_place_that_comes_to_a_light_tenant_is_not_behind_a_heavy_ones_flood() -> None:
     room = Room(max_waiting=4)
     flood = [room.arrive(f"h{n}", tenant="heavy") for n in range(4)]
