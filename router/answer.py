@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from baton.core.messages import Role
-from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
+from baton.router.columns import Places
 from baton.router.decisions import Considered
-from baton.router.decode_choice import choose_decode
 from baton.router.eligible import opened, ready
 from baton.router.placement import Placement, PlacementRequest
-from baton.router.prompt import Prompt, mixed
+from baton.router.prompt import Prompt
 from baton.router.pulling import Holding
-from baton.router.routing_policy import Held, RoutingPolicy
+from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest
 from baton.router.sources import num_has, source_for
-from baton.router.view import ReplicaView, View
+from baton.router.view import PoolView, ReplicaView, View
 
 MAX_PREFILL_CANDIDATES = 2
 
@@ -22,140 +24,173 @@ MAX_TOLD = 8
 """Candidates that a decision tells of: the cheapest."""
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The replicas that one of is chosen from, and what each would cost."""
+
+    replicas: PoolView
+    candidates: Candidates
+    held: Held
+    costs: Costs
+
+    @classmethod
+    def of(cls, replicas: PoolView, prompt: Prompt, policy: RoutingPolicy, now: float) -> Options:
+        candidates, held = replicas.candidates, Held(replicas.soon)
+        return cls(replicas, candidates, held, policy.costs(prompt, candidates, held, now))
+
+    def ranked(self, prompt: Prompt, first: int) -> list[int]:
+        """The place of the one that was chosen, then the cheapest: as many as are told of."""
+        total = self.costs.total
+        order = total.argsort(kind="stable")[: MAX_TOLD + 1]
+        if len(set(total[order].tolist())) < len(order):  # of equals, who is drawn
+            order = np.lexsort((self.candidates.drawn_by(prompt.draw), total))[: MAX_TOLD + 1]
+        others = [place for place in order.tolist() if place != first]
+        return [first, *others[: MAX_TOLD - 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request, and what is known when it is placed."""
+
+    request: PlacementRequest
+    prompt: Prompt
+    decode: ReplicaView
+    """Who decodes it."""
+    is_beside: bool
+    """Another choice of it."""
+    view: View
+    now: float
+
+
 class Answers:
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
 
-    def here(
-        self,
-        request: PlacementRequest,
-        prompt: Prompt,
-        decode: ReplicaView,
-        view: View,
-        why: str,
-        *,
-        is_beside: bool,
-    ) -> Placement:
-        now = prompt.arrived_s
+    def here(self, asked: Question, why: str, chosen_of: Options | None = None) -> Placement:
+        """The decode replica computes the prompt; `chosen_of`: it was the cheapest of these."""
+        request, decode, view = asked.request, asked.decode, asked.view
         source = source_for(decode, view, request)
-        num_held = num_has(decode, source)
-        peers = ready(view.prefill, request)
-        others = peers or opened(view.decode, request)
-        others = [one for one in others if one is not decode]
-        if peers:  # they are not what was chosen from: the soonest of them will do
-            others = sorted(others, key=lambda one: one.candidate.busy_s(now))[: MAX_TOLD - 1]
-        considered = self.considered(request, prompt, [decode, *others], view, now)
-        self._policy.placed(prompt, decode.candidate)
+        if chosen_of is not None:
+            ranked = chosen_of.ranked(asked.prompt, chosen_of.replicas.place(decode))
+            considered = self._considered(asked, chosen_of, ranked, source)
+            num_candidates = len(chosen_of.replicas)
+        else:
+            others = self._others(asked)
+            considered = (self.alone(asked, decode, source),)
+            if len(others):
+                options = Options.of(others, asked.prompt, self._policy, asked.now)
+                first = cheapest(asked.prompt, options.candidates, options.costs)
+                ranked = options.ranked(asked.prompt, first)[: MAX_TOLD - 1]
+                considered += self._considered(asked, options, ranked)
+            num_candidates = 1 + len(others)
+        self._policy.placed(asked.prompt, decode.candidate)
         return Placement(
             decode=decode.info,
-            prompt=prompt,
-            num_prefill_tokens=max(request.num_tokens - num_held, 1),
+            prompt=asked.prompt,
+            num_prefill_tokens=max(request.num_tokens - num_has(decode, source), 1),
             source=None if source is None else source.info.endpoint,
-            reason=_told(why, source, is_beside=is_beside),
+            reason=_told(why, source, is_beside=asked.is_beside),
             considered=considered,
-            num_candidates=1 + len(others),
+            num_candidates=num_candidates,
             foreseen_s=considered[0].first_token_s,
         )
 
-    def apart(
-        self,
-        request: PlacementRequest,
-        prompt: Prompt,
-        chosen: Candidate,
-        view: View,
-        now: float,
-        costs: Sequence[float] | None = None,
-    ) -> Placement:
-        """`chosen` computes the prompt, for the decode replica that is best at this moment."""
-        decode, is_beside = choose_decode(request, view)
-        assert decode is not None, "the caller has seen that one is open"
-        peers = ready(view.prefill, request)
-        held = Held([replica.num_soon_tokens for replica in peers])
-        candidates = [replica.candidate for replica in peers]
-        if costs is None:
-            costs = self._policy.costs(prompt, candidates, held, now)
-        ranked = sorted(
-            range(len(peers)),
-            key=lambda place: (
-                candidates[place] is not chosen,
-                costs[place],
-                mixed(prompt.draw, candidates[place].draw),
-            ),
-        )
-        best = peers[ranked[0]]
-        in_order = [peers[place] for place in ranked]
-        considered = self.considered(
-            request, prompt, in_order, view, now, [costs[place] for place in ranked]
-        )
-        source = source_for(best, view, request)
-        num_held = num_has(best, source)
-        num_equals = sum(cost == costs[ranked[0]] for cost in costs)
+    def apart(self, asked: Question, options: Options, first: int) -> Placement:
+        """The one at `first` computes the prompt, for the decode replica."""
+        request, decode = asked.request, asked.decode
+        ranked = options.ranked(asked.prompt, first)
+        best, costs = options.replicas[first], options.costs.total
+        source = source_for(best, asked.view, request)
+        considered = self._considered(asked, options, ranked, source)
+        num_equals = int((costs == costs[first]).sum())
         why = (
-            f"{best.info.replica_id} has least cost of {len(peers)}: "
-            f"{best.candidate.busy_s(now):.3f} s until it is free, "
+            f"{best.info.replica_id} has least cost of {len(costs)}: "
+            f"{best.candidate.busy_s(asked.now):.3f} s until it is free, "
             f"{best.num_soon_tokens} tokens cached"
         )
         if num_equals > 1:
             why += f"; drawn by the request's id from {num_equals} equal prefill replicas"
         return Placement(
             decode=decode.info,
-            prompt=prompt,
-            prefill=tuple(peers[place].info.endpoint for place in ranked[:MAX_PREFILL_CANDIDATES]),
-            num_prefill_tokens=max(request.num_tokens - num_held, 1),
+            prompt=asked.prompt,
+            prefill=tuple(
+                options.replicas[place].info.endpoint for place in ranked[:MAX_PREFILL_CANDIDATES]
+            ),
+            num_prefill_tokens=max(request.num_tokens - num_has(best, source), 1),
             source=None if source is None else source.info.endpoint,
-            reason=_told(why, source, is_beside=is_beside),
+            reason=_told(why, source, is_beside=asked.is_beside),
             considered=considered,
-            num_candidates=len(peers),
+            num_candidates=len(costs),
             foreseen_s=considered[0].first_token_s,
         )
 
-    def considered(
-        self,
-        request: PlacementRequest,
-        prompt: Prompt,
-        replicas: Sequence[ReplicaView],
-        view: View,
-        now: float,
-        costs: Sequence[float] | None = None,
+    def alone(self, asked: Question, replica: ReplicaView, source: Holding | None) -> Considered:
+        """What is known of one that computes the prompt, whoever else might."""
+        pool = asked.view.prefill if replica.info.role is Role.PREFILL else asked.view.decode
+        one = pool.at(np.array([replica.place]))
+        options = Options.of(one, asked.prompt, self._policy, asked.now)
+        return self._considered(asked, options, [0], source)[0]
+
+    def _others(self, asked: Question) -> PoolView:
+        """Those that might have computed the prompt instead of its decode replica: the soonest of
+        the prefill replicas, from which nothing was chosen; or other decode replicas."""
+        peers = ready(asked.view.prefill, asked.request)
+        if len(peers):
+            soonest = peers.candidates.busy_s(asked.now).argsort(kind="stable")[: MAX_TOLD - 1]
+            return peers.at(soonest if peers.places is None else peers.places[soonest])
+        others = opened(asked.view.decode, asked.request)
+        is_other = np.ones(len(others.pool), bool)
+        is_other[asked.decode.place] = False
+        return others.where(is_other)
+
+    def _considered(
+        self, asked: Question, options: Options, ranked: list[int], source: Holding | None = None
     ) -> tuple[Considered, ...]:
-        """The first of them, and the cheapest of the others."""
-        held = Held([replica.num_soon_tokens for replica in replicas])
-        candidates = [replica.candidate for replica in replicas]
-        if costs is None:
-            costs = self._policy.costs(prompt, candidates, held, now)
-        first, *others = range(len(replicas))
-        others.sort(key=costs.__getitem__)
-        places = (first, *others[: MAX_TOLD - 1])
-        terms = self._policy.explain(prompt, candidates, held, now, places)
-        found: list[Considered] = []
-        for place, parts in zip(places, terms, strict=True):
-            replica = replicas[place]
-            source = source_for(replica, view, request) if place == first else None
-            num_held = num_has(replica, source)
-            work_s = replica.candidate.speed.prefill_s(prompt.num_tokens, num_held)
-            found.append(
+        """Those at these places; the first has `source` to fetch from."""
+        replicas, costs = options.replicas, options.costs
+        places = np.array(ranked)
+        rows = places if replicas.places is None else replicas.places[places]
+        wait_s, work_s = self._delays_s(asked, options, places)
+        num_held = list(map(int, options.held.tokens.take(places).tolist()))
+        terms = [column.take(places).tolist() for column in costs.terms.values()]
+        every = [replicas.pool.replicas[row] for row in rows.tolist()]
+        if source is not None:
+            num_held[0] = max(num_held[0], source.num_tokens)
+            speed = every[0].candidate.speed
+            work_s[0] = speed.prefill_s(asked.prompt.num_tokens, num_held[0])
+        latency_s = asked.view.rates.latency_s
+        return tuple(
+            [
                 Considered(
                     replica_id=replica.info.replica_id,
                     epoch=replica.info.epoch,
-                    cost=costs[place],
-                    num_held_tokens=num_held,
-                    wait_s=self._wait_s(prompt, replica, work_s, now),
-                    work_s=work_s,
-                    latency_s=view.rates.latency_s if replica.info.role is Role.PREFILL else 0.0,
+                    cost=cost,
+                    num_held_tokens=num_held[place],
+                    wait_s=wait_s[place],
+                    work_s=work_s[place],
+                    latency_s=latency_s if replica.info.role is Role.PREFILL else 0.0,
                     corrected_s=replica.candidate.corrected_s,
-                    age_s=replica.capacity_age_s,
-                    terms=parts,
+                    age_s=replica.age_s(asked.now),
+                    terms=dict(zip(costs.terms, [column[place] for column in terms], strict=True)),
                 )
-            )
-        return tuple(found)
+                for place, (replica, cost) in enumerate(
+                    zip(every, costs.total.take(places).tolist(), strict=True)
+                )
+            ]
+        )
 
-    def _wait_s(self, prompt: Prompt, replica: ReplicaView, work_s: float, now: float) -> float:
-        """For what it has to do, and for those in line who go before."""
-        candidate, turns = replica.candidate, self._policy.turns
-        wait_s = candidate.busy_s(now)
-        if turns is not None and candidate.waiting:
-            wait_s += candidate.ahead_s(turns.due_s(prompt, work_s, candidate.line_s))
-        return wait_s
+    def _delays_s(
+        self, asked: Question, options: Options, places: Places
+    ) -> tuple[list[float], list[float]]:
+        """How long each waits before, for what the replica has to do and for those in line who go
+        before it, and what it has to compute of the prompt."""
+        candidates, turns = options.candidates, self._policy.turns
+        work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.tokens)
+        wait_s = candidates.busy_s(asked.now)
+        if turns is not None and candidates.has_lines:
+            due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
+            wait_s = wait_s + candidates.ahead(due_s)[0]
+        return wait_s.take(places).tolist(), work_s.take(places).tolist()
 
 
 def _told(why: str, source: Holding | None, *, is_beside: bool) -> str:

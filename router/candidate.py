@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.core.ids import Epoch
+from baton.router.columns import RECENT_HALF_LIFE_S, Column, Columns
 from baton.router.prompt import Prompt, drawn
 
 LATE_S = 0.1
@@ -25,7 +25,17 @@ LATE_S = 0.1
 
 PACE_TOKENS = 512
 
-RECENT_HALF_LIFE_S = 600.0
+
+class Pace(NamedTuple):
+    """A speed in numbers: passes x step + new tokens x token + pairs x pair + new tokens / rate."""
+
+    step_s: float = 0.0
+    """Of each pass of up to `max_chunk` tokens."""
+    token_s: float = 0.0
+    pair_s: float = 0.0
+    """Of a new token and one before it, which it attends to."""
+    max_chunk: float = 1.0
+    tokens_per_s: float = math.inf
 
 
 class Speed(Protocol):
@@ -34,6 +44,10 @@ class Speed(Protocol):
     @property
     def is_measured(self) -> bool:
         """Whether that was learnt from the replica itself."""
+
+    @property
+    def pace(self) -> Pace:
+        """The same for many replicas at once (`candidates.py`)."""
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """Seconds for a prompt of `num_tokens`, of which it has the first `num_cached`."""
@@ -60,42 +74,92 @@ class Waiting:
     work_s: float
     due_s: float
     """Its place in line: the smallest goes first."""
+    key: int = -1
+    """In the columns of its candidate."""
 
     @property
     def order(self) -> tuple[float, int]:
         return self.due_s, self.prompt.number
 
 
-@dataclass(slots=True, eq=False)
 class Candidate:
-    name: str
-    speed: Speed
-    epoch: Epoch | None = None
-    """Which incarnation of it."""
-    draw: int = 0
-    """What rendezvous hashing mixes with a prompt's; made of the name if it is 0."""
-    open: dict[int, Booking] = field(default_factory=dict)
-    """By the prompt's number, in the order in which they were sent."""
-    num_open_tokens: int = 0
-    num_open_blocks: int = 0
-    next_free_s: float = 0.0
-    corrected_s: float = 0.0
-    """By how much later than predicted first tokens came, all in all."""
-    credit_tokens: int | None = 0
-    """Tokens that it has lent this gateway: more are not sent, unless it has none open at all.
-    None: it lends nothing, and takes all."""
-    num_running: int = 0
-    """Requests that decode there, which a prompt holds up."""
-    waiting: list[Waiting] = field(default_factory=list)
-    """In order."""
-    _told_s: float = 0.0
-    _told_at_s: float = 0.0
-    _recent_s: float = 0.0
-    _num_recent: float = 0.0
-    _recent_at_s: float = 0.0
+    """Its books. Whatever changes in them is written into its row (`columns.py`)."""
 
-    def __post_init__(self) -> None:
-        self.draw = self.draw or drawn(self.name)
+    def __init__(
+        self,
+        name: str,
+        speed: Speed,
+        *,
+        epoch: Epoch | None = None,
+        credit_tokens: int | None = 0,
+        corrected_s: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        """Which incarnation of it."""
+        self.draw = drawn(name)
+        """What rendezvous hashing mixes with a prompt's."""
+        self.open: dict[int, Booking] = {}
+        """By the prompt's number, in the order in which they were sent."""
+        self.num_open_tokens = 0
+        self.num_open_blocks = 0
+        self.next_free_s = 0.0
+        self.corrected_s = corrected_s
+        """By how much later than predicted first tokens came, all in all."""
+        self.waiting: list[Waiting] = []
+        """In order."""
+        self.line_s = 0.0
+        """Work of all in line."""
+        self.version = 0
+        """Of its books: another number after each change."""
+        self._speed = speed
+        self._credit_tokens = credit_tokens
+        self._num_running = 0
+        self._told_until_s = -math.inf
+        self._recent_s = self._num_recent = self._recent_at_s = 0.0
+        self.columns = Columns()
+        self.join(self.columns)
+
+    def join(self, columns: Columns) -> None:
+        """Have its row there from now on, behind all others."""
+        for waiting in self.waiting:
+            self.columns.line.remove(waiting.key)
+        self.columns, self.row = columns, columns.add(self.draw)
+        for waiting in self.waiting:
+            waiting.key = columns.line.add(self.row, waiting.due_s, waiting.work_s)
+        self._write()
+        self._write_line()
+        self.columns.write(self.row, Column.STEP_S, self._speed.pace)
+
+    @property
+    def speed(self) -> Speed:
+        return self._speed
+
+    @speed.setter
+    def speed(self, speed: Speed) -> None:
+        self._speed = speed
+        self.columns.write(self.row, Column.STEP_S, speed.pace)
+
+    @property
+    def credit_tokens(self) -> int | None:
+        """Tokens that it has lent this gateway: more are not sent, unless it has none open at all.
+        None: it lends nothing, and takes all."""
+        return self._credit_tokens
+
+    @credit_tokens.setter
+    def credit_tokens(self, credit_tokens: int | None) -> None:
+        self._credit_tokens = credit_tokens
+        self._write()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that decode there, which a prompt holds up."""
+        return self._num_running
+
+    @num_running.setter
+    def num_running(self, num_running: int) -> None:
+        self._num_running = num_running
+        self._write()
 
     def recent(self, now: float) -> tuple[float, float]:
         """Seconds of work that it was sent lately, and prompts: older ones count less and less."""
@@ -104,7 +168,7 @@ class Candidate:
 
     def busy_s(self, now: float) -> float:
         """Seconds until it has computed what was sent there, as far as can be told."""
-        told_s = max(self._told_s - (now - self._told_at_s), 0.0)
+        told_s = max(self._told_until_s - now, 0.0)
         if not self.open:
             return told_s
         return max(max(self.next_free_s - now, 0.0) + self.overdue_s(now), told_s)
@@ -114,9 +178,10 @@ class Candidate:
 
         The tokens are of prompts of unknown lengths: they are taken at the pace of a short one.
         """
-        self._told_s = num_queued_tokens * self.speed.prefill_s(PACE_TOKENS, 0) / PACE_TOKENS
-        self._told_at_s = now
-        self.num_running = num_running
+        told_s = num_queued_tokens * self.speed.prefill_s(PACE_TOKENS, 0) / PACE_TOKENS
+        self._told_until_s = now + told_s
+        self._num_running = num_running
+        self._write()
 
     def overdue_s(self, now: float) -> float:
         """For how long its oldest prompt should have been over, clearly."""
@@ -151,6 +216,7 @@ class Candidate:
         self.open[prompt.number] = booking
         self.num_open_tokens += booking.num_new_tokens
         self.num_open_blocks += prompt.num_blocks
+        self._write()
         return booking
 
     def finished(self, prompt: Prompt, now: float) -> Booking | None:
@@ -171,6 +237,7 @@ class Candidate:
             for behind in self.open.values():
                 if behind.ends_s > booking.ends_s:
                     behind.ends_s -= booking.work_s
+        self._write()
         return booking
 
     def until_s(self, booking: Booking, now: float) -> float:
@@ -182,31 +249,52 @@ class Candidate:
 
     # The line before it.
 
-    @property
-    def line_s(self) -> float:
-        """Work of all in line."""
-        return sum(one.work_s for one in self.waiting)
-
     def ahead_s(self, due_s: float) -> float:
         """Work of those in line that go before one that is due then."""
         place = bisect_right(self.waiting, due_s, key=lambda one: one.due_s)
         return sum(one.work_s for one in islice(self.waiting, place))
 
-    def num_behind(self, due_s: float) -> int:
-        return len(self.waiting) - bisect_right(self.waiting, due_s, key=lambda one: one.due_s)
-
     def add(self, waiting: Waiting) -> None:
         insort(self.waiting, waiting, key=lambda one: one.order)
+        waiting.key = self.columns.line.add(self.row, waiting.due_s, waiting.work_s)
+        self._write_line()
 
     def remove(self, waiting: Waiting) -> None:
         place = bisect_left(self.waiting, waiting.order, key=lambda one: one.order)
         if place == len(self.waiting) or self.waiting[place] is not waiting:
             raise KeyError(f"{waiting.prompt.number} does not wait for {self.name}")
         del self.waiting[place]
+        self.columns.line.remove(waiting.key)
+        self._write_line()
 
     def sort(self) -> None:
         """After the dues of those who wait have changed."""
         self.waiting.sort(key=lambda one: one.order)
+        for waiting in self.waiting:
+            self.columns.line.write(waiting.key, waiting.due_s, waiting.work_s)
+        self._write_line()
 
-    def __iter__(self) -> Iterator[Waiting]:
-        return iter(tuple(self.waiting))
+    def _write_line(self) -> None:
+        self.line_s = sum([one.work_s for one in self.waiting])
+        self.columns.write(self.row, Column.LINE_S, (self.line_s, len(self.waiting)))
+
+    def _write(self) -> None:
+        self.version += 1
+        oldest = next(iter(self.open.values()), None)
+        growth = self.columns.growth(self._recent_at_s) if self._num_recent else 1.0
+        self.columns.write(
+            self.row,
+            Column.NEXT_FREE_S,
+            (
+                -math.inf if oldest is None else self.next_free_s,
+                math.inf if oldest is None else self._ends_s(oldest),
+                self._told_until_s,
+                self._recent_s * growth,
+                self._num_recent * growth,
+                len(self.open),
+                self.num_open_tokens,
+                self.num_open_blocks,
+                math.inf if self.credit_tokens is None else self.credit_tokens,
+                self.num_running,
+            ),
+        )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.router.candidate import Candidate
@@ -24,8 +25,7 @@ MAX_KEPT_NAMES = 250_000
 """Of 16 bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Considered:
+class Considered(NamedTuple):
     """A replica that might have computed the prompt, and what was known of it."""
 
     replica_id: ReplicaId

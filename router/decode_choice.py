@@ -4,27 +4,38 @@ prompt; or the one that another choice of the same request runs on, if it has ro
 
 from __future__ import annotations
 
-from baton.router.placement import PlacementRequest
-from baton.router.prompt import drawn, mixed
-from baton.router.view import ReplicaView, View
+import numpy as np
 
-RUNNING_REQUEST_COST = 8
-"""Tokens' worth of a request that decodes on a replica: it slows every step a little."""
+from baton.router.eligible import opened
+from baton.router.placement import PlacementRequest
+from baton.router.prompt import drawn
+from baton.router.view import PoolView, ReplicaView, View
+
+MANY_TOKENS = 1 << 22
+"""More than any prompt has: what is less than one of them settles equals."""
 
 
 def choose_decode(request: PlacementRequest, view: View) -> tuple[ReplicaView | None, bool]:
     """Who decodes it, if anybody has room, and whether that is beside another choice of it."""
-    open_ = [replica for replica in view.decode if replica.is_open]
-    for replica in open_:
-        if replica.info.epoch == request.near and replica.info.epoch not in request.lost:
-            return replica, True
-    draw = drawn(request.request_id)
-    ranked = sorted(open_, key=lambda one: (_cost(one, request), mixed(draw, one.candidate.draw)))
-    return (ranked[0] if ranked else None), False
+    pool = view.decode.pool
+    if request.near is not None and request.near not in request.lost:
+        row = pool.row(request.near)
+        if row is not None and pool.is_open[row]:
+            return view.decode[row], True
+    open_ = opened(view.decode, request)
+    return (_least_busy(open_, request) if len(open_) else None), False
 
 
-def _cost(replica: ReplicaView, request: PlacementRequest) -> tuple[bool, int, int]:
-    """The smallest wins; of equal work, who has more of the prompt: the pool computes less."""
-    num_has = replica.num_soon_tokens
-    busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
-    return replica.info.epoch in request.lost, busy + request.num_tokens - num_has, -num_has
+def _least_busy(replicas: PoolView, request: PlacementRequest) -> ReplicaView:
+    """Of equal work, who has more of the prompt: the pool computes less. Then by draw: fair among
+    all replicas over many requests, and the same each time for one of them."""
+    num_busy, num_has = replicas.pool.num_busy_tokens, replicas.soon
+    if replicas.places is not None:
+        num_busy = num_busy[replicas.places]
+    costs = (num_busy - num_has) * MANY_TOKENS - num_has
+    equals = np.flatnonzero(costs == np.minimum.reduce(costs))
+    place = int(equals[0])
+    if len(equals) > 1:
+        draws = replicas.candidates.drawn_by(drawn(request.request_id))
+        place = int(equals[draws[equals].argmin()])
+    return replicas[place]

@@ -8,30 +8,36 @@ Where nobody is left by the last two, all are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from baton.router.columns import Mask
 from baton.router.placement import PlacementRequest
-from baton.router.view import ReplicaView
+from baton.router.pool import Pool
+from baton.router.view import PoolView
 
 OVERDUE_S = 0.5
 """A replica whose oldest prompt is later than this is not waited for."""
 
 
-def ready(replicas: Sequence[ReplicaView], request: PlacementRequest) -> list[ReplicaView]:
-    return but_lost([replica for replica in replicas if not replica.is_draining], request)
+def ready(replicas: PoolView, request: PlacementRequest) -> PoolView:
+    return but_lost(replicas.where(~replicas.pool.is_draining), request)
 
 
-def opened(replicas: Sequence[ReplicaView], request: PlacementRequest) -> list[ReplicaView]:
-    return but_lost([replica for replica in replicas if replica.is_open], request)
+def opened(replicas: PoolView, request: PlacementRequest) -> PoolView:
+    return but_lost(replicas.where(replicas.pool.is_open), request)
 
 
-def in_time(replicas: list[ReplicaView], now: float) -> list[ReplicaView]:
-    return [one for one in replicas if not is_late(one, now)] or replicas
+def in_time(replicas: PoolView, now: float) -> PoolView:
+    return _or_all(replicas.where(~is_late(replicas.pool, now)), replicas)
 
 
-def is_late(replica: ReplicaView, now: float) -> bool:
-    return replica.candidate.overdue_s(now) > OVERDUE_S
+def is_late(pool: Pool, now: float) -> Mask:
+    return pool.candidates.overdue_s(now) > OVERDUE_S
 
 
-def but_lost(replicas: list[ReplicaView], request: PlacementRequest) -> list[ReplicaView]:
-    return [one for one in replicas if one.info.epoch not in request.lost] or replicas
+def but_lost(replicas: PoolView, request: PlacementRequest) -> PoolView:
+    if not request.lost:
+        return replicas
+    return _or_all(replicas.where(~replicas.pool.is_one_of(request.lost)), replicas)
+
+
+def _or_all(some: PoolView, all_: PoolView) -> PoolView:
+    return some if len(some) else all_

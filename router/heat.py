@@ -11,9 +11,11 @@ in full.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 
+import numpy as np
+
+from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
 
@@ -35,16 +37,23 @@ class Charge:
     """Tokens of one prompt, each weighed by how much of its computing is charged to the prompt."""
 
     ends: tuple[int, ...]
-    """Where a stretch of equal weight ends, in tokens."""
-    weights: tuple[float, ...]
+    """Where a stretch of equal weight ends, in tokens: the first is 0, the last the prompt's."""
     sums: tuple[float, ...]
-    """Weighed tokens before each stretch."""
+    """Weighed tokens before each end."""
 
-    def before(self, num_tokens: int) -> float:
-        """Weighed tokens among the first `num_tokens`."""
-        stretch = min(bisect_right(self.ends, num_tokens), len(self.ends) - 1)
-        start = self.ends[stretch - 1] if stretch else 0
-        return self.sums[stretch] + (num_tokens - start) * self.weights[stretch]
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of them are charged in full."""
+        return len(self.ends) == 2
+
+    @property
+    def total(self) -> float:
+        """Weighed tokens of the whole prompt."""
+        return self.sums[-1]
+
+    def before(self, num_tokens: Numbers) -> Numbers:
+        """Weighed tokens among so many first ones, each."""
+        return np.interp(num_tokens, self.ends, self.sums)
 
 
 class Heat:
@@ -64,18 +73,17 @@ class Heat:
 
         With `num_replicas` 0 all are charged in full.
         """
-        ends, weights, sums, total, start = [], [], [], 0.0, 0
+        ends, sums = [0], [0.0]
         for depth in _depths(len(prompt.names)) if num_replicas else ():
             uses = self._uses_by_name.get(prompt.names[depth - 1])
             others = max(uses.by(now) - 1.0, 0.0) if uses is not None else 0.0
             if others < 0.01:
                 break
-            sums.append(total)
-            weights.append(1.0 / (1.0 + others / num_replicas))
+            weight = 1.0 / (1.0 + others / num_replicas)
+            sums.append(sums[-1] + (depth * prompt.block_size - ends[-1]) * weight)
             ends.append(depth * prompt.block_size)
-            total += (ends[-1] - start) * weights[-1]
-            start = ends[-1]
-        return Charge((*ends, prompt.num_tokens), (*weights, 1.0), (*sums, total))
+        own = prompt.num_tokens - ends[-1]
+        return Charge((*ends, prompt.num_tokens), (*sums, sums[-1] + own))
 
 
 def _depths(num_blocks: int) -> list[int]:

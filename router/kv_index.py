@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch
@@ -26,6 +27,9 @@ from baton.kernels.names.holder_table import HolderTable, new_holder_table
 
 STRETCH = 4096
 """Names that are swept in one go: a tenth of a millisecond, or one where nothing is compiled."""
+
+
+CacheVersion: TypeAlias = tuple[int, int]
 
 
 class KvGap(Exception):
@@ -83,6 +87,11 @@ class KvIndex:
         known = self._known_by_epoch.get(epoch)
         return known.num_blocks if known is not None else 0
 
+    def version(self, epoch: Epoch) -> CacheVersion | None:
+        """Another one after each change of its cache; None if nothing is known of it."""
+        known = self._known_by_epoch.get(epoch)
+        return None if known is None else (known.slot, known.next_sequence)
+
     # What the replicas say.
 
     def apply(self, epoch: Epoch, events: KvEvents) -> None:
@@ -138,6 +147,13 @@ class KvIndex:
         """By replica: how many leading blocks it has. Those with none are left out."""
         found = self._table.num_leading(BlockNames.of(names), self._live)
         return {self._epoch_by_slot[slot]: depth for slot, depth in found}
+
+    def num_cached_blocks_of(self, epoch: Epoch, names: BlockNames) -> int:
+        """How many leading blocks one replica has."""
+        known = self._known_by_epoch.get(epoch)
+        if known is None:
+            return 0
+        return sum(depth for _, depth in self._table.num_leading(names, 1 << known.slot))
 
     def num_expected_blocks(self, names: Sequence[bytes]) -> dict[Epoch, int]:
         """The same of blocks on their way, whether or not they have arrived."""

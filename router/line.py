@@ -4,6 +4,7 @@
                    -> None: it waits                         in the line of its choice
     free(candidate) -> the prompt to send there, now         the next of its own line,
                                                              or one that is better off here
+    next(candidates) -> the same, of whoever has credit
     leave(prompt)                                       refused, cancelled or out of time
 
 A choice is looked at again when its candidate is free: what the prompt lacks there may have
@@ -15,16 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import inf
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from baton.router.candidate import Candidate, Waiting
+from baton.router.candidates import Candidates
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutingPolicy, cheapest
+from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest
 
 MAX_OFFERED = 8
 """Of each line, the first few are offered to a candidate that has none of its own."""
 
-HeldBy = Callable[[Prompt, Candidate], int]
-"""How many leading tokens of a prompt a candidate has."""
+MAX_LOOKED_AT = 128
+"""Of all that are offered, those that are looked up: who would wait longest otherwise."""
+
+LOOK_AGAIN_S = 0.25
+"""A candidate that nobody was better off with is offered others again when its own books have
+changed, or after so long: only those that are late have changed the others' prospects."""
+
+HeldBy = Callable[[Sequence[Prompt], Candidate], Sequence[int]]
+"""How many leading tokens of each prompt a candidate has."""
 
 
 class Line:
@@ -33,6 +46,8 @@ class Line:
         self._held_by = held_by
         self._waiting: dict[int, Waiting] = {}
         """By the prompt's number."""
+        self._offered: WeakKeyDictionary[Candidate, tuple[int, float]] = WeakKeyDictionary()
+        """Its books' version and the time when nobody was better off there."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -44,39 +59,51 @@ class Line:
     def arrive(
         self,
         prompt: Prompt,
-        candidates: Sequence[Candidate],
+        candidates: Candidates,
         held: Held,
         now: float,
-        costs: Sequence[float] | None = None,
-    ) -> Candidate | None:
-        """Choose among `candidates`, at least one, by `costs` if they are known already."""
+        costs: Costs | None = None,
+    ) -> int | None:
+        """Choose among `candidates`, at least one, by `costs` if they are known already.
+
+        The place of the one to send it to.
+        """
         turns = self._policy.turns
         if costs is None:
             costs = self._policy.costs(prompt, candidates, held, now)
         place = cheapest(prompt, candidates, costs)
-        candidate = candidates[place]
-        if turns is None or (not candidate.waiting and candidate.takes(prompt, held.tokens[place])):
+        candidate, num_held = candidates[place], int(held.tokens[place])
+        if turns is None or (not candidate.waiting and candidate.takes(prompt, num_held)):
             self._policy.placed(prompt, candidate)
-            return candidate
-        work_s = candidate.speed.prefill_s(prompt.num_tokens, held.tokens[place])
+            return place
+        work_s = candidate.speed.prefill_s(prompt.num_tokens, num_held)
         waiting = Waiting(prompt, candidate, work_s, turns.due_s(prompt, work_s, candidate.line_s))
         self._waiting[prompt.number] = waiting
         candidate.add(waiting)
         return None
 
-    def free(
-        self, candidate: Candidate, candidates: Sequence[Candidate], now: float
-    ) -> Prompt | None:
+    def next(self, candidates: Candidates, now: float) -> tuple[Candidate, Prompt] | None:
+        """Who goes now, and where. Asked again until there is nobody."""
+        if not self._waiting:
+            return None
+        for place in np.flatnonzero(candidates.has_credit):
+            candidate = candidates[int(place)]
+            prompt = self.free(candidate, candidates, now)
+            if prompt is not None:
+                return candidate, prompt
+        return None
+
+    def free(self, candidate: Candidate, candidates: Candidates, now: float) -> Prompt | None:
         """Whom to send to `candidate`, which has credit. Asked again until there is nobody."""
         if not candidate.has_credit:
             return None
         self._look_again(candidate)
         first = candidate.waiting[0] if candidate.waiting else None
         if first is None:
-            first = self._better_off(candidate, candidates, now)
+            first = self._offer(candidate, candidates, now)
         if first is None:
             return None
-        num_held = self._held_by(first.prompt, candidate)
+        [num_held] = self._held_by([first.prompt], candidate)
         if not candidate.takes(first.prompt, num_held):
             return None
         self.leave(first.prompt)
@@ -109,32 +136,62 @@ class Line:
 
     def _look_again(self, candidate: Candidate) -> None:
         turns = self._policy.turns
-        if turns is None:
+        if turns is None or not candidate.waiting:
             return
         line_s = candidate.line_s
-        for waiting in candidate.waiting:
-            num_held = self._held_by(waiting.prompt, candidate)
+        held = self._held_by([waiting.prompt for waiting in candidate.waiting], candidate)
+        for waiting, num_held in zip(candidate.waiting, held, strict=True):
             waiting.work_s = candidate.speed.prefill_s(waiting.prompt.num_tokens, num_held)
             waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s, line_s)
         candidate.sort()
 
+    def _offer(self, candidate: Candidate, candidates: Candidates, now: float) -> Waiting | None:
+        """Who is better off here than in another's line, unless that was asked just now."""
+        version, asked_s = self._offered.get(candidate, (-1, -inf))
+        if version == candidate.version and now < asked_s + LOOK_AGAIN_S:
+            return None
+        found = self._better_off(candidate, candidates, now)
+        self._offered[candidate] = (candidate.version if found is None else -1, now)
+        return found
+
     def _better_off(
-        self, candidate: Candidate, candidates: Sequence[Candidate], now: float
+        self, candidate: Candidate, candidates: Candidates, now: float
     ) -> Waiting | None:
         """The prompt in another's line that gains most, with what it costs all others taken off.
 
         More work here than there delays everybody who waits.
         """
+        offered, would_be_s = self._offers(candidates, now)
+        if not offered:
+            return None
+        prompts = [waiting.prompt for waiting in offered]
+        held = self._held_by(prompts, candidate)
+        works_s = [
+            candidate.speed.prefill_s(prompt.num_tokens, num_held)
+            for prompt, num_held in zip(prompts, held, strict=True)
+        ]
         best, most_s = None, candidate.busy_s(now)
-        num_waiting = len(self._waiting)
-        for other in candidates:
-            before_s = other.busy_s(now) if other.waiting else 0.0
-            for waiting in islice(other.waiting, MAX_OFFERED):
-                before_s += waiting.work_s  # would be over there, after those before it
-                num_held = self._held_by(waiting.prompt, candidate)
-                work_s = candidate.speed.prefill_s(waiting.prompt.num_tokens, num_held)
-                extra_s = max(work_s - waiting.work_s, 0.0)
-                gain_s = before_s - work_s - extra_s * num_waiting / len(candidates)
-                if gain_s > most_s:
-                    best, most_s = waiting, gain_s
+        crowd = len(self._waiting) / len(candidates)
+        for waiting, before_s, work_s in zip(offered, would_be_s, works_s, strict=True):
+            extra_s = max(work_s - waiting.work_s, 0.0)
+            gain_s = before_s - work_s - extra_s * crowd
+            if gain_s > most_s:
+                best, most_s = waiting, gain_s
         return best
+
+    def _offers(self, candidates: Candidates, now: float) -> tuple[list[Waiting], list[float]]:
+        """The first few of each line, and when each would be over there, after those before it."""
+        offered: list[Waiting] = []
+        would_be_s: list[float] = []
+        busy_s = candidates.busy_s(now)
+        for place in np.flatnonzero(candidates.num_waiting):
+            before_s = float(busy_s[place])
+            for waiting in islice(candidates[int(place)].waiting, MAX_OFFERED):
+                before_s += waiting.work_s
+                offered.append(waiting)
+                would_be_s.append(before_s)
+        if len(offered) > MAX_LOOKED_AT:
+            longest = np.argsort(-np.array(would_be_s), kind="stable")[:MAX_LOOKED_AT]
+            offered = [offered[place] for place in longest]
+            would_be_s = [would_be_s[place] for place in longest]
+        return offered, would_be_s

@@ -6,13 +6,13 @@ that is clearly sooner than waiting for a prefill replica.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-from baton.router.eligible import is_late
+from baton.router.eligible import OVERDUE_S
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import Prompt
 from baton.router.sources import source_for
-from baton.router.view import ReplicaView, View
+from baton.router.view import PoolView, ReplicaView, View
 
 CLEARLY = 1.25
 """How many times what computing a prompt here takes, waiting for a prefill replica must take."""
@@ -47,27 +47,23 @@ def why_here(
 
 
 def why_sooner_here(
-    prompt: Prompt, decode: ReplicaView, ready: Sequence[ReplicaView], view: View, now: float
+    prompt: Prompt, decode: ReplicaView, peers: PoolView, view: View, now: float
 ) -> str:
     """Why `decode` should not wait for a prefill replica; empty: it should.
 
     Where none of them answers, nobody waits. Computing it here holds up all that decode here, who
     count as much as this request.
     """
-    here = decode.candidate
-    if all(is_late(replica, now) for replica in ready):
+    here, there = decode.candidate, peers.candidates
+    if (there.overdue_s(now) > OVERDUE_S).all():
         return "all prefill replicas are late: computed locally"
     if not here.speed.is_measured:
         return ""
     work_s = here.speed.prefill_s(prompt.num_tokens, decode.num_cached_tokens)
     here_s = here.busy_s(now) + work_s * (1 + here.num_running)
-    there_s = min(
-        replica.candidate.busy_s(now)
-        + replica.candidate.ahead_s(prompt.arrived_s)
-        + replica.candidate.speed.prefill_s(prompt.num_tokens, replica.num_soon_tokens)
-        for replica in ready
-    )
-    there_s += view.rates.latency_s
+    ahead_s, _ = there.ahead(np.full(len(there), prompt.arrived_s))
+    works_s = there.prefill_s(prompt.num_tokens, peers.soon)
+    there_s = float((there.busy_s(now) + ahead_s + works_s).min()) + view.rates.latency_s
     if CLEARLY * here_s >= there_s:
         return ""
     return (

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from baton.core.ids import Epoch
-from baton.router.answer import Answers
+from baton.router.answer import Answers, Options, Question
 from baton.router.candidate import Candidate
 from baton.router.decisions import Considered
 from baton.router.decode_choice import choose_decode
@@ -32,9 +32,10 @@ from baton.router.policies.by_name import DEFAULT
 from baton.router.prompt import Prompt, drawn
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates
-from baton.router.routing_policy import Held, RoutingPolicy, cheapest
+from baton.router.routing_policy import RoutingPolicy, cheapest
 from baton.router.sessions import Sessions
-from baton.router.view import ReplicaView, View
+from baton.router.sources import source_for
+from baton.router.view import PoolView, ReplicaView, View
 
 LINE_PER_REPLICA = 4
 """Prompts in line for each prefill replica: enough to choose from; more wait their turn outside."""
@@ -115,31 +116,37 @@ class Placer:
         decode, is_beside = choose_decode(request, view)
         if decode is None:
             return None
-        everybody = ready(view.prefill, request)
-        peers = in_time(everybody, now)
+        peers = in_time(ready(view.prefill, request), now)
         if not peers and not is_beside:
-            decode = self._least_cost(request, names, view, now)
+            return self._aggregated(request, names, view, now)
         why = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers))
         taker = decode if why or not peers else peers[0]
-        prompt = self._prompt(request, names.under(taker.info.layout), taker, now)
+        prompt = self._prompt(request, names, taker, now)
+        asked = Question(request, prompt, decode, is_beside, view, now)
         if why:
-            return self._answers.here(request, prompt, decode, view, why, is_beside=is_beside)
-        held = Held([replica.num_soon_tokens for replica in peers])
-        candidates = [replica.candidate for replica in peers]
-        costs = self._policy.costs(prompt, candidates, held, now)
-        chosen = self._line.arrive(prompt, candidates, held, now, costs)
+            return self._answers.here(asked, why)
+        options = Options.of(peers, prompt, self._policy, now)
+        chosen = self._line.arrive(prompt, options.candidates, options.held, now, options.costs)
         if chosen is not None:
-            known = (
-                costs if len(peers) == len(everybody) else None
-            )  # the answer ranks the late, too
-            return self._answers.apart(request, prompt, chosen, view, now, known)
+            return self._answers.apart(asked, options, chosen)
         why = why_sooner_here(prompt, decode, peers, view, now)
         if why:
             self._line.leave(prompt)
-            return self._answers.here(request, prompt, decode, view, why, is_beside=is_beside)
+            return self._answers.here(asked, why)
         foreseen_s = self._line.foreseen_s(prompt, now) + view.rates.latency_s
         self._in_line[prompt.number] = _InLine(request, prompt, names, foreseen_s)
         return prompt
+
+    def _aggregated(
+        self, request: PlacementRequest, names: PromptNames, view: View, now: float
+    ) -> Placement:
+        """Of decode replicas that compute their prompts themselves, the policy's choice."""
+        replicas = opened(view.decode, request)
+        prompt = self._prompt(request, names, replicas[0], now)
+        options = Options.of(replicas, prompt, self._policy, now)
+        decode = replicas[cheapest(prompt, options.candidates, options.costs)]
+        why = self._why_here(request, decode, view, is_beside=False, has_peers=False)
+        return self._answers.here(Question(request, prompt, decode, False, view, now), why, options)
 
     def outlook(
         self, request: PlacementRequest, names: PromptNames, view: View, now: float
@@ -150,22 +157,30 @@ class Placer:
             return None
         peers = ready(view.prefill, request)
         if not peers and not is_beside:
-            decode = self._least_cost(request, names, view, now)
-        why = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers))
-        takers = [decode] if why or not peers else peers
-        prompt = _unnumbered(request, names, takers[0], now)
-        held = Held([replica.num_soon_tokens for replica in takers])
-        candidates = [replica.candidate for replica in takers]
-        costs = self._policy.costs(prompt, candidates, held, now)
-        computes = takers[cheapest(prompt, candidates, costs)]
-        if computes is not decode and why_sooner_here(prompt, decode, peers, view, now):
+            replicas = opened(view.decode, request)
+            decode = computes = self._cheapest(request, names, replicas, now)
+        elif self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers)):
             computes = decode
+        else:
+            computes = self._cheapest(request, names, peers, now)
+            prompt = self._prompt(request, names, computes, now, is_kept=False)
+            if why_sooner_here(prompt, decode, peers, view, now):
+                computes = decode
+        prompt = self._prompt(request, names, computes, now, is_kept=False)
+        asked = Question(request, prompt, decode, is_beside, view, now)
         return Outlook(
             decode=decode,
             computes=computes,
-            taken=self._answers.considered(request, prompt, [computes], view, now)[0],
+            taken=self._answers.alone(asked, computes, source_for(computes, view, request)),
             is_measured=computes.candidate.speed.is_measured,
         )
+
+    def _cheapest(
+        self, request: PlacementRequest, names: PromptNames, replicas: PoolView, now: float
+    ) -> ReplicaView:
+        prompt = self._prompt(request, names, replicas[0], now, is_kept=False)
+        options = Options.of(replicas, prompt, self._policy, now)
+        return replicas[cheapest(prompt, options.candidates, options.costs)]
 
     def served(
         self, look: Callable[[PromptNames], View], now: float
@@ -176,16 +191,15 @@ class Placer:
         """
         while self._in_line:
             view = look(PromptNames())  # the one before has taken a place
-            if not any(replica.is_open for replica in view.decode):
+            if not view.decode.pool.is_open.any():
                 return
-            candidates = [replica.candidate for replica in view.prefill if not replica.is_draining]
-            found = self._next(candidates, now)
+            takers = view.prefill.where(~view.prefill.pool.is_draining)
+            found = self._line.next(takers.candidates, now)
             if found is None:
                 return
             candidate, prompt = found
             entry = self._in_line.pop(prompt.number)
-            view = look(entry.names)
-            placement = self._answers.apart(entry.request, prompt, candidate, view, now)
+            placement = self._bound(entry, candidate, look(entry.names), now)
             yield (
                 prompt,
                 replace(placement, in_line_s=now - prompt.arrived_s, foreseen_s=entry.foreseen_s),
@@ -195,14 +209,26 @@ class Placer:
         """How many go before one in line, and how long it takes to its first token."""
         return self._line.num_before(prompt), self._line.foreseen_s(prompt, now)
 
+    def _bound(self, entry: _InLine, chosen: Candidate, view: View, now: float) -> Placement:
+        """`chosen` computes the prompt, for the decode replica that is best at this moment."""
+        decode, is_beside = choose_decode(entry.request, view)
+        assert decode is not None, "the caller has seen that one is open"
+        asked = Question(entry.request, entry.prompt, decode, is_beside, view, now)
+        options = Options.of(ready(view.prefill, entry.request), entry.prompt, self._policy, now)
+        first = options.candidates.place(chosen)
+        if first is None:  # an earlier attempt failed there
+            first = cheapest(entry.prompt, options.candidates, options.costs)
+        return self._answers.apart(asked, options, first)
+
     def stranded(self, view: View, now: float) -> list[Prompt]:
         """Those whose replica takes nobody any more, or is late: they are in line no more."""
-        good = {
-            id(replica.candidate)
-            for replica in view.prefill
-            if not replica.is_draining and not is_late(replica, now)
-        }
-        lost = [waiting.prompt for waiting in self._line if id(waiting.candidate) not in good]
+        pool = view.prefill.pool
+        is_bad = pool.is_draining | pool.is_away | is_late(pool, now)
+        lost = [
+            waiting.prompt
+            for waiting in self._line
+            if waiting.candidate not in pool.table or is_bad[waiting.candidate.row]
+        ]
         for prompt in lost:
             self.leave(prompt)
         return lost
@@ -212,18 +238,15 @@ class Placer:
         self._line.leave(prompt)
         self._in_line.pop(prompt.number, None)
 
-    def _next(self, candidates: Sequence[Candidate], now: float) -> tuple[Candidate, Prompt] | None:
-        for candidate in candidates:
-            prompt = self._line.free(candidate, candidates, now)
-            if prompt is not None:
-                return candidate, prompt
-        return None
-
-    def _num_held(self, prompt: Prompt, candidate: Candidate) -> int:
-        entry = self._in_line.get(prompt.number)
-        if entry is None or candidate.epoch is None:
-            return 0
-        return min(self._num_cached(entry.names, candidate.epoch), prompt.num_tokens - 1)
+    def _num_held(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
+        assert candidate.epoch is not None, "replicas of a fleet have one"
+        return [
+            min(
+                self._num_cached(self._in_line[prompt.number].names, candidate.epoch),
+                prompt.num_tokens - 1,
+            )
+            for prompt in prompts
+        ]
 
     def _why_here(
         self,
@@ -238,46 +261,28 @@ class Placer:
         return why_here(request, decode, view, limit, is_beside=is_beside, has_peers=has_peers)
 
     def _prompt(
-        self, request: PlacementRequest, names: Sequence[bytes], taker: ReplicaView, now: float
+        self,
+        request: PlacementRequest,
+        names: PromptNames,
+        taker: ReplicaView,
+        now: float,
+        *,
+        is_kept: bool = True,
     ) -> Prompt:
-        session, is_first_turn = self._sessions.of(names, request.session)
-        block_size = taker.info.layout.block_size
+        """If it is not kept, nothing is learnt of it: it is only asked about."""
+        layout = taker.info.layout
+        named = names.under(layout)
+        find = self._sessions.of if is_kept else self._sessions.known
+        session, is_first_turn = find(named, request.session)
         return Prompt(
-            number=next(self._numbers),
+            number=next(self._numbers) if is_kept else -1,
             num_tokens=request.num_tokens,
             arrived_s=now if request.arrived_s is None else request.arrived_s,
             priority=request.priority,
-            names=names,
-            num_blocks=-(-request.num_tokens // block_size),
-            block_size=block_size,
+            names=named,
+            num_blocks=-(-request.num_tokens // layout.block_size),
+            block_size=layout.block_size,
             session=session,
             is_first_turn=is_first_turn,
             draw=drawn(request.request_id),
         )
-
-    def _least_cost(
-        self, request: PlacementRequest, names: PromptNames, view: View, now: float
-    ) -> ReplicaView:
-        """Of decode replicas that compute their prompts themselves."""
-        open_ = opened(view.decode, request)
-        prompt = _unnumbered(request, names, open_[0], now)
-        held = Held([replica.num_soon_tokens for replica in open_])
-        candidates = [replica.candidate for replica in open_]
-        costs = self._policy.costs(prompt, candidates, held, now)
-        return open_[cheapest(prompt, candidates, costs)]
-
-
-def _unnumbered(
-    request: PlacementRequest, names: PromptNames, taker: ReplicaView, now: float
-) -> Prompt:
-    """A prompt that is only asked about."""
-    layout = taker.info.layout
-    return Prompt(
-        number=-1,
-        num_tokens=request.num_tokens,
-        arrived_s=now,
-        names=names.under(layout),
-        num_blocks=-(-request.num_tokens // layout.block_size),
-        block_size=layout.block_size,
-        draw=drawn(request.request_id),
-    )

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Prompt:
@@ -40,4 +43,14 @@ def mixed(one: int, other: int) -> int:
     return bits ^ (bits >> 31)
 
 
+def mix(draws: NDArray[np.uint64], other: int) -> NDArray[np.uint64]:
+    """`mixed`, of many at once."""
+    bits = draws ^ np.uint64(other & _MASK)
+    bits = (bits ^ (bits >> _30)) * _FIRST
+    bits = (bits ^ (bits >> _27)) * _SECOND
+    return bits ^ (bits >> _31)
+
+
 _MASK = (1 << 64) - 1
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

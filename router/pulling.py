@@ -10,11 +10,12 @@ move of blocks, so a fetch has to be clearly cheaper, and of some length.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Receipt, ReplicaInfo
+from baton.router.candidate import Pace
 
 CLEARLY = 1.25
 """How many times what fetching takes, computing must take."""
@@ -70,23 +71,16 @@ class RateMeter:
     """Follows the receipts of the requests that end here."""
 
     def __init__(self, configured: PullRates) -> None:
-        self._configured = configured
+        self.rates = configured
         self._bytes_per_s: float | None = None
         self._tokens_per_s: float | None = None
 
-    @property
-    def rates(self) -> PullRates:
-        known = self._configured
-        return PullRates(
-            is_enabled=known.is_enabled,
-            min_tokens=known.min_tokens,
-            latency_s=known.latency_s,
-            bytes_per_s=self._bytes_per_s or known.bytes_per_s,
-            tokens_per_s=self._tokens_per_s or known.tokens_per_s,
-        )
-
     is_measured = False
     """Of one replica: it is the pool's rate."""
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(tokens_per_s=self.rates.tokens_per_s)
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """What any replica takes, until it says how fast it is (`candidate.Speed`)."""
@@ -106,6 +100,11 @@ class RateMeter:
         if is_pulled and receipt.transfer_ms > 0 and receipt.kv_bytes >= MIN_MEASURED_BYTES:
             rate = receipt.kv_bytes / (receipt.transfer_ms / 1e3)
             self._bytes_per_s = _smoothed(self._bytes_per_s, rate)
+        self.rates = replace(
+            self.rates,
+            bytes_per_s=self._bytes_per_s or self.rates.bytes_per_s,
+            tokens_per_s=self._tokens_per_s or self.rates.tokens_per_s,
+        )
 
 
 def _smoothed(before: float | None, rate: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -18,6 +19,12 @@ class Recent(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def has_any(self, keys: Iterable[K]) -> bool:
+        return not self._entries.keys().isdisjoint(keys)
 
     def get(self, key: K) -> V | None:
         value = self._entries.get(key)

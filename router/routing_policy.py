@@ -10,12 +10,16 @@ sent at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from baton.router.candidate import Candidate
-from baton.router.prompt import Prompt, mixed
+from baton.router.candidates import Candidates
+from baton.router.columns import Numbers
+from baton.router.prompt import Prompt
 from baton.router.turns import Turns
 
 
@@ -23,12 +27,21 @@ from baton.router.turns import Turns
 class Held:
     """What the candidates have of one prompt."""
 
-    tokens: Sequence[int]
+    tokens: Numbers
     """Leading tokens, by candidate."""
 
-    def new_tokens(self, prompt: Prompt, place: int) -> int:
-        """Tokens that the candidate at `place` has to compute: at least the last."""
-        return max(prompt.num_tokens - self.tokens[place], 1)
+    def new_tokens(self, prompt: Prompt) -> Numbers:
+        """Tokens that each has to compute: at least the last."""
+        return np.maximum(prompt.num_tokens - self.tokens, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of one prompt, by candidate; infinite where it must not go unless it may go nowhere else."""
+
+    total: Numbers
+    terms: Mapping[str, Numbers] = field(default_factory=dict)
+    """What it is made of, by name; empty if it has no parts."""
 
 
 class RoutingPolicy(Protocol):
@@ -36,20 +49,8 @@ class RoutingPolicy(Protocol):
     def turns(self) -> Turns | None:
         """Who goes first of those in the gateway's line. None: nobody waits there."""
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        """One a candidate; infinite where it must not go unless it may go nowhere else."""
-
-    def explain(
-        self,
-        prompt: Prompt,
-        candidates: Sequence[Candidate],
-        held: Held,
-        now: float,
-        places: Sequence[int],
-    ) -> Sequence[Mapping[str, float]]:
-        """What the costs of those at `places` are made of, by name; empty for one without parts."""
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        """One a candidate: the least wins."""
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Hear where `prompt` went."""
@@ -60,25 +61,13 @@ class RoutesAtOnce:
 
     turns: Turns | None = None
 
-    def explain(
-        self,
-        prompt: Prompt,
-        candidates: Sequence[Candidate],
-        held: Held,
-        now: float,
-        places: Sequence[int],
-    ) -> Sequence[Mapping[str, float]]:
-        """Say nothing: the cost is one number."""
-        return [{}] * len(places)
-
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Forget it."""
 
 
-def cheapest(prompt: Prompt, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
+def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
     """The place of the candidate that wins. Raises ValueError if there is none."""
-    least = min(costs)
-    equals = [place for place, cost in enumerate(costs) if cost <= least]
+    equals = np.flatnonzero(costs.total == np.minimum.reduce(costs.total))
     if len(equals) == 1:
-        return equals[0]
-    return min(equals, key=lambda place: mixed(prompt.draw, candidates[place].draw))
+        return int(equals[0])
+    return int(equals[candidates.drawn_by(prompt.draw)[equals].argmin()])

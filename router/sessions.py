@@ -32,17 +32,29 @@ class Sessions:
             return given, self._is_new(given, names)
         if not names:
             return "", True
-        for name in reversed(names[-MAX_BACK:]):
-            session = self._session_by_tail.pop(name)
-            if session is not None:
-                break
-        else:
+        tail = self._tail(names)
+        session = None if tail is None else self._session_by_tail.pop(tail)
+        is_first_turn = session is None
+        if session is None:
             self._num_begun += 1
             session = f"chain-{self._num_begun}"
-            self._session_by_tail.put(names[-1], session)
-            return session, True
         self._session_by_tail.put(names[-1], session)
-        return session, False
+        return session, is_first_turn
+
+    def known(self, names: Sequence[bytes], given: str = "") -> tuple[str, bool]:
+        """The same, of a prompt that is only asked about: empty, if it would begin here."""
+        if given:
+            return given, self._tail_by_name.get(given) is None
+        tail = self._tail(names)
+        session = None if tail is None else self._session_by_tail.get(tail)
+        return session or "", session is None
+
+    def _tail(self, names: Sequence[bytes]) -> bytes | None:
+        """The last of its blocks that is a session's tail."""
+        last = list(names[-MAX_BACK:])
+        if not self._session_by_tail.has_any(last):
+            return None
+        return next((name for name in reversed(last) if name in self._session_by_tail), None)
 
     def _is_new(self, given: str, names: Sequence[bytes]) -> bool:
         before = self._tail_by_name.pop(given)

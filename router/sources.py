@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import drawn, mixed
 from baton.router.pulling import Holding, best_source
-from baton.router.view import ReplicaView, View
+from baton.router.view import PoolView, ReplicaView, View
 
 
 def source_for(taker: ReplicaView, view: View, request: PlacementRequest) -> Holding | None:
     """The replica that has enough more of the prompt than `taker` to be asked for it."""
+    least = taker.num_soon_tokens + view.rates.min_tokens
+    most = max(view.decode.most_cached, view.prefill.most_cached)
+    if not view.rates.is_enabled or most < least:
+        return None
+    holders = (*_most(view.decode, least, request), *_most(view.prefill, least, request))
     draw = drawn(request.request_id)
-    replicas = (
-        replica
-        for replica in (*view.decode, *view.prefill)
-        if replica.num_cached_tokens
-        and replica.is_connected
-        and replica.info.epoch not in request.lost
-    )
-    holdings = (
-        Holding(replica.info, replica.num_cached_tokens)
-        for replica in sorted(replicas, key=lambda replica: mixed(draw, replica.candidate.draw))
-    )
+    in_order = sorted(holders, key=lambda one: mixed(draw, one.candidate.draw))
     return best_source(
-        holdings, num_held=taker.num_soon_tokens, taker=taker.info.epoch, rates=view.rates
+        [Holding(one.info, one.num_cached_tokens) for one in in_order],
+        num_held=taker.num_soon_tokens,
+        taker=taker.info.epoch,
+        rates=view.rates,
     )
 
 
 def num_has(replica: ReplicaView, source: Holding | None) -> int:
     """Leading tokens of the prompt that it has, will have or can fetch."""
     return max(replica.num_soon_tokens, source.num_tokens if source else 0)
+
+
+def _most(replicas: PoolView, least: int, request: PlacementRequest) -> list[ReplicaView]:
+    """Those that have the most of it, and as much as it takes."""
+    pool = replicas.pool
+    cached = np.where(pool.is_connected & ~pool.is_away, replicas.cached, 0)
+    if request.lost:
+        cached[replicas.pool.is_one_of(request.lost)] = 0
+    most = cached.max(initial=0)
+    if most < max(least, 1):
+        return []
+    return list(replicas.where(cached == most))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.core.step_times import StepTimes
+from baton.router.candidate import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,10 @@ class ConstantRate:
     @property
     def is_measured(self) -> bool:
         return False
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(tokens_per_s=self.tokens_per_s)
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         """At least one token is computed: the last, whose logits give the first output token."""
@@ -37,6 +42,16 @@ class MeasuredSpeed:
     @property
     def is_measured(self) -> bool:
         return True
+
+    @property
+    def pace(self) -> Pace:
+        times, slowness = self.times, max(self.slowness, 1.0)
+        return Pace(
+            step_s=(times.constant_s + times.request_s) * slowness,
+            token_s=times.token_s * slowness,
+            pair_s=times.pair_s * slowness,
+            max_chunk=self.max_chunk,
+        )
 
     def prefill_s(self, num_tokens: int, num_cached: int) -> float:
         num_cached = min(num_cached, num_tokens - 1)

@@ -11,6 +11,9 @@ is worth ten seconds, and ten steps are the most: nobody waits for ever behind t
 
 from __future__ import annotations
 
+import numpy as np
+
+from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
 
 STRETCH = 3.0
@@ -44,3 +47,9 @@ class Turns:
         latest_s = max(MAX_LATER * self.typical_s, line_s)
         later_s = bounded_steps(prompt.priority) * PRIORITY_S
         return prompt.arrived_s + min(STRETCH * work_s, latest_s) + later_s
+
+    def dues_s(self, prompt: Prompt, work_s: Numbers, line_s: Numbers) -> Numbers:
+        """The same, for each of several replicas that it might wait for."""
+        latest_s = np.maximum(MAX_LATER * self.typical_s, line_s)
+        later_s = bounded_steps(prompt.priority) * PRIORITY_S
+        return prompt.arrived_s + np.minimum(STRETCH * work_s, latest_s) + later_s

@@ -1,63 +1,155 @@
-"""What a gateway knows of its replicas when it places one request: frozen values.
+"""What a gateway knows of its replicas when it places one request.
 
-Whatever a policy needs to know belongs here; it sees nothing else.
+    Pool         the replicas of one role, kept up by events (`pool.py`)
+      `- PoolView      what they are to one request: who has how much of its prompt
+           `- ReplicaView    one of them
+
+Whatever a policy needs to know is in the pool's candidates; it sees nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
 
+import numpy as np
+
+from baton.core.ids import Epoch
 from baton.core.messages import Capacity, ReplicaInfo
 from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
+from baton.router.columns import Mask, Numbers, Places
+from baton.router.kv_index import KvIndex
+from baton.router.pool import KnownReplica, Pool
+from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReplicaView:
     """What the gateway knows of one replica, for one request."""
 
-    info: ReplicaInfo
-    candidate: Candidate
-    """What it has to compute, as far as this gateway can tell: kept from request to request."""
-    is_connected: bool = True
-    num_open: int = 0
-    """Requests this gateway has there."""
+    replica: KnownReplica
+    place: int
+    """In its pool."""
     num_cached_tokens: int = 0
     """Leading tokens of this prompt that are in its prefix cache."""
     num_expected_tokens: int = 0
     """Leading tokens of this prompt that other requests placed there bring along, or brought."""
-    capacity: Capacity | None = None
-    """The replica's own last word; of a decode replica, while it is connected."""
-    capacity_age_s: float | None = None
-    """How long ago it was said. Replicas say something each second, so much more is a sign."""
 
     @property
-    def num_queued_tokens(self) -> int:
-        """Tokens waiting to be computed there, by its own word."""
-        return 0 if self.capacity is None else self.capacity.num_queued_tokens
+    def info(self) -> ReplicaInfo:
+        return self.replica.info
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.replica.candidate
+
+    @property
+    def capacity(self) -> Capacity | None:
+        return self.replica.capacity
+
+    @property
+    def is_connected(self) -> bool:
+        return self.replica.is_connected
 
     @property
     def num_soon_tokens(self) -> int:
         return max(self.num_cached_tokens, self.num_expected_tokens)
 
-    @property
-    def has_room(self) -> bool:
-        max_open = self.info.max_open if self.capacity is None else self.capacity.max_open
-        return self.num_open < max_open
+
+class PoolView(Sequence[ReplicaView]):
+    """Some of a pool's replicas, or all."""
+
+    def __init__(
+        self, pool: Pool, cached: Numbers, expected: Numbers, places: Places | None = None
+    ) -> None:
+        self.pool = pool
+        self.places = places
+        """In the pool; None: all."""
+        self.cached = cached
+        """[pool] Leading tokens of this prompt in each one's prefix cache."""
+        self.expected = expected
+        """[pool] The same of what others placed there bring along."""
+
+    def __len__(self) -> int:
+        return len(self.pool) if self.places is None else len(self.places)
+
+    @overload
+    def __getitem__(self, place: int) -> ReplicaView: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ReplicaView]: ...
+    def __getitem__(self, place: int | slice) -> ReplicaView | Sequence[ReplicaView]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        row = range(len(self.pool))[place] if self.places is None else int(self.places[place])
+        return ReplicaView(
+            self.pool.replicas[row], row, int(self.cached[row]), int(self.expected[row])
+        )
+
+    def __iter__(self) -> Iterator[ReplicaView]:
+        return map(self.__getitem__, range(len(self)))
+
+    def place(self, replica: ReplicaView) -> int:
+        """Where it stands among these. Raises ValueError if it does not."""
+        if self.places is None:
+            return replica.place
+        places: list[int] = self.places.tolist()
+        return places.index(replica.place)
+
+    def where(self, is_wanted: Mask) -> PoolView:
+        """Those of these for which it holds: `[pool]`."""
+        if self.places is None:
+            if is_wanted.all():
+                return self
+            return self.at(np.flatnonzero(is_wanted))
+        return self.at(self.places[is_wanted[self.places]])
+
+    def at(self, places: Places) -> PoolView:
+        return PoolView(self.pool, self.cached, self.expected, places)
+
+    @cached_property
+    def most_cached(self) -> int:
+        """Leading tokens that whoever has most of the prompt has of it."""
+        return int(self.cached.max(initial=0))
 
     @property
-    def is_draining(self) -> bool:
-        return not self.info.is_ready or (self.capacity is not None and self.capacity.is_draining)
+    def candidates(self) -> Candidates:
+        return self.pool.candidates if self.places is None else self.pool.table.at(self.places)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a decode replica would take one more request."""
-        return self.is_connected and self.has_room and not self.is_draining
+    @cached_property
+    def soon(self) -> Numbers:
+        """Leading tokens of this prompt that each has, or will have."""
+        soon = np.maximum(self.cached, self.expected)
+        return soon if self.places is None else soon[self.places]
+
+
+NOBODY = PoolView(Pool(), np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    decode: tuple[ReplicaView, ...] = ()
-    prefill: tuple[ReplicaView, ...] = ()
+    decode: PoolView = NOBODY
+    prefill: PoolView = NOBODY
     rates: PullRates = field(default_factory=lambda: PullRates(is_enabled=False))
     """What it costs to fetch what one of them has to another, and to compute it there."""
+
+
+def look(
+    prompt: PromptNames, index: KvIndex, decode: Pool, prefill: Pool, rates: PullRates
+) -> View:
+    """Everybody who is there, with what each has of the prompt by the names that it gives blocks
+    itself."""
+    cached: dict[Epoch, int] = {}
+    expected: dict[Epoch, int] = {}
+    for names in prompt.under_each((*decode.layouts, *prefill.layouts)):
+        cached |= index.num_cached_blocks(names)
+        expected |= index.num_expected_blocks(names)
+    seen = PoolView(prefill, prefill.tokens(cached), prefill.tokens(expected))
+    return View(
+        decode=PoolView(decode, decode.tokens(cached), decode.tokens(expected)),
+        prefill=seen.where(~prefill.is_away),
+        rates=rates,
+    )

@@ -231,7 +231,7 @@ class ReplicaDispatcher:
                     raise
         except TimeoutError:
             decode = self.fleet.view(PromptNames()).decode
-            pool = "prefill" if any(replica.is_open for replica in decode) else "decode"
+            pool = "prefill" if decode.pool.is_open.any() else "decode"
             raise DeadlineExceeded(
                 f"no room on any {pool} replica within {turn.time_left_s:.1f} s"
             ) from None

@@ -21,7 +21,15 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, RequestId
 from baton.core.kv_layout import KvLayout
-from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
+from baton.core.messages import (
+    HEARTBEAT_S,
+    Capacity,
+    Membership,
+    Receipt,
+    ReplicaInfo,
+    Role,
+    StartingReplica,
+)
 from baton.gateway.fleet.decode_link import DecodeLink
 from baton.gateway.fleet.demand import rounded
 from baton.gateway.fleet.fleet_report import KvKnowledge
@@ -33,12 +41,14 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.candidate import Candidate
 from baton.router.kv_index import Expected, KvIndex
+from baton.router.matches import Matches
 from baton.router.placement import Placement
+from baton.router.pool import KnownReplica, Pool
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates, RateMeter
 from baton.router.speed import MeasuredSpeed
-from baton.router.view import ReplicaView, View
+from baton.router.view import View, look
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +83,7 @@ class Fleet:
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._link_by_epoch: dict[Epoch, DecodeLink] = {}
         self._prefill_link_by_epoch: dict[Epoch, PrefillLink] = {}
-        self._candidate_by_epoch: dict[Epoch, Candidate] = {}
+        self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
         self._watch_by_epoch: dict[Epoch, KvWatch] = {}
         self._drained_here: set[Epoch] = set()
@@ -83,6 +93,7 @@ class Fleet:
         self.starting: tuple[StartingReplica, ...] = ()
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
+        self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock)
 
     async def follow(self, registry: RegistryClient) -> None:
@@ -114,6 +125,8 @@ class Fleet:
         self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}
         self.warm_up.begin(self._replica_by_epoch)
         for epoch in gone:
+            self._leave(Role.PREFILL, epoch)
+        for epoch in gone:
             await self._forget(epoch)
         self._on_change()
 
@@ -133,22 +146,32 @@ class Fleet:
         if info.epoch not in self._watch_by_epoch:
             on_learnt = partial(self._learn, info.epoch)
             self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels, on_learnt)
+        on_change = partial(self._hear, info.epoch)
         if info.role is Role.PREFILL:
             if info.epoch not in self._prefill_link_by_epoch:
-                self._candidate_by_epoch[info.epoch] = self._new_candidate(info)
-                on_change = partial(self._hear, info.epoch)
-                link = PrefillLink(info, self._gateway_epoch, on_change, self._channels)
+                link = PrefillLink(
+                    info, self._gateway_epoch, on_change, self._channels, self._clock
+                )
                 self._prefill_link_by_epoch[info.epoch] = link
-            return
-        known = self._link_by_epoch.get(info.epoch)
-        if known is None:
-            self._candidate_by_epoch[info.epoch] = self._new_candidate(info)
+        elif info.epoch not in self._link_by_epoch:
             self._link_by_epoch[info.epoch] = DecodeLink(
-                info, self._gateway_epoch, partial(self._hear, info.epoch), self._channels
+                info, self._gateway_epoch, on_change, self._channels, self._clock
             )
             self._has_met_decode = True
         else:
-            known.info = info
+            self._link_by_epoch[info.epoch].info = info
+        self._update(info)
+
+    def _update(self, info: ReplicaInfo) -> None:
+        """The registry's word of a replica, which may be new."""
+        pool = self._pool_by_role[info.role]
+        replica = pool.replica(info.epoch)
+        if replica is None:
+            replica = KnownReplica(info, self._new_candidate(info))
+            pool.join(replica)
+        replica.info = info
+        link = self._link_by_epoch.get(info.epoch) or self._prefill_link_by_epoch[info.epoch]
+        self._write(replica, link)
 
     def _new_candidate(self, info: ReplicaInfo) -> Candidate:
         """It takes whatever comes, at the pool's rate, until it says how much and how fast."""
@@ -157,39 +180,71 @@ class Fleet:
     def _hear(self, epoch: Epoch) -> None:
         """Something has changed at a replica, or at the stream to it."""
         link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
-        candidate = self._candidate_by_epoch.get(epoch)
+        replica = self._replica(epoch)
         if link is not None and link.is_connected:
             self._ask(link)  # its stream may be new
-        if link is None or candidate is None or link.capacity is None:
-            pass
-        elif isinstance(link, PrefillLink) and not link.is_connected:
-            candidate.credit_tokens = 0  # others are lent it
-        else:
-            told, info = link.capacity, link.info
-            times = told.step_times
-            if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
-                candidate.speed = MeasuredSpeed(
-                    times=times, max_chunk=info.max_chunk, slowness=told.slowness
-                )
-            if info.role is Role.PREFILL:
-                candidate.credit_tokens = told.credit_tokens
-            num_running = 0
-            if isinstance(link, DecodeLink):
-                num_running = max(told.num_running, link.num_open)
-            candidate.hear(told.num_queued_tokens, num_running, self._clock())
+        if link is not None and replica is not None:
+            self._write(replica, link)
+            if link.capacity is not None:
+                self._credit(replica, link, link.capacity)
         self._on_change()
+
+    def _write(self, replica: KnownReplica, link: DecodeLink | PrefillLink) -> None:
+        """What is known of it, for placements to see."""
+        replica.is_connected = link.is_connected
+        if isinstance(link, PrefillLink):
+            replica.is_away = link.is_away
+        else:
+            replica.is_connected, replica.num_open = link.answers, link.num_open
+        replica.capacity = link.capacity
+        replica.heard_at_s = link.last_word.heard_at_s
+        self._pool_by_role[replica.info.role].write(replica)
+
+    def _credit(
+        self, replica: KnownReplica, link: DecodeLink | PrefillLink, told: Capacity
+    ) -> None:
+        """What it has to compute, how fast it is and what it lends, by its own word."""
+        candidate, info = replica.candidate, link.info
+        if isinstance(link, PrefillLink) and not link.is_connected:
+            candidate.credit_tokens = 0  # others are lent it
+            return
+        times = told.step_times
+        if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
+            candidate.speed = MeasuredSpeed(
+                times=times, max_chunk=info.max_chunk, slowness=told.slowness
+            )
+        if info.role is Role.PREFILL:
+            candidate.credit_tokens = told.credit_tokens
+        num_running = 0
+        if isinstance(link, DecodeLink):
+            num_running = max(told.num_running, link.num_open)
+        candidate.hear(told.num_queued_tokens, num_running, self._clock())
+
+    def hear(self, receipt: Receipt) -> None:
+        """Learn from the receipt of one attempt: replicas that have measured nothing themselves
+        are as fast as it says."""
+        self.meter.hear(receipt)
+        for pool in self._pool_by_role.values():
+            for candidate in pool.candidates:
+                if candidate.speed is self.meter:
+                    candidate.speed = self.meter
+
+    def _replica(self, epoch: Epoch) -> KnownReplica | None:
+        pools = self._pool_by_role
+        return pools[Role.DECODE].replica(epoch) or pools[Role.PREFILL].replica(epoch)
 
     def candidate(self, epoch: Epoch) -> Candidate | None:
         """What a replica has to compute; None if it is known no more."""
-        return self._candidate_by_epoch.get(epoch)
+        replica = self._replica(epoch)
+        return None if replica is None else replica.candidate
 
     def num_cached(self, prompt: PromptNames, epoch: Epoch) -> int:
         """How many leading tokens of a prompt a replica has."""
+        return self._matches.num_tokens(prompt, epoch)
+
+    def _layout_of(self, epoch: Epoch) -> KvLayout | None:
         info = self._replica_by_epoch.get(epoch)
-        if info is None:
-            return 0
-        cached = self.index.num_cached_blocks(prompt.under(info.layout))
-        return cached.get(epoch, 0) * info.layout.block_size
+        return None if info is None else info.layout
 
     async def _forget(self, epoch: Epoch) -> None:
         """Place nothing there any more. Liveness is the stream: what it carries may finish."""
@@ -204,14 +259,18 @@ class Fleet:
             await prefill_link.close()
         link = self._link_by_epoch.get(epoch)
         if link is None:
-            self._candidate_by_epoch.pop(epoch, None)
             return
         if link.is_connected and link.num_open:
             link.info = replace(link.info, is_ready=False)
+            self._update(link.info)
             return
         del self._link_by_epoch[epoch]
-        del self._candidate_by_epoch[epoch]
+        self._leave(Role.DECODE, epoch)
         await link.close()
+
+    def _leave(self, role: Role, epoch: Epoch) -> None:
+        if epoch in self._pool_by_role[role]:
+            self._pool_by_role[role].leave(epoch)
 
     async def close(self) -> None:
         self.warm_up.close()
@@ -230,12 +289,11 @@ class Fleet:
         return tuple(self._replica_by_epoch.values())
 
     @property
-    def layouts(self) -> Iterator[KvLayout]:
-        """Of every replica that a prompt may go to, or be found on."""
-        for link in self._link_by_epoch.values():
-            yield link.info.layout
-        for info in self._replica_by_epoch.values():
-            yield info.layout
+    def layouts(self) -> tuple[KvLayout, ...]:
+        """Of every replica that a prompt may go to, or be found on: one of each way to name blocks,
+        or two."""
+        pools = self._pool_by_role
+        return pools[Role.DECODE].layouts + pools[Role.PREFILL].layouts
 
     @property
     def connected(self) -> tuple[DecodeLink, ...]:
@@ -267,40 +325,9 @@ class Fleet:
         return self._link_by_epoch[epoch]
 
     def view(self, prompt: PromptNames) -> View:
-        """Everybody, with what each has of the prompt by the names that it gives blocks itself."""
-        cached: dict[Epoch, int] = {}
-        expected: dict[Epoch, int] = {}
-        for names in prompt.under_each(self.layouts):
-            cached |= self.index.num_cached_blocks(names)
-            expected |= self.index.num_expected_blocks(names)
-        decode = tuple(
-            ReplicaView(
-                info=link.info,
-                candidate=self._candidate_by_epoch[epoch],
-                is_connected=link.answers,
-                num_open=link.num_open,
-                num_cached_tokens=cached.get(epoch, 0) * link.info.layout.block_size,
-                num_expected_tokens=expected.get(epoch, 0) * link.info.layout.block_size,
-                capacity=link.capacity,
-                capacity_age_s=link.last_word.age_s,
-            )
-            for epoch, link in self._link_by_epoch.items()
-        )
-        lenders = self._prefill_link_by_epoch
-        prefill = tuple(
-            ReplicaView(
-                info=info,
-                candidate=self._candidate_by_epoch[epoch],
-                is_connected=lenders[epoch].is_connected,
-                capacity=lenders[epoch].capacity,
-                capacity_age_s=lenders[epoch].last_word.age_s,
-                num_cached_tokens=cached.get(epoch, 0) * info.layout.block_size,
-                num_expected_tokens=expected.get(epoch, 0) * info.layout.block_size,
-            )
-            for epoch, info in self._replica_by_epoch.items()
-            if info.role is Role.PREFILL and not lenders[epoch].is_away
-        )
-        return View(decode=decode, prefill=prefill, rates=self.meter.rates)
+        """Everybody, with what each has of the prompt."""
+        pools = self._pool_by_role
+        return look(prompt, self.index, pools[Role.DECODE], pools[Role.PREFILL], self.meter.rates)
 
     def expect(self, prompt: PromptNames, epoch: Epoch) -> Expected:
         """Count the prompt as on its way to a replica, until given back to `index.release`."""
@@ -314,21 +341,22 @@ class Fleet:
 
     def has_started(self, request_id: RequestId, epoch: Epoch) -> None:
         self._epoch_by_request[request_id] = epoch
-        candidate = self._candidate_by_epoch.get(epoch)
-        if candidate is not None:
-            candidate.num_running += 1
+        replica = self._replica(epoch)
+        if replica is not None:
+            replica.candidate.num_running += 1
+            self._write(replica, self._link_by_epoch[epoch])
 
     def has_ended(self, request_id: RequestId, epoch: Epoch) -> None:
         """Nothing happens to a request that runs elsewhere by now."""
         if self._epoch_by_request.get(request_id) == epoch:
             del self._epoch_by_request[request_id]
-            candidate = self._candidate_by_epoch.get(epoch)
+            candidate = self.candidate(epoch)
             if candidate is not None:
                 candidate.num_running = max(candidate.num_running - 1, 0)
 
     def book(self, placement: Placement, epoch: Epoch) -> None:
         """`epoch` computes the prompt of `placement`, which is on its way."""
-        candidate = self._candidate_by_epoch.get(epoch)
+        candidate = self.candidate(epoch)
         if candidate is not None:
             prompt = placement.prompt
             num_held = prompt.num_tokens - placement.num_prefill_tokens
@@ -337,7 +365,7 @@ class Fleet:
 
     def prompt_is_over(self, prompt: Prompt, epoch: Epoch) -> None:
         """Its first token is there, or it was taken back: whoever waits for `epoch` may go on."""
-        candidate = self._candidate_by_epoch.get(epoch)
+        candidate = self.candidate(epoch)
         if candidate is not None and candidate.finished(prompt, self._clock()) is not None:
             self._await_prompts(epoch, candidate)
             self._on_change()

@@ -12,16 +12,12 @@ class LastWord:
     def __init__(self, clock: Clock) -> None:
         self.capacity: Capacity | None = None
         self._clock = clock
-        self._heard_at = 0.0
-
-    @property
-    def age_s(self) -> float | None:
-        """None if nothing was said."""
-        return None if self.capacity is None else self._clock() - self._heard_at
+        self.heard_at_s: float | None = None
+        """By the clock; None if nothing was said."""
 
     def hear(self, capacity: Capacity) -> Capacity:
         """The whole of it: how long steps take is not said each time."""
-        self._heard_at = self._clock()
+        self.heard_at_s = self._clock()
         if capacity.step_times is None and self.capacity is not None:
             capacity = replace(capacity, step_times=self.capacity.step_times)
         self.capacity = capacity
@@ -29,3 +25,4 @@ class LastWord:
 
     def forget(self) -> None:
         self.capacity = None
+        self.heard_at_s = None

@@ -54,7 +54,7 @@ class Placed:
 
     def hear(self, receipt: Receipt) -> None:
         """The attempt's last word."""
-        self._fleet.meter.hear(receipt)
+        self._fleet.hear(receipt)
 
     def follow(self, followed: FollowedDecision) -> None:
         """Tell it what comes of the attempt."""

@@ -71,7 +71,7 @@ class Seeking:
     def enter(self, seeker: Seeker) -> bool:
         """Place it, or let it stand in line; False if it has to wait outside."""
         view = self._fleet.view(PromptNames())
-        if not any(replica.is_open for replica in view.decode) or not self._placer.has_space(view):
+        if not view.decode.pool.is_open.any() or not self._placer.has_space(view):
             return False  # most wakes come to this: do not look a long prompt up for nothing
         request = seeker.next_request()
         known = request.prompt + request.output

@@ -15,6 +15,8 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
+import numpy as np
+
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvEvents
 from baton.platform.simulator.arrivals import Arrival, Arrivals
@@ -24,6 +26,7 @@ from baton.platform.simulator.outcome import Outcome, Served
 from baton.platform.simulator.setup import Setup
 from baton.platform.traces.trace import Trace
 from baton.router.candidate import Candidate, Speed
+from baton.router.candidates import CandidateTable
 from baton.router.kv_index import KvIndex
 from baton.router.line import Line
 from baton.router.prompt import Prompt, mixed
@@ -76,7 +79,7 @@ class PrefillPool:
         self._arrivals = Arrivals(trace)
         self._names_of = BlockNames(trace, setup.block_size, seed).of
         self._replicas = [_Replica(number, setup, speed) for number, speed in enumerate(speeds)]
-        self._candidates = [replica.candidate for replica in self._replicas]
+        self._candidates = CandidateTable(replica.candidate for replica in self._replicas).all
         self._replica_by_name = {replica.candidate.name: replica for replica in self._replicas}
         self._index = KvIndex()
         for replica in self._replicas:
@@ -118,7 +121,7 @@ class PrefillPool:
         turn = self._turn_by_number[prompt.number] = _Turn(arrival, prompt)
         self._num_waiting += 1
         if chosen is not None:
-            self._send(turn, chosen, held.tokens[self._candidates.index(chosen)])
+            self._send(turn, self._candidates[chosen], int(held.tokens[chosen]))
 
     @property
     def _is_full(self) -> bool:
@@ -126,9 +129,9 @@ class PrefillPool:
         limit = self._setup.max_waiting
         return limit is not None and self._num_waiting >= limit
 
-    def _is_idle(self, chosen: Candidate | None) -> bool:
+    def _is_idle(self, chosen: int | None) -> bool:
         """Whether a prompt that is sent there is computed at once."""
-        return chosen is not None and self._replica_by_name[chosen.name].computing is None
+        return chosen is not None and self._replicas[chosen].computing is None
 
     def _prompt(self, arrival: Arrival) -> Prompt:
         request = arrival.request
@@ -153,13 +156,12 @@ class PrefillPool:
 
     def _held(self, prompt: Prompt) -> Held:
         cached = self._index.num_cached_blocks(prompt.names) if prompt.names else {}
-        return Held(
-            [self._tokens(prompt, cached.get(replica.epoch, 0)) for replica in self._replicas]
-        )
+        held = [self._tokens(prompt, cached.get(replica.epoch, 0)) for replica in self._replicas]
+        return Held(np.array(held, float))
 
-    def _num_held(self, prompt: Prompt, candidate: Candidate) -> int:
+    def _num_held(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
         cache = self._replica_by_name[candidate.name].cache
-        return self._tokens(prompt, cache.num_held(prompt.names))
+        return [self._tokens(prompt, cache.num_held(prompt.names)) for prompt in prompts]
 
     def _tokens(self, prompt: Prompt, num_blocks: int) -> int:
         return min(num_blocks * self._setup.block_size, prompt.num_tokens - 1)
@@ -210,5 +212,5 @@ class PrefillPool:
             self._send(
                 self._turn_by_number[following.number],
                 replica.candidate,
-                self._num_held(following, replica.candidate),
+                *self._num_held([following], replica.candidate),
             )

@@ -9,24 +9,16 @@ What is half computed counts whole until its first token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 
 class Additive(RoutesAtOnce):
     """In blocks."""
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         blocks = max(prompt.num_blocks, 1)
         block_size = max(prompt.num_tokens / blocks, 1.0)
-        return [
-            (candidate.num_open_tokens + held.new_tokens(prompt, place)) / block_size
-            + candidate.num_open_blocks
-            + blocks
-            for place, candidate in enumerate(candidates)
-        ]
+        num_to_prefill = candidates.num_open_tokens + held.new_tokens(prompt)
+        return Costs(num_to_prefill / block_size + candidates.num_open_blocks + blocks)

@@ -19,14 +19,17 @@ Prompts are bound late (`line.py`): they wait in the gateway's line, not in a re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
+from baton.router.columns import Numbers, mean
 from baton.router.heat import Heat
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held
+from baton.router.routing_policy import Costs, Held
 from baton.router.turns import Turns
 
 
@@ -50,17 +53,17 @@ FEW = 32.0
 
 
 class Terms(NamedTuple):
-    """What one candidate costs one prompt, in seconds."""
+    """What each candidate costs one prompt, in seconds."""
 
-    wait_s: float
-    work_s: float
-    charged_s: float
+    wait_s: Numbers
+    work_s: Numbers
+    charged_s: Numbers
     """Price, work and share multiplied."""
-    harm_s: float
-    balance_s: float
+    harm_s: Numbers
+    balance_s: Numbers
 
     @property
-    def total_s(self) -> float:
+    def total_s(self) -> Numbers:
         return self.wait_s + self.charged_s + self.harm_s + self.balance_s
 
 
@@ -76,57 +79,43 @@ class Cost:
     def turns(self) -> Turns | None:
         return self._turns if self._weights.is_late else None
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        return [terms.total_s for terms in self.terms(prompt, candidates, held, now)]
-
-    def terms(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> list[Terms]:
-        """The same, taken apart."""
-        weights = self._weights
-        num_waiting = sum(len(candidate.waiting) for candidate in candidates)
-        price = BASE_PRICE + weights.scarcity * num_waiting / len(candidates)
-        sharers = len(candidates) if weights.shares_hot else 0
-        charge = self._heat.charge(prompt, sharers, now)
-        charged_tokens = charge.before(prompt.num_tokens)
-        recent = [candidate.recent(now) for candidate in candidates]
-        mean_s = sum(seconds for seconds, _ in recent) / len(recent)
-        mean_count = sum(count for _, count in recent) / len(recent)
-        unit_s = weights.balance * self._turns.typical_s * min(mean_count / FEW, 1.0)
-        found: list[Terms] = []
-        for candidate, num_held, (recent_s, _) in zip(candidates, held.tokens, recent, strict=True):
-            cached = min(num_held, prompt.num_tokens - 1)
-            work_s = candidate.speed.prefill_s(prompt.num_tokens, cached)
-            charged = (charged_tokens - charge.before(cached)) / (prompt.num_tokens - cached)
-            wait_s, num_harmed = candidate.busy_s(now), candidate.num_running
-            if candidate.waiting:
-                due_s = self._turns.due_s(prompt, work_s, candidate.line_s)
-                wait_s += candidate.ahead_s(due_s)
-                num_harmed += candidate.num_behind(due_s)
-            found.append(
-                Terms(
-                    wait_s=wait_s,
-                    work_s=work_s,
-                    charged_s=price * work_s * charged,
-                    harm_s=num_harmed * work_s,
-                    balance_s=unit_s * (recent_s / mean_s - 1.0) if mean_s else 0.0,
-                )
-            )
-        return found
-
-    def explain(
-        self,
-        prompt: Prompt,
-        candidates: Sequence[Candidate],
-        held: Held,
-        now: float,
-        places: Sequence[int],
-    ) -> Sequence[Mapping[str, float]]:
-        """Each in seconds."""
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         terms = self.terms(prompt, candidates, held, now)
-        return [terms[place]._asdict() for place in places]
+        return Costs(terms.total_s, terms._asdict())
+
+    def terms(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Terms:
+        """The same, taken apart."""
+        work_s = candidates.prefill_s(prompt.num_tokens, held.tokens)
+        wait_s, num_harmed, price = candidates.busy_s(now), candidates.num_running, BASE_PRICE
+        if candidates.has_lines:
+            due_s = self._turns.dues_s(prompt, work_s, candidates.line_s)
+            ahead_s, num_behind = candidates.ahead(due_s)
+            wait_s, num_harmed = wait_s + ahead_s, num_harmed + num_behind
+            price += self._weights.scarcity * mean(candidates.num_waiting)
+        return Terms(
+            wait_s=wait_s,
+            work_s=work_s,
+            charged_s=price * work_s * self._charged(prompt, candidates, held, now),
+            harm_s=num_harmed * work_s,
+            balance_s=self._balance_unit_s(candidates, now) * (candidates.recent_share() - 1.0),
+        )
+
+    def _charged(
+        self, prompt: Prompt, candidates: Candidates, held: Held, now: float
+    ) -> Numbers | float:
+        """The share of the work that is this prompt's alone."""
+        sharers = len(candidates) if self._weights.shares_hot else 0
+        charge = self._heat.charge(prompt, sharers, now)
+        if charge.is_whole:
+            return 1.0
+        cached = np.minimum(held.tokens, prompt.num_tokens - 1)
+        share: Numbers = (charge.total - charge.before(cached)) / (prompt.num_tokens - cached)
+        return share
+
+    def _balance_unit_s(self, candidates: Candidates, now: float) -> float:
+        """What is charged to one that was sent twice the mean."""
+        is_telling = min(candidates.mean_recent(now) / FEW, 1.0)
+        return self._weights.balance * self._turns.typical_s * is_telling
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""

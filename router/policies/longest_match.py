@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 MANY_REQUESTS = 1 << 20
 
@@ -14,10 +12,5 @@ MANY_REQUESTS = 1 << 20
 class LongestMatch(RoutesAtOnce):
     """In tokens to compute, then requests. Load never outweighs a token: it piles up on one."""
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        return [
-            held.new_tokens(prompt, place) * MANY_REQUESTS + len(candidate.open)
-            for place, candidate in enumerate(candidates)
-        ]
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        return Costs(held.new_tokens(prompt) * MANY_REQUESTS + candidates.num_open)

@@ -7,20 +7,14 @@ A product needs no weights between its two indicators: they cancel in the compar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 
 class NewTokensTimesBatch(RoutesAtOnce):
     """In tokens times requests."""
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        return [
-            (candidate.num_open_tokens + held.new_tokens(prompt, place)) * (len(candidate.open) + 1)
-            for place, candidate in enumerate(candidates)
-        ]
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        num_tokens = candidates.num_open_tokens + held.new_tokens(prompt)
+        return Costs(num_tokens * (candidates.num_open + 1))

@@ -6,11 +6,9 @@ replica that comes or goes moves only the prompts that it gets or had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from baton.router.candidate import Candidate
-from baton.router.prompt import Prompt, drawn, mixed
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.candidates import Candidates
+from baton.router.prompt import Prompt, drawn
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 NUM_BLOCKS = 2
 """Of the prompt: one alone is the same system prompt for everybody."""
@@ -19,11 +17,8 @@ NUM_BLOCKS = 2
 class PrefixHash(RoutesAtOnce):
     """In negative draws; load does not count."""
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        prefix = prefix_draw(prompt)
-        return [-mixed(prefix, candidate.draw) for candidate in candidates]
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        return Costs(-candidates.drawn_by(prefix_draw(prompt)).astype(float))
 
 
 def prefix_draw(prompt: Prompt) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
 from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 
 class RoundRobin(RoutesAtOnce):
@@ -16,10 +17,9 @@ class RoundRobin(RoutesAtOnce):
         self._num_placed = 0
         self._turn_by_name: dict[str, int] = {}
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        return [self._turn_by_name.get(candidate.name, 0) for candidate in candidates]
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        turns = [self._turn_by_name.get(candidate.name, 0) for candidate in candidates]
+        return Costs(np.array(turns, float))
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         self._num_placed += 1

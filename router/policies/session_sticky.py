@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
+import numpy as np
+
 from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
 from baton.router.policies.least_tokens import LeastTokens
 from baton.router.prompt import Prompt
 from baton.router.recent import Recent
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 MAX_SESSIONS = 100_000
 
@@ -21,17 +23,11 @@ class SessionSticky(RoutesAtOnce):
         self._name_by_session: Recent[str, str] = Recent(MAX_SESSIONS)
         self._for_new = LeastTokens()
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         costs = self._for_new.costs(prompt, candidates, held, now)
         home = self._name_by_session.get(prompt.session) if prompt.session else None
-        if home is None or all(candidate.name != home for candidate in candidates):
-            return costs
-        return [
-            cost if candidate.name == home else inf
-            for candidate, cost in zip(candidates, costs, strict=True)
-        ]
+        is_home = np.array([candidate.name == home for candidate in candidates])
+        return Costs(np.where(is_home, costs.total, inf)) if is_home.any() else costs
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         if prompt.session:

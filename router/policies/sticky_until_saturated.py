@@ -6,11 +6,11 @@ candidates that have at least 80% of the best match, and fewer than 5 requests w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 NEARLY = 0.8
 """Of the prompt: who has less of it has no affinity."""
@@ -22,15 +22,7 @@ FAR = 1 << 20
 class StickyUntilSaturated(RoutesAtOnce):
     """In requests; those without affinity cost more than any with it."""
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
-        most = max(held.tokens, default=0)
-        is_near = [
-            most > 0 and held.tokens[place] >= NEARLY * most and len(candidate.open) < MAX_QUEUE
-            for place, candidate in enumerate(candidates)
-        ]
-        return [
-            len(candidate.open) + (0 if near else FAR)
-            for candidate, near in zip(candidates, is_near, strict=True)
-        ]
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
+        has_it = (held.tokens > 0) & (held.tokens >= NEARLY * held.tokens.max())
+        is_near = has_it & (candidates.num_open < MAX_QUEUE)
+        return Costs(candidates.num_open + np.where(is_near, 0, FAR))

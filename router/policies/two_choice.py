@@ -8,13 +8,14 @@ Its migration of prompts that wait already, and its scaling of hash rings, are n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
-from baton.router.candidate import Candidate
+import numpy as np
+
+from baton.router.candidates import Candidates
 from baton.router.policies.prefix_hash import prefix_draw
 from baton.router.prompt import Prompt, mixed
-from baton.router.routing_policy import Held, RoutesAtOnce
+from baton.router.routing_policy import Costs, Held, RoutesAtOnce
 
 SECOND = 0x9E3779B97F4A7C15
 """Makes another hash of the first."""
@@ -26,21 +27,15 @@ class TwoChoice(RoutesAtOnce):
     def __init__(self, slo_ttft_s: float = 5.0) -> None:
         self._slo_ttft_s = slo_ttft_s
 
-    def costs(
-        self, prompt: Prompt, candidates: Sequence[Candidate], held: Held, now: float
-    ) -> Sequence[float]:
+    def costs(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Costs:
         prefix = prefix_draw(prompt)
-        pair = {
-            max(range(len(candidates)), key=lambda place: mixed(hash_, candidates[place].draw))
-            for hash_ in (prefix, mixed(prefix, SECOND))
-        }
-        near = min(pair, key=lambda place: held.new_tokens(prompt, place))
-        predicted_s = candidates[near].busy_s(now) + candidates[near].speed.prefill_s(
-            prompt.num_tokens, held.tokens[near]
+        pair = list(
+            {int(candidates.drawn_by(hash_).argmax()) for hash_ in (prefix, mixed(prefix, SECOND))}
         )
-        costs = [inf] * len(candidates)
-        for place in pair:
-            is_late = predicted_s > self._slo_ttft_s
-            new_tokens = held.new_tokens(prompt, place)
-            costs[place] = candidates[place].busy_s(now) if is_late else new_tokens
-        return costs
+        new_tokens, busy_s = held.new_tokens(prompt), candidates.busy_s(now)
+        near = pair[new_tokens[pair].argmin()]
+        work_s = candidates.prefill_s(prompt.num_tokens, held.tokens)
+        is_late = busy_s[near] + work_s[near] > self._slo_ttft_s
+        costs = np.full(len(candidates), inf)
+        costs[pair] = busy_s[pair] if is_late else new_tokens[pair]
+        return Costs(costs)

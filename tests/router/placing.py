@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.gateway.fleet.known_replicas import known, make_replica
+from tests.gateway.fleet.known_replicas import known, make_replica, view_of
 
 from baton.core.ids import RequestId
 from baton.core.messages import Role
@@ -14,6 +14,7 @@ from baton.router.placer import Placer, Routing
 from baton.router.policies.cost import Cost
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
+from baton.router.routing_policy import RoutingPolicy
 from baton.router.view import ReplicaView, View
 
 NAMES = PromptNames()
@@ -28,14 +29,14 @@ def prefill(name: str, *, is_ready: bool = True, **facts: Any) -> ReplicaView:
     return known(make_replica(name, role=Role.PREFILL, is_ready=is_ready), **facts)
 
 
-def placer(local_prefill_tokens: int = 64) -> Placer:
-    return Placer(Routing(Cost(), local_prefill_tokens), lambda names, epoch: 0)
+def placer(local_prefill_tokens: int = 64, policy: RoutingPolicy | None = None) -> Placer:
+    return Placer(Routing(policy or Cost(), local_prefill_tokens), lambda names, epoch: 0)
 
 
 def place(
     request: PlacementRequest, *, decode: list[ReplicaView], prefill: list[ReplicaView]
 ) -> Placement | None:
-    view = View(decode=tuple(decode), prefill=tuple(prefill))
+    view = view_of(decode, prefill)
     placed = placer().place(request, NAMES, view, now=0.0)
     assert not isinstance(placed, Prompt), "nobody here lends credit"
     return placed

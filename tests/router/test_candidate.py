@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.core.step_times import StepTimes
-from baton.router.candidate import LATE_S, RECENT_HALF_LIFE_S, Candidate
+from baton.router.candidate import LATE_S, Candidate
+from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.prompt import Prompt
 from baton.router.speed import ConstantRate, MeasuredSpeed
 

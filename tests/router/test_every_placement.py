@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fleet.known_replicas import known, make_replica
+from tests.gateway.fleet.known_replicas import known, make_replica, view_of
 from tests.router.placing import NAMES, placer
 
 from baton.core.ids import Epoch, RequestId
 from baton.core.messages import Capacity, Role
 from baton.router.answer import MAX_PREFILL_CANDIDATES
-from baton.router.decode_choice import RUNNING_REQUEST_COST
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.policies.cost import BASE_PRICE
+from baton.router.pool import RUNNING_REQUEST_COST
 from baton.router.prompt import Prompt
 from baton.router.view import ReplicaView, View
 
@@ -38,7 +38,7 @@ def replica_views(draw: st.DrawFn, role: Role, number: int) -> ReplicaView:
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    return View(
+    return view_of(
         decode=tuple(draw(replica_views(Role.DECODE, n)) for n in range(draw(st.integers(0, 4)))),
         prefill=tuple(draw(replica_views(Role.PREFILL, n)) for n in range(draw(st.integers(0, 4)))),
     )
@@ -59,11 +59,12 @@ def requests(view: View) -> st.SearchStrategy[PlacementRequest]:
 
 def can_take(replica: ReplicaView) -> bool:
     limit = replica.info.max_open if replica.capacity is None else replica.capacity.max_open
-    return replica.is_connected and replica.info.is_ready and replica.num_open < limit
+    return replica.is_connected and replica.info.is_ready and replica.replica.num_open < limit
 
 
 def decoding(replica: ReplicaView) -> int:
-    busy = replica.num_queued_tokens + RUNNING_REQUEST_COST * replica.num_open
+    num_queued = 0 if replica.capacity is None else replica.capacity.num_queued_tokens
+    busy = num_queued + RUNNING_REQUEST_COST * replica.replica.num_open
     return busy - max(replica.num_cached_tokens, replica.num_expected_tokens)
 
 
@@ -120,7 +121,7 @@ def test_the_order_in_which_replicas_are_listed_decides_nothing(
     view: View, data: st.DataObject
 ) -> None:
     request = data.draw(requests(view))
-    shuffled = View(
+    shuffled = view_of(
         decode=tuple(data.draw(st.permutations(view.decode))),
         prefill=tuple(data.draw(st.permutations(view.prefill))),
     )

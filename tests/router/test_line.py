@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from baton.router.candidate import Candidate
+from baton.router.candidates import CandidateTable
 from baton.router.line import Line
 from baton.router.policies.cost import Cost
 from baton.router.prompt import Prompt
@@ -27,10 +31,10 @@ class LineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.candidates = [
+        self.candidates = CandidateTable(
             Candidate(name, ConstantRate(tokens_per_s=TOKENS_PER_S), credit_tokens=CREDIT)
             for name in NAMES
-        ]
+        ).all
         self.cached: dict[tuple[str, str], int] = {}
         """By conversation and replica."""
         self.line = Line(Cost(), self.held_by)
@@ -39,12 +43,15 @@ class LineMachine(RuleBasedStateMachine):
         self.num_arrived = 0
         self.stopped: Candidate | None = None
 
-    def held_by(self, prompt: Prompt, candidate: Candidate) -> int:
-        return min(self.cached.get((prompt.session, candidate.name), 0), prompt.num_tokens - 1)
+    def held_by(self, prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
+        return [
+            min(self.cached.get((prompt.session, candidate.name), 0), prompt.num_tokens - 1)
+            for prompt in prompts
+        ]
 
     def send(self, prompt: Prompt, candidate: Candidate) -> None:
         assert prompt.number not in self.sent
-        num_held = self.held_by(prompt, candidate)
+        [num_held] = self.held_by([prompt], candidate)
         assert candidate.takes(prompt, num_held)
         self.sent.add(prompt.number)
         self.waiting.discard(prompt.number)
@@ -57,11 +64,11 @@ class LineMachine(RuleBasedStateMachine):
             self.send(prompt, candidate)
 
     def arrive(self, prompt: Prompt) -> None:
-        held = Held([self.held_by(prompt, candidate) for candidate in self.candidates])
-        candidate = self.line.arrive(prompt, self.candidates, held, self.now)
+        held = [self.held_by([prompt], candidate)[0] for candidate in self.candidates]
+        place = self.line.arrive(prompt, self.candidates, Held(np.array(held, float)), self.now)
         self.waiting.add(prompt.number)
-        if candidate is not None:
-            self.send(prompt, candidate)
+        if place is not None:
+            self.send(prompt, self.candidates[place])
 
     def finish_oldest(self, candidate: Candidate) -> None:
         booking = next(iter(candidate.open.values()), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import (
     LONG,
     NAMES,
@@ -20,9 +22,10 @@ from tests.router.placing import (
 
 from baton.core.step_times import StepTimes
 from baton.router.placement import Placement
+from baton.router.policies.by_name import policy
 from baton.router.prompt import Prompt
+from baton.router.prompt_names import PromptNames
 from baton.router.speed import MeasuredSpeed
-from baton.router.view import View
 
 
 def test_a_short_prompt_is_computed_locally_up_to_the_limit() -> None:
@@ -73,7 +76,9 @@ def test_beside_another_only_the_last_block_may_be_missing_for_a_local_prefill()
     near = replace(LONG, near=decode("d").info.epoch)
 
     def is_local(num_cached: int) -> bool:
-        there = View(decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),))
+        there = view_of(
+            decode=(decode("d", num_cached_tokens=num_cached),), prefill=(prefill("p"),)
+        )
         placement = always_remote.place(near, NAMES, there, 0.0)
         assert isinstance(placement, Placement)
         return not placement.prefill
@@ -97,7 +102,7 @@ def test_what_a_busy_pool_would_keep_waiting_is_computed_where_it_decodes() -> N
     here = decode("d")
     here.candidate.speed = MeasuredSpeed(times=measured, max_chunk=512)
     busy = lent("p")
-    view, router = View(decode=(here,), prefill=(busy,)), placer()
+    view, router = view_of(decode=(here,), prefill=(busy,)), placer()
     send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
 
     second = router.place(asked("second"), NAMES, view, 0.0)
@@ -111,7 +116,7 @@ def test_what_a_busy_pool_would_keep_waiting_is_computed_where_it_decodes() -> N
 
 def test_where_all_prefill_replicas_are_late_nobody_waits_for_them() -> None:
     stuck = lent("p")
-    view, router = View(decode=(decode("d", max_open=99),), prefill=(stuck,)), placer()
+    view, router = view_of(decode=(decode("d", max_open=99),), prefill=(stuck,)), placer()
     send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
     assert isinstance(router.place(asked("second"), NAMES, view, 0.0), Prompt)
 
@@ -121,3 +126,31 @@ def test_where_all_prefill_replicas_are_late_nobody_waits_for_them() -> None:
     assert prompt.arrived_s == 0.0
     assert isinstance(again, Placement)
     assert again.reason == "all prefill replicas are late: computed locally"
+
+
+def test_what_a_prompt_waits_for_is_counted_from_when_it_is_placed_not_from_its_arrival() -> None:
+    """The replica has a second of work from 0 s on; it is 0.4 s when the prompt is placed there."""
+    here = decode("d")
+    here.candidate.book(Prompt(number=9, num_tokens=1000, arrived_s=0.0), 0, 0.0)
+
+    request = replace(LONG, arrived_s=-5.0)
+    placement = placer().place(request, NAMES, view_of(decode=(here,)), 0.4)
+
+    assert isinstance(placement, Placement)
+    assert placement.considered[0].wait_s == pytest.approx(0.6)
+
+
+def test_conversations_stay_where_they_began_without_prefill_replicas_too() -> None:
+    """Each turn is placed while its replica has more to do than the other."""
+    one, other = decode("one", max_open=99), decode("other", max_open=99)
+    view, router = view_of(decode=(one, other)), placer(policy=policy("session-sticky"))
+    names, homes = PromptNames(range(1000)), set()
+    for turn in range(4):
+        request = replace(asked(f"turn {turn}"), num_tokens=1000)
+        placement = router.place(request, names, view, 0.0)
+        assert isinstance(placement, Placement)
+        homes.add(placement.decode.replica_id)
+        [home] = [replica for replica in view.decode if replica.info == placement.decode]
+        home.candidate.book(placement.prompt, 0, 0.0)
+
+    assert len(homes) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import (
     LONG,
     NAMES,
@@ -20,7 +21,6 @@ from tests.router.placing import (
 
 from baton.core.ids import RequestId
 from baton.core.messages import Capacity
-from baton.router.view import View
 
 
 def test_a_long_prompt_is_prefilled_elsewhere() -> None:
@@ -59,10 +59,10 @@ def test_prefill_replicas_are_ranked_by_queue_and_cache() -> None:
 
 def test_where_one_prefill_replica_is_late_another_is_chosen() -> None:
     stuck, idle = lent("stuck"), lent("idle")
-    only_stuck = View(decode=(decode("d", max_open=9),), prefill=(stuck,))
+    only_stuck = view_of(decode=(decode("d", max_open=9),), prefill=(stuck,))
     router = placer()
     send(router.place(asked("first"), NAMES, only_stuck, 0.0), only_stuck, 0.0)
-    view = View(decode=only_stuck.decode, prefill=(stuck, idle))
+    view = view_of(decode=list(only_stuck.decode), prefill=(stuck, idle))
 
     placement = router.place(asked("second"), NAMES, view, 5.0)
 

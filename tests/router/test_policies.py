@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+import numpy as np
 import pytest
 
 from baton.router.candidate import Candidate
+from baton.router.candidates import CandidateTable
 from baton.router.heat import Heat
 from baton.router.line import Line
 from baton.router.policies.by_name import POLICIES, policy
@@ -36,18 +38,18 @@ def prompt(number: int, num_tokens: int, names: str = "", *, arrived_s: float = 
     )
 
 
-def replicas() -> list[Candidate]:
+def replicas() -> CandidateTable:
     """a computes 500 and 300 tokens, b computes 600, c nothing."""
     a, b, c = (
         Candidate(name, ConstantRate(tokens_per_s=100.0), credit_tokens=10_000) for name in "abc"
     )
     for candidate, number, num_tokens in ((a, 1, 500), (a, 2, 300), (b, 3, 600)):
         candidate.book(prompt(number, num_tokens), 0, now=0.0)
-    return [a, b, c]
+    return CandidateTable((a, b, c))
 
 
 ASKS = prompt(9, 1000, "uvwxyz")
-HELD = Held([800, 0, 200])
+HELD = Held(np.array([800.0, 0, 200]))
 
 
 @pytest.mark.parametrize(
@@ -64,69 +66,69 @@ HELD = Held([800, 0, 200])
     ],
 )
 def test_a_policy_costs_what_its_formula_says(name: str, costs: Sequence[float]) -> None:
-    assert list(policy(name).costs(ASKS, replicas(), HELD, 2.0)) == costs
+    assert list(policy(name).costs(ASKS, replicas().all, HELD, 2.0).total) == costs
 
 
 def test_the_default_costs_wait_and_work_before_it_has_learnt_anything() -> None:
     """a: 6 s until it is free, 2 s of work; b: 4 s and 10 s; c: 8 s of work alone."""
     cost = Cost(CostWeights(balance=0.0))
 
-    terms = cost.terms(ASKS, replicas(), HELD, 2.0)
+    terms = cost.terms(ASKS, replicas().all, HELD, 2.0)
 
-    assert [(one.wait_s, one.work_s) for one in terms] == [(6, 2), (4, 10), (0, 8)]
-    assert [one.total_s for one in terms] == pytest.approx(
-        [6 + BASE_PRICE * 2, 4 + BASE_PRICE * 10, BASE_PRICE * 8]
+    assert (list(terms.wait_s), list(terms.work_s)) == ([6, 4, 0], [2, 10, 8])
+    assert terms.total_s == pytest.approx(
+        np.array([6 + BASE_PRICE * 2, 4 + BASE_PRICE * 10, BASE_PRICE * 8])
     )
 
 
 def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
     """By 3 of its work for each prompt a replica in line; who is overtaken waits for all of it."""
-    cost, candidates = Cost(), replicas()
-    full = [replace(candidate, credit_tokens=0) for candidate in candidates]
-    line = Line(cost, lambda *_: 0)
+    cost, full = Cost(), replicas()
+    for candidate in full.all:
+        candidate.credit_tokens = 0
+    line, nothing = Line(cost, lambda prompts, _: [0] * len(prompts)), Held(np.zeros(2))
     for number in range(10, 13):
-        line.arrive(prompt(number, 100, arrived_s=100.0), full[:2], Held([0, 0]), 1.0)
+        two = full.at(np.array([0, 1]))
+        line.arrive(prompt(number, 100, arrived_s=100.0), two, nothing, 1.0)
 
-    terms = cost.terms(ASKS, full, HELD, 2.0)
+    terms = cost.terms(ASKS, full.all, HELD, 2.0)
 
     assert len(line) == 3
-    assert [one.charged_s / one.work_s for one in terms] == pytest.approx(
-        [BASE_PRICE + 3 * 1.0] * 3
-    )
-    assert [one.harm_s for one in terms] == [
-        len(candidate.waiting) * one.work_s for candidate, one in zip(full, terms, strict=True)
-    ]
+    assert terms.charged_s / terms.work_s == pytest.approx(np.full(3, BASE_PRICE + 3 * 1.0))
+    num_waiting = [len(candidate.waiting) for candidate in full.all]
+    assert list(terms.harm_s) == list(num_waiting * terms.work_s)
 
 
 def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() -> None:
-    candidates = replicas()
+    table = replicas()
+    every = table.all
     sticky = policy("session-sticky")
-    sticky.placed(ASKS, candidates[0])
-    assert sticky.costs(ASKS, candidates, HELD, 2.0) == [6, inf, inf]
-    assert inf not in sticky.costs(ASKS, candidates[1:], Held([0, 200]), 2.0)
+    sticky.placed(ASKS, every[0])
+    assert list(sticky.costs(ASKS, every, HELD, 2.0).total) == [6, inf, inf]
+    others = Held(np.array([0.0, 200]))
+    assert inf not in sticky.costs(ASKS, table.at(np.array([1, 2])), others, 2.0).total
 
-    of_two = policy("two-choice").costs(ASKS, candidates, HELD, 2.0)
+    of_two = policy("two-choice").costs(ASKS, every, HELD, 2.0).total
     assert 1 <= sum(cost != inf for cost in of_two) <= 2
 
     hashed = policy("prefix-hash")
-    place = cheapest(ASKS, candidates, hashed.costs(ASKS, candidates, HELD, 2.0))
+    place = cheapest(ASKS, every, hashed.costs(ASKS, every, HELD, 2.0))
     alike = prompt(10, 700, "uvx")
-    assert cheapest(alike, candidates, hashed.costs(alike, candidates, HELD, 9.0)) == place
-    fewer = [candidates[place], candidates[place - 1]]  # one of the others is gone
+    assert cheapest(alike, every, hashed.costs(alike, every, HELD, 9.0)) == place
+    fewer = table.at(np.array([place, (place + 2) % 3]))  # one of the others is gone
     assert cheapest(ASKS, fewer, hashed.costs(ASKS, fewer, HELD, 2.0)) == 0
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_equals_are_filled_evenly(name: str) -> None:
-    chosen, candidates = (
-        policy(name),
-        [Candidate(name, ConstantRate(tokens_per_s=100.0)) for name in "abc"],
-    )
+    chosen, nothing = policy(name), Held(np.zeros(3))
+    rate = ConstantRate(tokens_per_s=100.0)
+    candidates = CandidateTable(Candidate(name, rate) for name in "abc").all
     counts = [0, 0, 0]
     for number in range(300):
         one = prompt(number, 100)
         one = replace(one, draw=number * 0x9E3779B97F4A7C15)
-        place = cheapest(one, candidates, chosen.costs(one, candidates, Held([0, 0, 0]), 0.0))
+        place = cheapest(one, candidates, chosen.costs(one, candidates, nothing, 0.0))
         chosen.placed(one, candidates[place])
         counts[place] += 1
 
@@ -141,11 +143,11 @@ def test_what_conversations_begin_with_is_charged_to_all_of_them() -> None:
 
     charge = heat.charge(prompt(5, 450, "uvwx"), 4, 0.0)
 
-    assert charge.before(200) == pytest.approx(200 / 1.5)
-    assert charge.before(450) == pytest.approx(200 / 1.5 + 250)
+    assert charge.before(np.array(200.0)) == pytest.approx(200 / 1.5)
+    assert charge.before(np.array(450.0)) == pytest.approx(200 / 1.5 + 250)
     later = heat.charge(prompt(5, 450, "uvwx"), 4, 600.0)  # half as many, half a life later
-    assert later.before(200) == pytest.approx(200 / (1 + 0.5 / 4))
-    assert heat.charge(prompt(5, 450, "uvwx"), 0, 0.0).before(450) == 450
+    assert later.before(np.array(200.0)) == pytest.approx(200 / (1 + 0.5 / 4))
+    assert heat.charge(prompt(5, 450, "uvwx"), 0, 0.0).before(np.array(450.0)) == 450
 
 
 def test_a_session_is_known_by_the_tail_that_its_next_turn_continues() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.fleet.known_replicas import LAYOUT, known, make_replica
+from tests.gateway.fleet.known_replicas import LAYOUT, known, make_replica, view_of
 
 from baton.core.ids import RequestId
 from baton.core.messages import Receipt, Role
@@ -17,7 +17,7 @@ from baton.router.placer import Placer, Routing
 from baton.router.policies.cost import Cost
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import Holding, PullRates, RateMeter, best_source
-from baton.router.view import ReplicaView, View
+from baton.router.view import ReplicaView
 
 BYTES_PER_TOKEN = LAYOUT.block_bytes // LAYOUT.block_size
 EQUAL = PullRates(
@@ -96,10 +96,10 @@ def test_a_handoffs_time_says_nothing_of_how_fast_kv_travels() -> None:
 def place(
     num_tokens: int, *views: ReplicaView, rates: PullRates = CHEAP, **request: Any
 ) -> Placement:
-    view = View(
-        decode=tuple(view for view in views if view.info.role is Role.DECODE),
-        prefill=tuple(view for view in views if view.info.role is Role.PREFILL),
-        rates=rates,
+    view = view_of(
+        [view for view in views if view.info.role is Role.DECODE],
+        [view for view in views if view.info.role is Role.PREFILL],
+        rates,
     )
     wanted = PlacementRequest(request_id=RequestId("r"), num_tokens=num_tokens, **request)
     placer = Placer(Routing(Cost()), lambda names, epoch: 0)
@@ -154,5 +154,5 @@ def test_a_replica_that_drains_can_be_fetched_from_but_a_lost_one_cannot() -> No
 
     assert place(1000, draining, known(B)).source == A.endpoint
     assert place(1000, draining, known(B), lost=frozenset({A.epoch})).source is None
-    away = replace(draining, is_connected=False)
+    away = known(replace(A, is_ready=False), num_cached_tokens=960, is_connected=False)
     assert place(1000, away, known(B)).source is None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from tests.gateway.fleet.known_replicas import view_of
 from tests.router.placing import NAMES, asked, decode, lent, placer, send
 
 from baton.router.placement import Placement
 from baton.router.placer import LINE_PER_REPLICA
 from baton.router.prompt import Prompt
 from baton.router.turns import Turns
-from baton.router.view import View
 
 
 def test_prompts_wait_in_line_and_not_at_a_replica_that_is_busy() -> None:
     busy = lent("p")
-    view, router = View(decode=(decode("d"),), prefill=(busy,)), placer()
+    view, router = view_of(decode=(decode("d"),), prefill=(busy,)), placer()
     first = router.place(asked("first"), NAMES, view, 0.0)
     send(first, view, 0.0)
 
@@ -31,7 +31,7 @@ def test_prompts_wait_in_line_and_not_at_a_replica_that_is_busy() -> None:
 
 def test_a_prompt_in_line_is_foreseen_and_one_only_asked_about_stands_in_no_line() -> None:
     """Three prompts of a second each, for one replica that computes one after the other."""
-    view, router = View(decode=(decode("d"),), prefill=(lent("p"),)), placer()
+    view, router = view_of(decode=(decode("d"),), prefill=(lent("p"),)), placer()
     send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
     router.place(asked("second"), NAMES, view, 0.0)
 
@@ -50,7 +50,7 @@ def test_a_prompt_in_line_is_foreseen_and_one_only_asked_about_stands_in_no_line
 def test_who_waits_for_a_replica_that_answers_nobody_goes_to_another_within_two_seconds() -> None:
     """`p1` computes 1000 tokens a second, and says nothing after it got its first prompt."""
     stuck, other = lent("stuck"), lent("other")
-    view, router = View(decode=(decode("d", max_open=99),), prefill=(stuck, other)), placer()
+    view, router = view_of(decode=(decode("d", max_open=99),), prefill=(stuck, other)), placer()
     running: dict[str, Prompt] = {}
     for number in range(6):
         placement = router.place(asked(f"r{number}"), NAMES, view, 0.0)
@@ -73,7 +73,7 @@ def test_who_waits_for_a_replica_that_answers_nobody_goes_to_another_within_two_
 
 
 def test_no_more_stand_in_line_than_can_be_chosen_from() -> None:
-    view, router = View(decode=(decode("d", max_open=99),), prefill=(lent("p"),)), placer()
+    view, router = view_of(decode=(decode("d", max_open=99),), prefill=(lent("p"),)), placer()
     send(router.place(asked("first"), NAMES, view, 0.0), view, 0.0)
 
     for number in range(LINE_PER_REPLICA):
@@ -86,7 +86,7 @@ def test_no_more_stand_in_line_than_can_be_chosen_from() -> None:
 def test_two_whose_turn_comes_at_once_share_no_place() -> None:
     """One place to decode, two prefill replicas that are free: the second waits on, unharmed."""
     peers = (lent("p1"), lent("p2"))
-    room, router = View(decode=(decode("d", max_open=99),), prefill=peers), placer()
+    room, router = view_of(decode=(decode("d", max_open=99),), prefill=peers), placer()
     running = []
     for name in ("r0", "r1"):
         running.append(router.place(asked(name), NAMES, room, 0.0))
@@ -98,7 +98,7 @@ def test_two_whose_turn_comes_at_once_share_no_place() -> None:
         for peer in peers:
             peer.candidate.finished(placement.prompt, 1.0)
 
-    full = View(decode=(decode("d", num_open=99, max_open=99),), prefill=peers)
+    full = view_of(decode=(decode("d", num_open=99, max_open=99),), prefill=peers)
     is_sent: list[str] = []
     for _, placement in router.served(lambda names: full if is_sent else room, 1.0):
         is_sent.append(send(placement, room, 1.0))

@@ -23,12 +23,14 @@ from baton.platform.simulator.fleet.turns import Turn
 from baton.router.candidate import Candidate, Speed
 from baton.router.fair_queue import FairQueue
 from baton.router.kv_index import Expected, KvIndex
+from baton.router.matches import Matches
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
+from baton.router.pool import KnownReplica, Pool
 from baton.router.prompt import Prompt
 from baton.router.prompt_names import PromptNames
 from baton.router.pulling import PullRates
-from baton.router.view import ReplicaView, View
+from baton.router.view import View, look
 
 LOOK_S = 0.25
 """How often those in line are looked after when nothing happens."""
@@ -56,14 +58,16 @@ class _Link:
     """What is known of one replica."""
 
     replica: Replica
-    candidate: Candidate
-    capacity: Capacity | None = None
-    num_open: int = 0
+    known: KnownReplica
     wanted: Demand = field(default_factory=Demand)
 
     @property
     def info(self) -> ReplicaInfo:
         return self.replica.info
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.known.candidate
 
 
 @dataclass(slots=True)
@@ -91,8 +95,10 @@ class SimulatedGateway:
         self._speeds = speeds
         self._links: dict[Epoch, _Link] = {}
         self._decodes: dict[Epoch, Decodes] = {}
+        self._pool_by_role = {Role.PREFILL: Pool(), Role.DECODE: Pool()}
         self._index = KvIndex()
-        self._placer = Placer(routing, self._num_cached)
+        matches = Matches(self._index, lambda epoch: self._links[epoch].info.layout)
+        self._placer = Placer(routing, matches.num_tokens)
         self._rates = routing.pull_rates
         self._outside: FairQueue[Turn] = FairQueue({})
         self._in_line: dict[int, Turn] = {}
@@ -112,7 +118,10 @@ class SimulatedGateway:
             candidate = Candidate(
                 info.replica_id, self._speeds[info.role], epoch=info.epoch, credit_tokens=None
             )
-            self._links[info.epoch] = _Link(replica, candidate)
+            known = KnownReplica(info, candidate)
+            known.is_connected = True
+            self._pool_by_role[info.role].join(known)
+            self._links[info.epoch] = _Link(replica, known)
             self._index.apply(info.epoch, KvEvents(first_sequence=1, is_snapshot=True))
         self._decodes = {replica.info.epoch: replica for replica in decode}
 
@@ -133,12 +142,13 @@ class SimulatedGateway:
 
     def hear(self, epoch: Epoch, capacity: Capacity) -> None:
         link = self._links[epoch]
-        link.capacity, candidate = capacity, link.candidate
+        link.known.capacity, candidate = capacity, link.candidate
+        self._write(link)
         num_running = 0
         if link.info.role is Role.PREFILL:
             candidate.credit_tokens = capacity.credit_tokens
         else:
-            num_running = max(capacity.num_running, link.num_open)
+            num_running = max(capacity.num_running, link.known.num_open)
         if Part.GOSSIP not in self._setup.without:
             candidate.hear(capacity.num_queued_tokens, num_running, self._agenda.now)
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
@@ -167,7 +177,8 @@ class SimulatedGateway:
             del self._booked[turn.request_id]
             self._index.release(booked.on_decode)
             link = self._links[booked.placement.decode.epoch]
-            link.num_open -= 1
+            link.known.num_open -= 1
+            self._write(link)
             link.candidate.num_running = max(link.candidate.num_running - 1, 0)
             self._change()
 
@@ -176,7 +187,7 @@ class SimulatedGateway:
     def _enter(self, turn: Turn) -> bool:
         """Place it, or let it stand in line; False if it has to wait outside."""
         view = self._view(PromptNames())
-        if not any(replica.is_open for replica in view.decode) or not self._placer.has_space(view):
+        if not view.decode.pool.is_open.any() or not self._placer.has_space(view):
             return False
         asked = PlacementRequest(
             request_id=turn.request_id, num_tokens=len(turn.prompt), arrived_s=turn.arrived_s
@@ -230,7 +241,8 @@ class SimulatedGateway:
         computes = placement.prefill[0].epoch if placement.prefill else decode
         turn.placement = placement
         link = self._links[decode]
-        link.num_open += 1
+        link.known.num_open += 1
+        self._write(link)
         link.candidate.num_running += 1
         self._booked[turn.request_id] = _Booked(
             placement,
@@ -249,35 +261,12 @@ class SimulatedGateway:
 
     # What is known.
 
-    def _num_cached(self, names: PromptNames, epoch: Epoch) -> int:
-        layout = self._links[epoch].info.layout
-        cached = self._index.num_cached_blocks(names.under(layout))
-        return cached.get(epoch, 0) * layout.block_size
+    def _write(self, link: _Link) -> None:
+        self._pool_by_role[link.info.role].write(link.known)
 
     def _view(self, names: PromptNames) -> View:
-        cached: dict[Epoch, int] = {}
-        expected: dict[Epoch, int] = {}
-        for one in names.under_each(link.info.layout for link in self._links.values()):
-            cached |= self._index.num_cached_blocks(one)
-            expected |= self._index.num_expected_blocks(one)
-        seen: dict[Role, list[ReplicaView]] = {Role.PREFILL: [], Role.DECODE: []}
-        for epoch, link in self._links.items():
-            block_size = link.info.layout.block_size
-            seen[link.info.role].append(
-                ReplicaView(
-                    info=link.info,
-                    candidate=link.candidate,
-                    num_open=link.num_open,
-                    num_cached_tokens=cached.get(epoch, 0) * block_size,
-                    num_expected_tokens=expected.get(epoch, 0) * block_size,
-                    capacity=link.capacity,
-                )
-            )
-        return View(
-            decode=tuple(seen[Role.DECODE]),
-            prefill=tuple(seen[Role.PREFILL]),
-            rates=self._rates,
-        )
+        pools = self._pool_by_role
+        return look(names, self._index, pools[Role.DECODE], pools[Role.PREFILL], self._rates)
 
     # What replicas are told of what waits.
 
@@ -291,7 +280,8 @@ class SimulatedGateway:
                 self._demand(link, _rounded(num_requests), 0)
 
     def _demand(self, link: _Link, num_requests: int, num_tokens: int) -> None:
-        credit_id = 0 if link.capacity is None else link.capacity.credit_id
+        told = link.known.capacity
+        credit_id = 0 if told is None else told.credit_id
         wanted = Demand(num_requests=num_requests, num_tokens=num_tokens, credit_id=credit_id)
         if wanted != link.wanted:
             link.wanted = wanted

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+
+import numpy as np
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Capacity, ReplicaInfo, Role
 from baton.router.candidate import Candidate
+from baton.router.pool import KnownReplica, Pool
+from baton.router.pulling import PullRates
 from baton.router.speed import ConstantRate
-from baton.router.view import ReplicaView
+from baton.router.view import PoolView, ReplicaView, View
+
+NO_PULLS = PullRates(is_enabled=False)
 
 LAYOUT = KvLayout(
     model_fingerprint=b"model",
@@ -40,13 +46,41 @@ def make_replica(
     )
 
 
-def known(info: ReplicaInfo, *, num_queued_tokens: int = 0, **facts: Any) -> ReplicaView:
+def known(
+    info: ReplicaInfo,
+    *,
+    num_queued_tokens: int = 0,
+    num_open: int = 0,
+    is_connected: bool = True,
+    capacity: Capacity | None = None,
+    **held: int,
+) -> ReplicaView:
     """A replica that computes 1000 tokens a second, with so many to compute."""
     candidate = Candidate(
         info.replica_id, ConstantRate(tokens_per_s=1000.0), epoch=info.epoch, credit_tokens=None
     )
-    candidate.hear(num_queued_tokens, facts.get("num_open", 0), now=0.0)
+    candidate.hear(num_queued_tokens, num_open, now=0.0)
     if num_queued_tokens:
-        capacity = facts.get("capacity") or Capacity(max_open=info.max_open)
-        facts["capacity"] = replace(capacity, num_queued_tokens=num_queued_tokens)
-    return ReplicaView(info=info, candidate=candidate, **facts)
+        capacity = capacity or Capacity(max_open=info.max_open)
+        capacity = replace(capacity, num_queued_tokens=num_queued_tokens)
+    replica = KnownReplica(info, candidate)
+    replica.num_open, replica.is_connected, replica.capacity = num_open, is_connected, capacity
+    return ReplicaView(replica, 0, **held)
+
+
+def view_of(
+    decode: Sequence[ReplicaView] = (),
+    prefill: Sequence[ReplicaView] = (),
+    rates: PullRates = NO_PULLS,
+) -> View:
+    """Of these replicas, as one request sees them."""
+    return View(decode=_pool_view(decode), prefill=_pool_view(prefill), rates=rates)
+
+
+def _pool_view(views: Sequence[ReplicaView]) -> PoolView:
+    pool = Pool()
+    for view in views:
+        pool.join(view.replica)
+    cached = np.array([view.num_cached_tokens for view in views], float)
+    expected = np.array([view.num_expected_tokens for view in views], float)
+    return PoolView(pool, cached, expected)

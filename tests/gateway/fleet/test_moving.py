@@ -87,7 +87,7 @@ def on_two(there: Script, *, here: Script | None = None) -> tuple[ScriptedReplic
 
 
 def num_open_replicas(dispatcher: ReplicaDispatcher) -> int:
-    return sum(replica.is_open for replica in dispatcher.fleet.view(PromptNames()).decode)
+    return sum(view.replica.is_open for view in dispatcher.fleet.view(PromptNames()).decode)
 
 
 async def test_the_next_attempt_is_told_what_it_takes_over_and_from_whom() -> None:

@@ -1,0 +1,199 @@
+"""What it costs a gateway to decide where a prompt goes, from its tokens to the placement.
+
+    names of its blocks -> who has them -> view -> placement -> booked, its first token, over
+
+    1 decode replica a prefill replica; half of the prefill replicas have some of the prompt
+    idle     every prompt finds a prefill replica that is free
+    loaded   each of them computes one, and four wait for each: the next one waits, too
+    served   one of all that wait, as one replica is free: a whole look at the line
+
+Times are CPU time of this thread, the median of many.
+
+    python -m bench.router_decisions [--policy NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from itertools import count
+from statistics import median
+
+import numpy as np
+from bench.report import surroundings, table
+from bench.router_index import cpu_s
+
+from baton.core.ids import Epoch, ReplicaId, RequestId
+from baton.core.kv_events import KvChange, KvEvent, KvEvents
+from baton.core.kv_layout import KvLayout
+from baton.core.messages import Capacity, ReplicaInfo, Role
+from baton.core.step_times import StepTimes
+from baton.router.candidate import Candidate
+from baton.router.kv_index import KvIndex
+from baton.router.matches import Matches
+from baton.router.placement import Placement, PlacementRequest
+from baton.router.placer import LINE_PER_REPLICA, Placer, Routing
+from baton.router.policies.by_name import DEFAULT, policy
+from baton.router.pool import KnownReplica, Pool
+from baton.router.prompt import Prompt
+from baton.router.prompt_names import PromptNames
+from baton.router.pulling import PullRates
+from baton.router.speed import MeasuredSpeed
+from baton.router.view import View, look
+
+DRAW = random.Random(1)
+LAYOUT = KvLayout(
+    model_fingerprint=b"model",
+    dtype="bfloat16",
+    num_layers=32,
+    num_kv_heads=8,
+    head_dim=128,
+    block_size=16,
+)
+TIMES = StepTimes(constant_s=0.004, token_s=2e-5, pair_s=2e-10, num_prompt_steps=99)
+NUM_PROMPTS = 8
+"""That have nothing in common."""
+NUM_ASKED = 128
+"""Each is one of these, but for its last block."""
+
+
+class Fleet:
+    """A gateway's books, without its links."""
+
+    def __init__(self, num_replicas: int, num_tokens: int, policy_name: str) -> None:
+        self.num_tokens = num_tokens
+        self.prompts = [
+            tuple(DRAW.randrange(150_000) for _ in range(num_tokens)) for _ in range(NUM_PROMPTS)
+        ]
+        self._asked = [
+            (*self.prompts[number % NUM_PROMPTS][:-16], *[number] * 16)
+            for number in range(NUM_ASKED)
+        ]
+        self.pools = {role: Pool() for role in Role}
+        self.index = KvIndex()
+        matches = Matches(self.index, lambda epoch: LAYOUT)
+        self.placer = Placer(Routing(policy(policy_name)), matches.num_tokens)
+        self.now = 1000.0
+        self._numbers = count()
+        for role in (Role.DECODE, Role.PREFILL):
+            for number in range(num_replicas):
+                self._join(role, number)
+
+    def _join(self, role: Role, number: int) -> None:
+        name = f"{role.value}-{number}"
+        info = ReplicaInfo(
+            replica_id=ReplicaId(name),
+            epoch=Epoch(name),
+            role=role,
+            address="127.0.0.1:1",
+            layout=LAYOUT,
+            num_blocks=10_000,
+            max_model_len=1 << 18,
+            max_open=1 << 16,
+            max_queued_tokens=1 << 20,
+            max_chunk=2048,
+        )
+        speed = MeasuredSpeed(times=TIMES, max_chunk=2048)
+        replica = KnownReplica(info, Candidate(name, speed, epoch=info.epoch))
+        replica.is_connected, replica.capacity = True, Capacity(max_open=1 << 16)
+        self.pools[role].join(replica)
+        stored = PromptNames(self.prompts[number % NUM_PROMPTS]).under(LAYOUT).packed
+        held = stored[: 16 * DRAW.randrange(len(stored) // 16)] if number % 2 else b""
+        if role is Role.PREFILL:
+            events = (KvEvent(KvChange.STORED, held + DRAW.randbytes(16 * 1000)),)
+            self.index.apply(
+                info.epoch, KvEvents(first_sequence=1, events=events, is_snapshot=True)
+            )
+
+    def view(self, names: PromptNames) -> View:
+        pools = self.pools
+        return look(names, self.index, pools[Role.DECODE], pools[Role.PREFILL], PullRates())
+
+    def place(self) -> Placement | Prompt | None:
+        """One more prompt, from its tokens on; booked, if it is sent."""
+        number = next(self._numbers)
+        names = PromptNames(self._asked[number % len(self._asked)])
+        request = PlacementRequest(request_id=RequestId(f"r{number}"), num_tokens=self.num_tokens)
+        placed = self.placer.place(request, names, self.view(names), self.now)
+        if isinstance(placed, Placement):
+            self._book(placed)
+        return placed
+
+    def place_and_finish(self) -> None:
+        """As for most prompts of a fleet that is not full."""
+        placed = self.place()
+        assert isinstance(placed, Placement)
+        self._finish(placed)
+
+    def place_and_leave(self) -> None:
+        """As when all are busy: it waits, and is cancelled."""
+        placed = self.place()
+        assert isinstance(placed, Prompt)
+        self.placer.leave(placed)
+
+    def fill(self) -> None:
+        """Until each computes one, and as many wait as may."""
+        for _ in range((LINE_PER_REPLICA + 1) * len(self.pools[Role.PREFILL])):
+            self.place()
+
+    def serve(self) -> None:
+        """One is over, and who goes next is sent; all others are busy."""
+        self.now += 0.01
+        pool = self.pools[Role.PREFILL].candidates
+        busy = np.flatnonzero(pool.num_open)
+        candidate = pool[int(busy[DRAW.randrange(len(busy))])]
+        candidate.finished(next(iter(candidate.open.values())).prompt, self.now)
+        for _, placement in self.placer.served(self.view, self.now):
+            self._book(placement)
+
+    def _book(self, placement: Placement) -> None:
+        replica = self.pools[Role.PREFILL].replica(placement.prefill[0].epoch)
+        assert replica is not None
+        num_held = placement.prompt.num_tokens - placement.num_prefill_tokens
+        replica.candidate.book(placement.prompt, num_held, self.now)
+
+    def _finish(self, placement: Placement) -> None:
+        replica = self.pools[Role.PREFILL].replica(placement.prefill[0].epoch)
+        assert replica is not None
+        self.now += 0.01
+        replica.candidate.finished(placement.prompt, self.now)
+
+
+def report(policy_name: str) -> str:
+    return table(
+        ("", "aim, µs", "µs"),
+        [
+            row
+            for size in ((64, 4096, 200), (1000, 131_072, 2000))
+            for row in rows(size, policy_name)
+        ],
+    )
+
+
+def rows(size: tuple[int, int, int], policy_name: str) -> Iterator[tuple[str, int | str, float]]:
+    num_replicas, num_tokens, aim_us = size
+    fleet = Fleet(num_replicas, num_tokens, policy_name)
+    what = f"{num_replicas:,} prefill replicas, {num_tokens:,} tokens"
+    naming_us = median_us(lambda: PromptNames(fleet.prompts[0]).under(LAYOUT))
+    yield f"naming alone, {num_tokens:,} tokens", "", naming_us
+    yield f"idle: {what}, naming included", aim_us, median_us(fleet.place_and_finish)
+    fleet.fill()
+    yield f"loaded: {what}, naming included", aim_us, median_us(fleet.place_and_leave)
+    yield f"served: {what}", aim_us, median_us(fleet.serve)
+
+
+def median_us(function, times: int = 100) -> float:  # type: ignore[no-untyped-def]
+    return median(cpu_s(function) for _ in range(times)) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.router_decisions", description=__doc__)
+    parser.add_argument("--policy", default=DEFAULT)
+    arguments = parser.parse_args()
+    print(surroundings(), flush=True)
+    print(report(arguments.policy))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The replicas that may compute a prompt, as policies see them: a column of numbers for each fact.
+
+    CandidateTable   all of them, kept up by what happens to each (`candidate.py`)
+      `- at(places) --> Candidates     some of them, as they are now
+
+A policy is an expression over columns: a thousand replicas cost little more than ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from baton.router.candidate import LATE_S, Candidate
+from baton.router.columns import Column, Columns, Draws, Mask, Numbers, Places, mean
+from baton.router.prompt import mix
+
+PACE = tuple(Column)[Column.STEP_S :]
+"""Of `candidate.Pace`."""
+
+
+class Candidates:
+    def __init__(
+        self, every: Sequence[Candidate], columns: Columns, places: Places | None = None
+    ) -> None:
+        self._every = every
+        self._columns = columns
+        self._places = places
+        """Rows of the columns; None: all, in their order."""
+        self._numbers = columns.numbers if places is None else columns.numbers[:, places]
+        self._busy_s: tuple[float, Numbers] | None = None
+        self._work_s: tuple[int, Numbers, Numbers] | None = None
+        self._drawn: tuple[int, Draws] | None = None
+        """What was asked last, and the answer: a policy and the record of its choice ask alike."""
+
+    def __len__(self) -> int:
+        return self._columns.num_rows if self._places is None else len(self._places)
+
+    def __getitem__(self, place: int) -> Candidate:
+        return self._every[place if self._places is None else self._places[place]]
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return (
+            iter(self._every) if self._places is None else map(self.__getitem__, range(len(self)))
+        )
+
+    def place(self, candidate: Candidate) -> int | None:
+        """Where it stands among these, if it does."""
+        if candidate.columns is not self._columns:
+            return None
+        if self._places is None:
+            return candidate.row
+        found = np.flatnonzero(self._places == candidate.row)
+        return int(found[0]) if len(found) else None
+
+    def at(self, places: Places) -> Candidates:
+        """Some of these."""
+        rows = places if self._places is None else self._places[places]
+        return Candidates(self._every, self._columns, rows)
+
+    @property
+    def draws(self) -> Draws:
+        draws = self._columns.draws
+        return draws if self._places is None else draws[self._places]
+
+    def _of(self, column: Column) -> Numbers:
+        numbers: Numbers = self._numbers[column]
+        return numbers
+
+    def drawn_by(self, draw: int) -> Draws:
+        """What settles who of equals wins: the least."""
+        if self._drawn is None or self._drawn[0] != draw:
+            self._drawn = draw, mix(self.draws, draw)
+        return self._drawn[1]
+
+    @property
+    def num_open(self) -> Numbers:
+        """Prompts that were sent there and have no first token yet."""
+        return self._of(Column.NUM_OPEN)
+
+    @property
+    def num_open_tokens(self) -> Numbers:
+        """Of these, the tokens to compute."""
+        return self._of(Column.NUM_OPEN_TOKENS)
+
+    @property
+    def num_open_blocks(self) -> Numbers:
+        return self._of(Column.NUM_OPEN_BLOCKS)
+
+    @property
+    def num_running(self) -> Numbers:
+        """Requests that decode there, which a prompt holds up."""
+        return self._of(Column.NUM_RUNNING)
+
+    @property
+    def has_credit(self) -> Mask:
+        """Whether it takes anybody at all."""
+        has_left: Mask = self.num_open_tokens < self._of(Column.CREDIT_TOKENS)
+        is_idle: Mask = self.num_open == 0
+        return has_left | is_idle
+
+    def overdue_s(self, now: float) -> Numbers:
+        """For how long its oldest prompt should have been over, clearly."""
+        return np.maximum(now - self._of(Column.OLDEST_ENDS_S) - LATE_S, 0.0)
+
+    def busy_s(self, now: float) -> Numbers:
+        """Seconds until it has computed what was sent there, as far as can be told."""
+        if self._busy_s is None or self._busy_s[0] != now:
+            left_s = np.maximum(self._of(Column.NEXT_FREE_S) - now, 0.0) + self.overdue_s(now)
+            self._busy_s = now, np.maximum(left_s, self._of(Column.TOLD_UNTIL_S) - now)
+        return self._busy_s[1]
+
+    def recent_share(self) -> Numbers:
+        """Work that it was sent lately, over the mean; zeros where none was."""
+        recent_s = self._of(Column.RECENT_S)
+        mean_s = mean(recent_s)
+        return recent_s / mean_s if mean_s else recent_s
+
+    def mean_recent(self, now: float) -> float:
+        """Prompts that one was sent lately: older ones count less and less."""
+        return mean(self._of(Column.NUM_RECENT)) * self._columns.left(now)
+
+    def prefill_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
+        """Seconds for a prompt of `num_tokens` that each has to itself, by its own step times."""
+        asked = self._work_s
+        if asked is None or asked[0] != num_tokens or asked[1] is not num_cached:
+            work_s = self._compute_s(num_tokens, num_cached)
+            asked = self._work_s = num_tokens, num_cached, work_s
+        return asked[2]
+
+    def _compute_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
+        step_s, token_s, pair_s, max_chunk, tokens_per_s = map(self._of, PACE)
+        num_new = num_tokens - np.minimum(num_cached, num_tokens - 1)
+        pairs_s = num_new * (num_tokens - 0.5 - 0.5 * num_new) * pair_s
+        work_s = np.ceil(num_new / max_chunk) * step_s + num_new * token_s + pairs_s
+        return work_s + num_new / tokens_per_s
+
+    # The lines before them.
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether anybody waits, for whomever."""
+        return len(self._columns.line) > 0
+
+    @property
+    def num_waiting(self) -> Numbers:
+        return self._of(Column.NUM_WAITING)
+
+    @property
+    def line_s(self) -> Numbers:
+        """Work of all in line."""
+        return self._of(Column.LINE_S)
+
+    def ahead(self, due_s: Numbers) -> tuple[Numbers, Numbers]:
+        """Work of those in each line that go before one that is due then, and how many go after."""
+        line = self._columns.line
+        if not len(line):
+            return (nothing := np.zeros(len(self))), nothing
+        places = line.rows if self._places is None else self._place_by_row[line.rows]
+        goes_before = line.due_s <= due_s[places]
+        if self._places is not None:
+            goes_before &= places >= 0
+        ahead_s = np.bincount(places[goes_before], line.work_s[goes_before], len(self))
+        num_ahead = np.bincount(places[goes_before], minlength=len(self))
+        return ahead_s.astype(float, copy=False), self.num_waiting - num_ahead
+
+    @property
+    def _place_by_row(self) -> Places:
+        """-1 where a row is not among these."""
+        places = np.full(self._columns.num_rows, -1)
+        places[self._places] = np.arange(len(self))
+        return places
+
+
+class CandidateTable:
+    def __init__(self, candidates: Iterable[Candidate] = ()) -> None:
+        self._columns = Columns()
+        self._candidates: list[Candidate] = []
+        for candidate in candidates:
+            self.add(candidate)
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        return candidate.columns is self._columns
+
+    @property
+    def all(self) -> Candidates:
+        return Candidates(self._candidates, self._columns)
+
+    def at(self, places: Places) -> Candidates:
+        return Candidates(self._candidates, self._columns, places)
+
+    def add(self, candidate: Candidate) -> None:
+        candidate.join(self._columns)
+        self._candidates.append(candidate)
+
+    def remove(self, candidate: Candidate) -> None:
+        """It stands by itself again, with its books and its line."""
+        row = candidate.row
+        candidate.join(Columns())
+        self._columns.remove(row)
+        del self._candidates[row]
+        for behind in self._candidates[row:]:
+            behind.row -= 1

@@ -1,0 +1,161 @@
+"""What is known of replicas as columns of numbers, one row a replica: for policies to compute with.
+
+    numbers    [Column, row]
+    draws      [row]          what rendezvous hashing mixes with a prompt's draw
+    line       who waits for which row, when it is due, what it takes there
+
+Rows are written by the candidates themselves (`candidate.py`) whenever something happens to them.
+What decays does so at one rate, so it is kept as it would have been at one moment, `base_s`: time
+passes for all rows alike, and nothing needs to be written.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum, auto
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers: TypeAlias = NDArray[np.float64]
+Places: TypeAlias = NDArray[np.intp]
+Mask: TypeAlias = NDArray[np.bool_]
+Draws: TypeAlias = NDArray[np.uint64]
+
+RECENT_HALF_LIFE_S = 600.0
+MAX_HALF_LIVES = 200
+"""Between two moments that are written as one: 2^200 times as much is still a number."""
+
+
+class Column(IntEnum):
+    """What `candidate.Candidate` says of itself; seconds are of the gateway's clock."""
+
+    NEXT_FREE_S = 0
+    OLDEST_ENDS_S = auto()
+    TOLD_UNTIL_S = auto()
+    RECENT_S = auto()
+    NUM_RECENT = auto()
+    NUM_OPEN = auto()
+    NUM_OPEN_TOKENS = auto()
+    NUM_OPEN_BLOCKS = auto()
+    CREDIT_TOKENS = auto()
+    NUM_RUNNING = auto()
+    LINE_S = auto()
+    NUM_WAITING = auto()
+    STEP_S = auto()
+    TOKEN_S = auto()
+    PAIR_S = auto()
+    MAX_CHUNK = auto()
+    TOKENS_PER_S = auto()
+
+
+def mean(numbers: Numbers) -> float:
+    return float(np.add.reduce(numbers)) / len(numbers)
+
+
+class Columns:
+    def __init__(self, max_rows: int = 1) -> None:
+        self.num_rows = 0
+        self.base_s = 0.0
+        self._numbers = np.zeros((len(Column), max_rows))
+        self._draws = np.zeros(max_rows, np.uint64)
+        self.line = LineColumns()
+
+    @property
+    def numbers(self) -> Numbers:
+        return self._numbers[:, : self.num_rows]
+
+    @property
+    def draws(self) -> Draws:
+        return self._draws[: self.num_rows]
+
+    def add(self, draw: int) -> int:
+        """A row more; its number."""
+        row, max_rows = self.num_rows, len(self._draws)
+        if row == max_rows:
+            self._numbers = np.pad(self._numbers, ((0, 0), (0, max_rows)))
+            self._draws = np.pad(self._draws, (0, max_rows))
+        self.num_rows += 1
+        self._draws[row] = draw
+        return row
+
+    def remove(self, row: int) -> None:
+        """Those behind it move up. Nobody waits for it any more."""
+        self._numbers[:, row:-1] = self._numbers[:, row + 1 :]
+        self._draws[row:-1] = self._draws[row + 1 :]
+        self.num_rows -= 1
+        self.line.close_up(row)
+
+    def write(self, row: int, first: Column, numbers: tuple[float, ...]) -> None:
+        self._numbers[first : first + len(numbers), row] = numbers
+
+    def growth(self, at_s: float) -> float:
+        """What something that decays was worth at `base_s`, if it is worth 1 at `at_s`."""
+        half_lives = (at_s - self.base_s) / RECENT_HALF_LIFE_S
+        if half_lives > MAX_HALF_LIVES:
+            self._numbers[Column.RECENT_S : Column.NUM_RECENT + 1] *= math.exp2(-half_lives)
+            self.base_s, half_lives = at_s, 0.0
+        return math.exp2(half_lives)
+
+    def left(self, now: float) -> float:
+        """What is left by now of what was worth 1 at `base_s`."""
+        return math.exp2((self.base_s - now) / RECENT_HALF_LIFE_S)
+
+
+class LineColumns:
+    """Those who wait, in no order."""
+
+    def __init__(self) -> None:
+        self._row_by_key: dict[int, int] = {}
+        self._keys: list[int] = []
+        self._numbers = count()
+        self._rows = np.zeros(16, np.intp)
+        self._due_s, self._work_s = np.zeros(16), np.zeros(16)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def rows(self) -> Places:
+        return self._rows[: len(self)]
+
+    @property
+    def due_s(self) -> Numbers:
+        return self._due_s[: len(self)]
+
+    @property
+    def work_s(self) -> Numbers:
+        return self._work_s[: len(self)]
+
+    def add(self, row: int, due_s: float, work_s: float) -> int:
+        """One more; the key to write or remove it by."""
+        place, key = len(self), next(self._numbers)
+        if place == len(self._rows):
+            self._rows = np.pad(self._rows, (0, place))
+            self._due_s, self._work_s = (
+                np.pad(self._due_s, (0, place)),
+                np.pad(self._work_s, (0, place)),
+            )
+        self._keys.append(key)
+        self._row_by_key[key] = place
+        self._rows[place], self._due_s[place], self._work_s[place] = row, due_s, work_s
+        return key
+
+    def write(self, key: int, due_s: float, work_s: float) -> None:
+        place = self._row_by_key[key]
+        self._due_s[place], self._work_s[place] = due_s, work_s
+
+    def remove(self, key: int) -> None:
+        """The last one takes its place."""
+        place, last = self._row_by_key.pop(key), self._keys.pop()
+        if last != key:
+            self._keys[place] = last
+            self._row_by_key[last] = place
+            for column in (self._rows, self._due_s, self._work_s):
+                column[place] = column[len(self)]
+
+    def close_up(self, row: int) -> None:
+        """That row is gone, for which nobody waits: those behind it are one less."""
+        self._rows[self._rows > row] -= 1

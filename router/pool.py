@@ -1,0 +1,167 @@
+"""The replicas of one role, as this gateway knows them: kept up by events, never rebuilt.
+
+    join(info, candidate) --> KnownReplica     replica.hear(...), .connect(...), .count(...)
+    leave(epoch)
+
+Each replica writes what it is into columns, so that who is open is known of all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from baton.core.ids import Epoch
+from baton.core.kv_layout import KvLayout
+from baton.core.messages import Capacity, ReplicaInfo
+from baton.router.candidate import Candidate
+from baton.router.candidates import Candidates, CandidateTable
+from baton.router.columns import Mask, Numbers
+
+RUNNING_REQUEST_COST = 8
+"""Tokens' worth of a request that decodes on a replica: it slows every step a little."""
+
+
+class KnownReplica:
+    """One of them. Whoever changes a fact calls `Pool.write`, but for `update` itself."""
+
+    def __init__(self, info: ReplicaInfo, candidate: Candidate) -> None:
+        self.info = info
+        self.candidate = candidate
+        """What it has to compute, as far as this gateway can tell."""
+        self.is_connected = False
+        self.is_away = False
+        """It was there, and is silent now, or its stream is broken: nobody is to wait for it."""
+        self.num_open = 0
+        """Requests this gateway has there."""
+        self.capacity: Capacity | None = None
+        """Its own last word; of a decode replica, while it is connected."""
+        self.heard_at_s: float | None = None
+        """When it was said."""
+
+    def age_s(self, now: float) -> float | None:
+        """How long ago its last word was said. It says something each second, so much more is a
+        sign. None: it has said none."""
+        return None if self.heard_at_s is None else now - self.heard_at_s
+
+    @property
+    def has_room(self) -> bool:
+        max_open = self.info.max_open if self.capacity is None else self.capacity.max_open
+        return self.num_open < max_open
+
+    @property
+    def is_draining(self) -> bool:
+        return not self.info.is_ready or (self.capacity is not None and self.capacity.is_draining)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a decode replica would take one more request."""
+        return self.is_connected and self.has_room and not self.is_draining
+
+    @property
+    def num_busy_tokens(self) -> int:
+        """Tokens waiting to be computed there by its own word, and what its requests count as."""
+        num_queued = 0 if self.capacity is None else self.capacity.num_queued_tokens
+        return num_queued + RUNNING_REQUEST_COST * self.num_open
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.replicas: list[KnownReplica] = []
+        self.table = CandidateTable()
+        """Of their candidates, in the same order."""
+        self._row_by_epoch: dict[Epoch, int] = {}
+        self._is_open = np.zeros(0, bool)
+        self._is_draining = np.zeros(0, bool)
+        self._is_connected = np.zeros(0, bool)
+        self._is_away = np.zeros(0, bool)
+        self._num_busy_tokens = np.zeros(0)
+        self.layouts: tuple[KvLayout, ...] = ()
+        """Ways to name blocks: one of each."""
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def __contains__(self, epoch: object) -> bool:
+        return epoch in self._row_by_epoch
+
+    @property
+    def candidates(self) -> Candidates:
+        return self.table.all
+
+    @property
+    def is_open(self) -> Mask:
+        """Who would take one more request to decode."""
+        return self._is_open
+
+    @property
+    def is_draining(self) -> Mask:
+        return self._is_draining
+
+    @property
+    def is_connected(self) -> Mask:
+        return self._is_connected
+
+    @property
+    def is_away(self) -> Mask:
+        return self._is_away
+
+    @property
+    def num_busy_tokens(self) -> Numbers:
+        return self._num_busy_tokens
+
+    def replica(self, epoch: Epoch) -> KnownReplica | None:
+        row = self._row_by_epoch.get(epoch)
+        return None if row is None else self.replicas[row]
+
+    def row(self, epoch: Epoch) -> int | None:
+        return self._row_by_epoch.get(epoch)
+
+    def is_one_of(self, epochs: frozenset[Epoch]) -> Mask:
+        found = np.zeros(len(self), bool)
+        for epoch in epochs:
+            row = self._row_by_epoch.get(epoch)
+            if row is not None:
+                found[row] = True
+        return found
+
+    def join(self, replica: KnownReplica) -> None:
+        self.replicas.append(replica)
+        self.table.add(replica.candidate)
+        self._rewrite()
+
+    def leave(self, epoch: Epoch) -> None:
+        replica = self.replicas.pop(self._row_by_epoch[epoch])
+        self.table.remove(replica.candidate)
+        self._rewrite()
+
+    def write(self, replica: KnownReplica) -> None:
+        """Something is new of it."""
+        row = self._row_by_epoch[replica.info.epoch]
+        self._is_open[row] = replica.is_open
+        self._is_draining[row] = replica.is_draining
+        self._is_connected[row] = replica.is_connected
+        self._is_away[row] = replica.is_away
+        self._num_busy_tokens[row] = replica.num_busy_tokens
+
+    def tokens(self, blocks: Mapping[Epoch, int]) -> Numbers:
+        """Of each, the tokens in so many leading blocks of it."""
+        found = np.zeros(len(self))
+        for epoch, num_blocks in blocks.items():
+            row = self._row_by_epoch.get(epoch)
+            if row is not None:
+                found[row] = num_blocks * self.replicas[row].info.layout.block_size
+        return found
+
+    def _rewrite(self) -> None:
+        self._row_by_epoch = {one.info.epoch: row for row, one in enumerate(self.replicas)}
+        self._is_open = np.array([one.is_open for one in self.replicas], bool)
+        self._is_draining = np.array([one.is_draining for one in self.replicas], bool)
+        self._is_connected = np.array([one.is_connected for one in self.replicas], bool)
+        self._is_away = np.array([one.is_away for one in self.replicas], bool)
+        self._num_busy_tokens = np.array([one.num_busy_tokens for one in self.replicas], float)
+        layouts = [one.info.layout for one in self.replicas]
+        self.layouts = tuple(
+            {(one.model_fingerprint, one.block_size): one for one in layouts}.values()
+        )

@@ -1,0 +1,186 @@
+"""Decisions over columns against the plain formulas, one replica after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.step_times import StepTimes
+from baton.router.candidate import Candidate, Waiting
+from baton.router.candidates import CandidateTable
+from baton.router.heat import Heat
+from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, Cost
+from baton.router.prompt import Prompt, mix, mixed
+from baton.router.routing_policy import Held, cheapest
+from baton.router.speed import ConstantRate, MeasuredSpeed
+from baton.router.turns import Turns
+
+NOW = 100.0
+SPEEDS = (
+    ConstantRate(tokens_per_s=700.0),
+    MeasuredSpeed(
+        times=StepTimes(constant_s=0.01, token_s=0.001, pair_s=1e-7, request_s=0.002),
+        max_chunk=512,
+        slowness=1.5,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What has happened to one replica."""
+
+    speed: int
+    sent: list[tuple[float, int]]
+    """Before now, in seconds, and tokens."""
+    is_oldest_over: bool
+    in_line: list[tuple[float, float]]
+    """Due, and work."""
+    num_queued_tokens: int
+    num_running: int
+    num_held: int
+
+
+tokens = st.integers(1, 5000)
+facts = st.builds(
+    Facts,
+    speed=st.integers(0, 1),
+    sent=st.lists(st.tuples(st.floats(0, 1500), tokens), max_size=3),
+    is_oldest_over=st.booleans(),
+    in_line=st.lists(st.tuples(st.floats(80, 140), st.floats(0.1, 9)), max_size=4),
+    num_queued_tokens=st.integers(0, 3000),
+    num_running=st.integers(0, 4),
+    num_held=st.integers(0, 6000),
+)
+
+
+def asks(number: int, num_tokens: int, names: str = "") -> Prompt:
+    return Prompt(
+        number=number,
+        num_tokens=num_tokens,
+        arrived_s=NOW - 1,
+        names=tuple(letter.encode() * 16 for letter in names),
+        block_size=100,
+        draw=number * 0x9E3779B97F4A7C15,
+    )
+
+
+def candidate(name: str, known: Facts) -> Candidate:
+    made = Candidate(name, SPEEDS[known.speed])
+    sent = [asks(number, num_tokens) for number, (_, num_tokens) in enumerate(known.sent)]
+    for prompt, before_s in zip(
+        sent, sorted((s for s, _ in known.sent), reverse=True), strict=True
+    ):
+        made.book(prompt, 0, NOW - before_s)
+    if sent and known.is_oldest_over:
+        made.finished(sent[0], NOW)
+    made.hear(known.num_queued_tokens, known.num_running, NOW)
+    for number, (due_s, work_s) in enumerate(known.in_line):
+        made.add(Waiting(asks(number, 100), made, work_s, due_s))
+    return made
+
+
+def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) -> list[float]:
+    """The formula of `policies/cost.py`, by the books of each candidate."""
+    turns, heat = taught(prompt)
+    num_waiting = sum(len(one.waiting) for one in candidates)
+    price = BASE_PRICE + DEFAULTS.scarcity * num_waiting / len(candidates)
+    charge = heat.charge(prompt, len(candidates), NOW)
+    recent = [one.recent(NOW) for one in candidates]
+    mean_s = sum(seconds for seconds, _ in recent) / len(recent)
+    few = min(sum(count for _, count in recent) / len(recent) / FEW, 1.0)
+    costs = []
+    for one, num_held, (recent_s, _) in zip(candidates, held, recent, strict=True):
+        cached = min(num_held, prompt.num_tokens - 1)
+        work_s = one.speed.prefill_s(prompt.num_tokens, cached)
+        own = charge.total - float(charge.before(np.array(float(cached))))
+        due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting))
+        num_behind = sum(waiting.due_s > due_s for waiting in one.waiting)
+        balance = recent_s / mean_s - 1.0 if mean_s else 0.0
+        costs.append(
+            one.busy_s(NOW)
+            + one.ahead_s(due_s)
+            + price * work_s * own / (prompt.num_tokens - cached)
+            + (num_behind + one.num_running) * work_s
+            + DEFAULTS.balance * turns.typical_s * few * balance
+        )
+    return costs
+
+
+def taught(prompt: Prompt) -> tuple[Turns, Heat]:
+    turns, heat = Turns(), Heat()
+    turns.hear(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
+    heat.hear(prompt, prompt.arrived_s)
+    return turns, heat
+
+
+@settings(max_examples=60)
+@given(fleet=st.lists(facts, min_size=1, max_size=6), num_tokens=tokens, data=st.data())
+def test_costs_over_columns_are_those_of_the_plain_formula(
+    fleet: list[Facts], num_tokens: int, data: st.DataObject
+) -> None:
+    """Of all replicas, and of some of them."""
+    every = [candidate(str(number), known) for number, known in enumerate(fleet)]
+    table, prompt, policy = CandidateTable(every), asks(7, num_tokens, "abcd"), Cost()
+    policy.placed(prompt, Candidate("first", SPEEDS[0]))
+    places = data.draw(st.sets(st.integers(0, len(fleet) - 1), min_size=1).map(sorted))
+    for some in (range(len(fleet)), places):
+        held = [fleet[place].num_held for place in some]
+        candidates = table.all if some != places else table.at(np.array(places))
+
+        found = policy.costs(prompt, candidates, Held(np.array(held, float)), NOW)
+
+        plain = plain_costs(prompt, [every[place] for place in some], held)
+        assert found.total == pytest.approx(plain)
+        chosen = cheapest(prompt, candidates, found)
+        assert plain[chosen] == pytest.approx(min(plain))
+        assert candidates[chosen] is every[some[chosen]]
+
+
+@given(draws=st.lists(st.integers(0, 2**64 - 1), min_size=1), other=st.integers(0, 2**64 - 1))
+def test_many_draws_are_mixed_as_each_is(draws: list[int], other: int) -> None:
+    found = mix(np.array(draws, np.uint64), other).tolist()
+
+    assert found == [mixed(draw, other) for draw in draws]
+
+
+def test_a_candidate_that_leaves_takes_its_row_and_its_line_along() -> None:
+    every = [candidate(name, LINED) for name in "abc"]
+    table = CandidateTable(every)
+
+    table.remove(every[0])
+
+    assert list(table.all) == every[1:]
+    assert list(table.all.num_open_tokens) == [200, 200]
+    ahead_s, num_behind = table.all.ahead(np.full(2, 120.0))
+    assert (list(ahead_s), list(num_behind)) == ([2.0, 2.0], [1, 1])
+    every[1].remove(every[1].waiting[0])
+    assert list(table.all.num_waiting) == [1, 2] and len(every[0].waiting) == 2
+
+
+LINED = Facts(
+    speed=0,
+    sent=[(10.0, 200)],
+    is_oldest_over=False,
+    in_line=[(110.0, 2.0), (130.0, 3.0)],
+    num_queued_tokens=0,
+    num_running=0,
+    num_held=0,
+)
+
+
+def test_what_was_sent_lately_counts_for_months() -> None:
+    """Seconds of a clock that has run for long, and a replica that is idle for longer."""
+    one, other = (Candidate(name, SPEEDS[0]) for name in "ab")
+    table = CandidateTable((one, other))
+    for day, busy in ((1, one), (30, other), (90, one)):
+        for number in range(3):
+            busy.book(asks(number, 700), 0, day * 86400.0)
+            busy.finished(asks(number, 700), day * 86400.0)
+
+    assert list(table.all.recent_share()) == pytest.approx([2.0, 0.0])
+    assert table.all.mean_recent(90 * 86400.0) == pytest.approx(1.5)
