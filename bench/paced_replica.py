@@ -17,38 +17,27 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from torch import Tensor
+from bench.paced_runner import PacedRunner
 
 from baton.core.chaos import ChaosRule, Fault
 from baton.core.ids import ReplicaId
 from baton.core.messages import ReplicaInfo, Role
-from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
+from baton.core.step_times import StepTimes
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
-from baton.engine.passes.echo import EchoRunner, echo_info
+from baton.engine.passes.echo import echo_info
 from baton.kv_transfer.transports import TransportParts
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.replica import start_replica
 from baton.proto.channels import Channels
 from baton.proto.pulse import Patience
 
-STEP_S, TOKEN_S = 0.004, 1e-4
-"""Of a step, and of each token in it: 10,000 tokens of a prompt a second."""
+PACE = StepTimes(constant_s=0.004, token_s=1e-4)
+"""10,000 tokens of a prompt a second, but for 4 ms a step."""
 NUM_BLOCKS, BLOCK_SIZE, CHUNK = 2048, 16, 256
-
-
-class PacedRunner(EchoRunner):
-    factor = 1.0
-
-    def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
-        num_tokens = sum(len(chunk.tokens) for chunk in chunks)
-        time.sleep(self.factor * (STEP_S + TOKEN_S * num_tokens))
-        return super().forward(chunks, on_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +78,7 @@ def lossy(rate: float) -> tuple[ChaosRule, ...]:
 
 async def serve(role: Role, name: str, patience: Patience) -> None:
     info = echo_info(vocab_size=256, max_model_len=4096, num_layers=3)
-    runner = PacedRunner(info, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, is_verifying=False)
+    runner = PacedRunner(info, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, times=PACE)
     engine_config = EngineConfig(
         cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS),
         scheduler=SchedulerConfig(prefill_chunk=CHUNK if role is Role.PREFILL else None),

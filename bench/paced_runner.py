@@ -14,12 +14,17 @@ from baton.engine.passes.echo import EchoRunner
 
 
 class PacedRunner(EchoRunner):
-    def __init__(self, info: ModelInfo, *, num_blocks: int, times: StepTimes) -> None:
-        super().__init__(info, num_blocks=num_blocks, is_verifying=False)
+    def __init__(
+        self, info: ModelInfo, *, num_blocks: int, block_size: int = 16, times: StepTimes
+    ) -> None:
+        super().__init__(info, num_blocks=num_blocks, block_size=block_size, is_verifying=False)
+        self.factor = 1.0
+        """How many times that its passes take, from now on."""
         self._times = times
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
-        ends_at = time.monotonic() + self._times.predict_s(_work_of(chunks))
+        seconds = self.factor * self._times.predict_s(_work_of(chunks))
+        ends_at = time.monotonic() + seconds
         hidden = super().forward(chunks, on_layer)
         time.sleep(max(ends_at - time.monotonic(), 0.0))
         return hidden

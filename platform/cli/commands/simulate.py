@@ -69,7 +69,8 @@ def simulate(  # noqa: PLR0913 - one parameter an option
     without: Annotated[
         list[str] | None,
         of_fleet(
-            help="What gateways do without: `step-model`, `gossip` or `pulls`; may be repeated.",
+            help="What gateways do without: `step-model`, `gossip`, `sessions` or `pulls`; may be "
+            "repeated.",
             show_default=False,
         ),
     ] = None,

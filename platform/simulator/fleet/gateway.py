@@ -189,8 +189,12 @@ class SimulatedGateway:
         view = self._view(PromptNames())
         if not view.decode.pool.is_open.any() or not self._placer.has_space(view):
             return False
+        named = Part.SESSIONS not in self._setup.without
         asked = PlacementRequest(
-            request_id=turn.request_id, num_tokens=len(turn.prompt), arrived_s=turn.arrived_s
+            request_id=turn.request_id,
+            num_tokens=len(turn.prompt),
+            arrived_s=turn.arrived_s,
+            session=turn.arrival.request.session or "" if named else "",
         )
         now = self._agenda.now
         found = self._placer.place(asked, turn.names, self._view(turn.names), now)

@@ -74,6 +74,8 @@ class Part(StrEnum):
     """Replicas' own step times: prompts are predicted at one rate for all."""
     GOSSIP = "gossip"
     """What replicas tell of what others have sent them."""
+    SESSIONS = "sessions"
+    """Conversations by the names that callers give them: they are known by their beginnings."""
     PULLS = "pulls"
     """Prefixes fetched from other replicas' caches."""
 

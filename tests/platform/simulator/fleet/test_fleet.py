@@ -232,6 +232,6 @@ def test_mistakes_name_what_is_known(tmp_path: Path) -> None:
         measured_device(MEASURED, "none")
     with pytest.raises(InvalidConfig, match="blocks"):
         devices_in(b'{"prefill": {"blocks": 1}}', "file")
-    with pytest.raises(InvalidConfig, match="step-model, gossip, pulls"):
+    with pytest.raises(InvalidConfig, match="step-model, gossip, sessions, pulls"):
         parts(["sleep"])
     assert parts(["pulls"]) == {Part.PULLS}
