@@ -17,7 +17,8 @@ from baton.platform.simulator.arrivals import Arrival, Arrivals
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.decode import DecodeReplica
 from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine
-from baton.platform.simulator.fleet.gateway import SimulatedGateway, pull_rates
+from baton.platform.simulator.fleet.gateway import SimulatedGateway
+from baton.platform.simulator.fleet.knowledge import pull_rates
 from baton.platform.simulator.fleet.news import News
 from baton.platform.simulator.fleet.outcome import FleetOutcome
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
