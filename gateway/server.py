@@ -9,6 +9,7 @@ import asyncio
 
 from baton.core.clock import Clock, monotonic
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.access.tls import tls_identity
 from baton.gateway.grpc.server import GrpcServer
 from baton.gateway.http.app import build_app
@@ -39,6 +40,11 @@ class GatewayServer:
         tls = tls_identity(config)
         self._http = HttpServer(app, config, tls=tls)
         self._grpc = GrpcServer(self._gateway, tls=tls)
+
+    @property
+    def limits(self) -> RateLimits:
+        """Of tenants; of several gateways, each has a share."""
+        return self._gateway.limits
 
     @property
     def http_port(self) -> int:

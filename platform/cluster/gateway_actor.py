@@ -36,7 +36,8 @@ class GatewayActor:
         self._gateway = GatewayNode(config, folder)
         remote = RemoteRegistry(registry)
         chaos = config.chaos.start("gateway")
-        await self._gateway.start(remote if chaos is None else ChaoticWatch(remote, chaos))
+        watched = remote if chaos is None else ChaoticWatch(remote, chaos)
+        await self._gateway.start(watched, shares=remote)
         spare_what_stays()
 
     async def ports(self) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.fleet import RegistryClient
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
+from baton.platform.cluster.limit_sharing import SharesRegistry, share_limits
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
@@ -41,9 +42,17 @@ class GatewayNode:
             model=model, dispatcher=self.dispatcher, config=gateway, wanted=config.wanted_replicas
         )
         self._following: asyncio.Task[None] | None = None
+        self._sharing: asyncio.Task[None] | None = None
+        self._num_gateways = gateway.replicas
 
-    async def start(self, registry: RegistryClient) -> None:
+    async def start(self, registry: RegistryClient, shares: SharesRegistry | None = None) -> None:
+        """`shares`: of tenants' limits, where other gateways have the others."""
         self._following = asyncio.create_task(self.dispatcher.run(registry))
+        limits = self.server.limits
+        if shares is not None and limits.demand:
+            limits.be_share(dict.fromkeys(limits.demand, 1 / self._num_gateways))
+            sharing = share_limits(limits, shares, self.dispatcher.epoch)
+            self._sharing = asyncio.create_task(sharing, name="shares limits")
         await self.server.start()
 
     def check_health(self) -> None:
@@ -54,6 +63,7 @@ class GatewayNode:
     async def stop(self, drain_s: float) -> None:
         """Turn unready, let the requests under way finish, then close the ports."""
         await self.server.stop(drain_s)
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        tasks = [task for task in (self._following, self._sharing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

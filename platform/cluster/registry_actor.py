@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,9 @@ class RegistryActor:
     async def membership(self) -> Membership:
         return self._registry.membership()
 
+    async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
+        return self._registry.limit_shares.report(gateway, demand)
+
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
         return await self._registry.watch(incarnation, version)
 
@@ -54,6 +58,11 @@ class RemoteRegistry:
 
     async def report_starting(self, starting: StartingReplica) -> None:
         await asyncio.wait_for(self.handle.report_starting.remote(starting), REGISTRY_TIMEOUT_S)
+
+    async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
+        call = self.handle.share_limits.remote(gateway, demand)
+        shares: dict[str, float] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        return shares
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
         membership: Membership = await self.handle.watch.remote(incarnation, version)

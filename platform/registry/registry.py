@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, new_epoch
 from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, StartingReplica
+from baton.platform.registry.limit_shares import LimitShares
 
 TTL_S = 3.5 * HEARTBEAT_S
 STARTING_TTL_S = 10.0
@@ -44,6 +45,7 @@ class Registry:
         self._heard_at: dict[Epoch, float] = {}
         self._starting_by_id: dict[ReplicaId, _Heard] = {}
         self._changed = asyncio.Event()
+        self.limit_shares = LimitShares(clock)
 
     def heartbeat(self, info: ReplicaInfo) -> None:
         self._heard_at[info.epoch] = self._clock()
