@@ -11,7 +11,7 @@ from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environ
 
 ANSWERED = "the empty application answers"
 NUM_CPUS = 2
-"""As many as Ray counts for a deployment of one prefill and one decode replica."""
+"""One for each of its actors, which are Serve's controller and the replica."""
 
 
 def main() -> None:
