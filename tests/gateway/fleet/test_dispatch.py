@@ -178,6 +178,30 @@ async def test_a_request_that_waits_for_room_ends_at_its_own_time_limit() -> Non
             await dispatcher.start(generation(time_left_s=0.05))
 
 
+async def test_who_waits_for_a_prefill_replica_is_told_how_far_it_is_and_what_it_waited_for() -> (
+    None
+):
+    replica = ScriptedReplica("d", silent, silent)
+    async with dispatching_to(replica) as dispatcher:
+        await dispatcher.fleet.apply(snapshot(replica.info, PREFILL))
+        candidate = dispatcher.fleet.candidate(PREFILL.epoch)
+        assert candidate is not None
+        prompt = tuple(range(100))
+        first = await dispatcher.start(replace(generation("first"), prompt=prompt))
+        candidate.credit_tokens = 0
+        asked = replace(generation("second", time_left_s=0.3), prompt=prompt)
+        second = asyncio.create_task(dispatcher.start(asked))
+        await until(lambda: dispatcher.num_waiting == 1)
+
+        told = dispatcher.progress(asked)
+
+        assert told is not None and (told.state, told.position) == ("in_line", 1)
+        with pytest.raises(DeadlineExceeded, match="no room on any prefill replica"):
+            await second
+        assert dispatcher.progress(asked) is None
+        await first.stop(0)
+
+
 async def test_a_request_without_any_replica_is_unavailable_after_the_grace_period() -> None:
     async with dispatching_to(no_replica_grace_s=0.05) as dispatcher:
         with pytest.raises(Unavailable, match="no decode replica takes requests"):
