@@ -7,7 +7,7 @@
 *Unasked* is without `proto/pulse.py`: a stopped process is noticed when gRPC's pings break its
 connections. Step times are slept, not computed: those of the machine count little.
 
-    python -m bench.failures [--seconds 24] [--away-seconds 60] [--only NAME]
+    python -m bench.failures [--seconds 24] [--away-seconds 60] [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.failures", description=__doc__)
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--away-seconds", type=float, default=60.0, help="of the registry")
-    parser.add_argument("--only", default="", help="cases whose name begins so")
+    parser.add_argument("--only", nargs="*", help="cases whose name begins so")
     args = parser.parse_args()
     print(surroundings(), flush=True)
     rows = []
     for case in CASES:
-        if case.name.startswith(args.only):
+        if case.name.startswith(tuple(args.only or ("",))):
             seconds = 2 * args.away_seconds if case.name == "registry away" else args.seconds
             rows.append(asyncio.run(measured(case, seconds)))
             print(rows[-1], flush=True)

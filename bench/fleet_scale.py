@@ -84,7 +84,7 @@ def report(num_replicas: int, num_gateways: int) -> str:
         ("seconds until all were", max(p.connected_s for p in paid)),
         ("MB that a gateway grew by", median(p.megabytes for p in paid)),
         (
-            "frames and batches of events a second, of a gateway",
+            "frames a second, of a gateway",
             median(p.frames_per_s for p in paid),
         ),
         ("the same of all", sum(p.frames_per_s for p in paid)),
