@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.gateway.fleet.scripted_replica import (
     IMPATIENT,
     ScriptedReplica,
     dispatching_to,
     until,
 )
-from tests.gateway.fleet.test_moving import begin, more, on_two, says
+from tests.gateway.fleet.test_moving import Reader, begin, more, on_two, says
 
 from baton.core.messages import Pooling
 from baton.proto.channels import Channels
@@ -16,6 +18,11 @@ from baton.proto.channels import Channels
 
 def impatient() -> Channels:
     return Channels(patience=IMPATIENT)
+
+
+async def end_of(reader: Reader) -> None:
+    async with asyncio.timeout(10):
+        await reader.task
 
 
 async def test_a_request_goes_on_elsewhere_behind_what_came_and_is_taken_back_here() -> None:
@@ -26,7 +33,7 @@ async def test_a_request_goes_on_elsewhere_behind_what_came_and_is_taken_back_he
         other.offer(max_open=4)
 
         one.goes_on.clear()
-        await reader.task
+        await end_of(reader)
         one.say(more(one, 12, is_last=True))  # it comes back, and finds itself taken back
         await until(lambda: one.cancelled)
 
@@ -53,7 +60,7 @@ async def test_while_nobody_else_has_room_it_waits_and_goes_on_where_it_was() ->
         other.offer(max_open=4)
         await until(lambda: not dispatcher.num_waiting)
         one.say(more(one, 13, is_last=True))
-        await reader.task
+        await end_of(reader)
 
         assert reader.tokens == [10, 11, 12, 13]
         assert not other.received
@@ -72,7 +79,7 @@ async def test_nothing_is_placed_on_it_until_it_speaks() -> None:
         one.goes_on.set()
         await until(dispatcher.is_ready)
         one.say(more(one, 12, is_last=True))
-        await first.task
+        await end_of(first)
 
         assert first.tokens == [10, 12]
 
@@ -84,7 +91,7 @@ async def test_an_embedding_is_computed_anew_elsewhere() -> None:
         other.offer(max_open=4)
 
         one.goes_on.clear()
-        await reader.task
+        await end_of(reader)
 
         [request] = other.received
         assert (request.attempt, request.pooling) == (2, Pooling.MEAN)
