@@ -29,8 +29,8 @@ from baton.proto.replica_pb2_grpc import ReplicaStub
 class Patience:
     """Both together are less than anybody is to wait for a replica that answers nobody: 2 s."""
 
-    ask_after_s: float = 0.5
-    answer_s: float = 1.0
+    ask_after_s: float = 0.3
+    answer_s: float = 1.2
     """An event loop that stands still for so long must be a rare thing."""
 
 
