@@ -41,7 +41,7 @@ from baton.platform.traces.reader import read_trace
 
 SHARE = 0.85
 MANY = 16
-"""At once, to see what the deployment can do."""
+"""At once for each decode replica, to see what the deployment can do."""
 SATURATED_S = 12.0
 SEEDS = 3
 BLOCK_SIZE = 16
@@ -106,13 +106,12 @@ def measure(url: str, folder: Path, *arguments: object) -> dict[str, Any]:
     return found
 
 
-def most_per_s(url: str, folder: Path) -> float:
+def most_per_s(url: str, folder: Path, num_at_once: int) -> float:
     """Answers a second, of the trace's sizes."""
     file = folder / "most.jsonl"
     write_trace(file, 200.0, SATURATED_S, seed=7)
-    found = measure(
-        url, folder, "--trace", file, "--concurrency", MANY, "--duration", SATURATED_S, "--seed", 7
-    )
+    at_once = ("--concurrency", num_at_once, "--duration", SATURATED_S)
+    found = measure(url, folder, "--trace", file, *at_once, "--seed", 7)
     return float(found["requests_s"])
 
 
@@ -171,7 +170,7 @@ def compare(fleet: Fleet, *, is_paced: bool) -> list[str]:
     """Lines of a table."""
     with tempfile.TemporaryDirectory() as name, deployed(fleet, is_paced=is_paced) as url:
         folder = Path(name)
-        rate = SHARE * most_per_s(url, folder)
+        rate = SHARE * most_per_s(url, folder, MANY * fleet.num_decode)
         first, second = folder / "first.jsonl", folder / "second.jsonl"
         for seed, file in enumerate((first, second)):
             write_trace(file, rate, fleet.seconds, seed)
