@@ -10,8 +10,9 @@ What is the most: tokens a second, (running + hoped for) / seconds, over the num
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import Protocol
 
 from baton.engine.request.step_report import StepReport
@@ -22,9 +23,8 @@ MIN_GAIN = 1.03
 """Times the tokens a second without drafts that they must promise."""
 PLAIN_EVERY, NUM_PLAIN = 128, 2
 """After so many steps with drafts come so many without: what those take is to stay known."""
-MIN_TRIED = 2
-"""Rows that may be tried whatever was tried before; then twice as many as ever, at most."""
-logger = logging.getLogger(__name__)
+NUM_TIMES = 15
+"""Steps that the time of drafting is the median of."""
 
 
 class DraftBudget(Protocol):
@@ -84,8 +84,8 @@ class PayingBudget:
         self._pause = Pause()
         self._depth = 0
         """What was said last."""
-        self._token_s = 0.0
-        """What it takes to draft one token for all, lately."""
+        self._token_times: deque[float] = deque(maxlen=NUM_TIMES)
+        """What it took to draft one token for all, lately; now and then prompts are read first."""
         self._num_drafting = 0
         """Steps with drafts since what others take was measured."""
         self._num_plain_left = 0
@@ -113,7 +113,8 @@ class PayingBudget:
         return self._depth
 
     def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
-        most = min(len(hopes), max(MIN_TRIED, 2 * self._prices.max_tried(num_running)))
+        tried = self._prices.max_tried(num_running)
+        most = min(len(hopes), max(2, num_running, 2 * tried))  # not at once what none was like
         best, best_rate = 0, MIN_GAIN
         gain, num = 0.0, 0
         while num < most:
@@ -133,7 +134,7 @@ class PayingBudget:
         draft_s = report.draft_ms / 1e3
         pass_s = seconds - draft_s
         if self._depth:
-            self._token_s += (draft_s / self._depth - self._token_s) / 8
+            self._token_times.append(draft_s / self._depth)
         if num_drafted or self._was_plain:  # the first without is planned in full
             self._prices.add(num_requests, num_drafted, pass_s)
         self._was_plain = not num_drafted
@@ -142,7 +143,8 @@ class PayingBudget:
         if self._depth and plain_s is not None:
             gained_s = plain_s * report.num_accepted / num_requests
             lost_s = draft_s + (pass_s - plain_s if num_drafted else 0.0)
-            self._pause.add(gained_s - lost_s, seconds)
+            if self._pause.add(gained_s - lost_s, seconds, is_drafted=bool(num_drafted)):
+                self._prices.forget_drafted()
 
     def _measures_plain(self) -> bool:
         """Whether the next step is to show what it takes without drafts."""
@@ -153,11 +155,12 @@ class PayingBudget:
 
     def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
         num_tried = self._prices.max_tried(num_running) // num_asking
+        token_s = median(self._token_times) if self._token_times else 0.0
         best, best_rate, gain = 0, MIN_GAIN, 0.0
         for depth in range(1, min(self._max_tokens, max(1, 2 * num_tried)) + 1):
             gain += share**depth * num_asking / num_running
             ratio = self._prices.ratio(num_running, depth * num_asking)
-            rate = (1 + gain) / (ratio + depth * self._token_s / plain_s)
+            rate = (1 + gain) / (ratio + depth * token_s / plain_s)
             if rate > best_rate:
                 best, best_rate = depth, rate
         return best

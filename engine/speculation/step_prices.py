@@ -63,16 +63,22 @@ class StepPrices:
         ratios, place = self._ratios.get(_roughly(num_requests), {}), _roughly(num_drafted)
         if place in ratios:
             return ratios[place].value
-        below = max((tried for tried in ratios if tried < place), default=None)
-        above = min((tried for tried in ratios if tried > place), default=None)
-        start, least = (0.0, 1.0) if below is None else (2 ** (below / 2), ratios[below].value)
-        if above is not None:
-            slope = (ratios[above].value - least) / (2 ** (above / 2) - start)
-        elif below is not None:
-            slope = max((least - 1.0) / start, LEAST_SLOPE / num_requests)
+        points = [(2 ** (tried / 2), ratios[tried].value) for tried in sorted(ratios)]
+        below = [point for point in points if point[0] < num_drafted]
+        above = [point for point in points if point[0] >= num_drafted]
+        start, ratio = below[-1] if below else (0.0, 1.0)
+        if above:
+            slope = (above[0][1] - ratio) / (above[0][0] - start)
+        elif len(below) > 1:  # not from 0 on: the first row has a price of its own
+            slope = (ratio - below[-2][1]) / (start - below[-2][0])
+            slope = max(slope, LEAST_SLOPE / num_requests)
         else:
             slope = FIRST_SLOPE / num_requests
-        return least + slope * max(0.0, num_drafted - start)
+        return ratio + slope * (num_drafted - start)
+
+    def forget_drafted(self) -> None:
+        """Steps with drafts shall be tried anew: what was measured may have been a bad moment."""
+        self._ratios.clear()
 
 
 def _finely(number: int) -> int:

@@ -1,0 +1,282 @@
+"""What drafting wins and loses: the same requests with each method and without, turn by turn.
+
+    rounds   plain, suffix, ngram, ...     new prompts in each; the first does not count
+    ratio    tokens a second of a method against plain decoding in the same round, median of rounds
+
+    code         the demo model and its draft, on source of the Python standard library
+    again        the same, each round with the prompts of the first
+    dummy        65 million made-up weights in bfloat16, read from memory in each pass; drafts are
+                 right so often, and cost nothing to make
+
+Engines stay from round to round: what they have learnt of prices stays, too. Outputs are compared:
+a token that differs ends the run. `--cpu-time` counts the CPU seconds of one thread, on machines
+that others use, too; the engines see no other clock.
+
+    python -m bench.speculation [--batches 1 4 16] [--rounds 3] [--only code ...] [--cpu-time]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import torch
+from bench.report import surroundings, table
+from bench.small_llama import model_folder
+from tokenizers import Tokenizer
+
+from baton.core.messages import SamplingParams
+from baton.engine.assemble import engine_around
+from baton.engine.checkpoint.load import LoadedModel, load_model
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from baton.engine.engine import Engine
+from baton.engine.request.request import Request
+from baton.engine.speculation.assemble import speculation_of
+from baton.engine.speculation.draft_budget import PayingBudget
+from baton.engine.speculation.drafter import Draft
+from baton.engine.speculation.speculation import Speculation
+from baton.platform.models.model_folder import find_model
+
+MAX_TOKENS = 8
+PROMPT_LEN, NUM_NEW = 128, 96
+Prompts = Callable[[Random, int], list[list[int]]]
+"""So many prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One model, what it is asked, and who drafts."""
+
+    name: str
+    model: LoadedModel
+    prompts: Prompts
+    temperature: float
+    methods: Mapping[str, Callable[[Engine], None]]
+    """By name: what makes a plain engine draft."""
+
+
+class KnowingDrafter:
+    """Has the answers of a plain run, and errs at random: drafts of a set acceptance."""
+
+    name = "knowing"
+    is_costly = False
+
+    def __init__(self, share: float) -> None:
+        self.answers: Mapping[str, Sequence[int]] = {}
+        self._share = share
+        self._random = Random(0)
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        return [self._propose(request, max_tokens) for request in requests]
+
+    def forget(self, request: Request) -> None:
+        """It keeps nothing."""
+
+    def _propose(self, request: Request, max_tokens: int) -> Draft:
+        first = len(request.output)
+        answer = self.answers[request.request_id][first : first + max_tokens]
+        tokens = [token ^ (self._random.random() > self._share) for token in answer]
+        return Draft(tokens, [self._share] * len(tokens))
+
+
+@dataclass(slots=True)
+class Outcome:
+    outputs: Mapping[str, Sequence[int]]
+    tokens_per_s: float
+    tokens_per_step: float
+    """Of a request."""
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> Outcome:
+    """All at once; prompts are not counted."""
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    before, started = engine.stats.num_steps, engine.clock()
+    while engine.has_work:
+        engine.step()
+    seconds = engine.clock() - started
+    num_steps = engine.stats.num_steps - before
+    num_tokens = sum(len(request.output) - 1 for request in requests)
+    return Outcome(
+        outputs={request.request_id: request.output for request in requests},
+        tokens_per_s=num_tokens / seconds,
+        tokens_per_step=num_tokens / len(requests) / num_steps,
+    )
+
+
+def measure(load: Load, batch: int, num_rounds: int) -> Iterator[list[str | float]]:
+    """A row a method."""
+    plain = _engine(load.model)
+    engines = {name: _engine(load.model) for name in load.methods}
+    for name, engine in engines.items():
+        load.methods[name](engine)
+    ratios: dict[str, list[float]] = {name: [] for name in engines}
+    lengths: dict[str, list[float]] = {name: [] for name in engines}
+    rates: list[float] = []
+    random = Random(batch)
+    for number in range(num_rounds + 1):
+        prompts = load.prompts(random, batch)
+        expected = run(plain, _requests(load, number, prompts))
+        for name, engine in engines.items():
+            drafter = engine.speculation.drafter if engine.speculation else None
+            if isinstance(drafter, KnowingDrafter):
+                drafter.answers = expected.outputs
+            found = run(engine, _requests(load, number, prompts))
+            if found.outputs != expected.outputs:
+                sys.exit(f"{load.name}, {name}, batch {batch}: other tokens than without drafts")
+            if number:
+                ratios[name].append(found.tokens_per_s / expected.tokens_per_s)
+                lengths[name].append(found.tokens_per_step)
+        if number:
+            rates.append(expected.tokens_per_s)
+    for name in engines:
+        yield [
+            f"{load.name}, {name}", str(batch), median(rates), median(ratios[name]),
+            min(ratios[name]), median(lengths[name]),
+        ]  # fmt: skip
+
+
+def _requests(load: Load, number: int, prompts: Sequence[Sequence[int]]) -> list[Request]:
+    return [
+        Request(
+            f"{number}.{i}",
+            prompt,
+            sampling=SamplingParams(
+                temperature=load.temperature,
+                top_p=0.9,
+                seed=1000 * number + i,
+                max_tokens=NUM_NEW,
+                ignore_eos=True,
+            ),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _engine(model: LoadedModel) -> Engine:
+    config = EngineConfig(
+        cache=CacheConfig(prefix_caching=False),
+        scheduler=SchedulerConfig(max_batch_tokens=8192),
+        speculation=SpeculationConfig(method="suffix", max_tokens=MAX_TOKENS),
+    )
+    engine = engine_around(model, config, "cpu")
+    engine.speculation = None
+    if torch.get_num_threads() == 1:
+        engine.clock = time.process_time
+    return engine
+
+
+def _by_config(method: str, draft: LoadedModel | None = None) -> Callable[[Engine], None]:
+    def set_up(engine: Engine) -> None:
+        speculation = SpeculationConfig(method=method, max_tokens=MAX_TOKENS)  # type: ignore[arg-type]
+        config = EngineConfig(speculation=speculation)
+        engine.speculation = speculation_of(config, engine.info, "cpu", draft)
+
+    return set_up
+
+
+def _knowing(share: float) -> Callable[[Engine], None]:
+    def set_up(engine: Engine) -> None:
+        engine.speculation = Speculation(KnowingDrafter(share), PayingBudget(MAX_TOKENS))
+
+    return set_up
+
+
+def _code(tokenizer: Tokenizer) -> Prompts:
+    files = ("argparse", "tarfile", "inspect", "typing", "subprocess", "shutil", "zipfile")
+    texts = [tokenizer.encode(_source_of(name)).ids for name in files]
+
+    def prompts(random: Random, count: int) -> list[list[int]]:
+        chosen = [random.choice(texts) for _ in range(count)]
+        starts = [random.randrange(len(text) - PROMPT_LEN) for text in chosen]
+        return [t[at : at + PROMPT_LEN] for t, at in zip(chosen, starts, strict=True)]
+
+    return prompts
+
+
+def _source_of(name: str) -> str:
+    module = __import__(name)
+    assert module.__file__ is not None
+    return Path(module.__file__).read_text()
+
+
+def _again(prompts: Prompts) -> Prompts:
+    """Each round the same, as agents ask that try again or write a file anew."""
+    asked: dict[int, list[list[int]]] = {}
+
+    def again(random: Random, count: int) -> list[list[int]]:
+        if count not in asked:
+            asked[count] = prompts(random, count)
+        return asked[count]
+
+    return again
+
+
+def _any_tokens(vocab_size: int) -> Prompts:
+    def prompts(random: Random, count: int) -> list[list[int]]:
+        return [[random.randrange(2, vocab_size) for _ in range(PROMPT_LEN)] for _ in range(count)]
+
+    return prompts
+
+
+def loads(dummy_folder: Path) -> Iterator[Load]:
+    demo, draft = (load_model(find_model(name)) for name in ("demo", "draft"))
+    tokenizer = Tokenizer.from_file(str(find_model("demo") / "tokenizer.json"))
+    looked_up = {name: _by_config(name) for name in ("suffix", "ngram")}
+    for temperature in (0.0, 0.7):
+        yield Load(
+            name=f"code, temperature {temperature:g}",
+            model=demo,
+            prompts=_code(tokenizer),
+            temperature=temperature,
+            methods={**looked_up, "draft": _by_config("draft", draft)},
+        )
+    yield Load(
+        name="again",
+        model=demo,
+        prompts=_again(_code(tokenizer)),
+        temperature=0.0,
+        methods=looked_up,
+    )
+    dummy = load_model(dummy_folder, load_format="dummy")
+    yield Load(
+        name="dummy",
+        model=dummy,
+        prompts=_any_tokens(dummy.info.vocab_size),
+        temperature=0.0,
+        methods={f"{share:.0%} right": _knowing(share) for share in (0.8, 0.5, 0.0)},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16, 32, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--cpu-time", action="store_true")
+    options = parser.parse_args()
+    if options.cpu_time:
+        torch.set_num_threads(1)
+    rows: list[list[str | float]] = []
+    with ExitStack() as stack:
+        for load in loads(stack.enter_context(model_folder())):
+            if options.only and not any(load.name.startswith(name) for name in options.only):
+                continue
+            for batch in options.batches:
+                for row in measure(load, batch, options.rounds):
+                    rows.append(row)
+                    print(*row, file=sys.stderr, flush=True)
+    header = ("load, method", "batch", "plain, tokens/s", "times that", "least", "tokens a step")
+    print(table(header, rows), surroundings(), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
