@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import grpc
@@ -40,26 +39,22 @@ class PrefillClient(Protocol):
         is gone.
         """
 
-    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
-        """Within it P is waited for. Raises Unavailable there if P answers nobody."""
-
 
 class GrpcPrefillClient:
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
 
-    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
-        return self._channels.pulse(peer.address).answers(peer.replica_id)
-
     async def prefill(
         self, peer: ReplicaAddress, request: PrefillRequest
     ) -> AsyncGenerator[PrefillGranted | PrefillDone, None]:
         stub = PrefillStub(self._channels.to(peer.address))
+        pulse = self._channels.pulse(peer.address)
         call = stub.Prefill(
             prefill_to_proto(request, peer.epoch), timeout=request.time_left_ms / 1e3
         )
         try:
             async for event in call:
+                pulse.hear()
                 match event.WhichOneof("event"):
                     case "granted":
                         yield granted_from_proto(event.granted)

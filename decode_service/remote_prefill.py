@@ -28,6 +28,7 @@ from baton.engine.engine_thread import EngineThread
 from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedKv
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
+from baton.proto.channels import Channels
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
 Events = AsyncGenerator[PrefillGranted | PrefillDone, None]
@@ -43,6 +44,7 @@ class RemotePrefill:
     receiver: Receiver
     fetcher: Fetcher
     client: PrefillClient
+    channels: Channels
     arriving: ArrivingPrompts = field(default_factory=ArrivingPrompts)
     timeout_s: float
     clock: Clock
@@ -61,7 +63,7 @@ class RemotePrefill:
         events = self.client.prefill(peer, request)
         try:
             with self.arriving.announced(generating.message):
-                async with self.client.answering(peer):
+                async with self.channels.answering(peer):
                     await self.fetcher.check(peer.address, peer.epoch)
                     generating.prefilled_by = peer
                     granted = await self._next(events, PrefillGranted, peer)

@@ -51,6 +51,7 @@ class DecodeWorker:
             receiver=self.core.kv.receiver,
             fetcher=self.core.kv.fetcher,
             client=GrpcPrefillClient(parts.channels),
+            channels=parts.channels,
             timeout_s=parts.config.prefill_timeout_s,
             clock=engine.clock,
         )

@@ -6,11 +6,13 @@ The only place that knows how these connections are secured.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
 import grpc
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
+from baton.core.messages import ReplicaAddress
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.proto.cluster_token import RefuseStrangers
@@ -54,6 +56,10 @@ class Channels:
     def pulse(self, address: str) -> Pulse:
         """Of the peer at `address`, for who waits for it now."""
         return self._to(address).pulse
+
+    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
+        """Within it the peer is waited for. Raises Unavailable there if it answers nobody."""
+        return self.pulse(peer.address).answers(peer.replica_id)
 
     def new(self, address: str) -> grpc.aio.Channel:
         """A channel, and so a connection, of the caller's own; theirs to close."""

@@ -1,17 +1,19 @@
 """Whether a peer answers, asked for as long as somebody waits for it.
 
     nothing heard for `ask_after_s` --> Ping --> answered: asked again later
-                                            '--> not within `answer_s`: silent, until it speaks
+                                            '--> not within what it is allowed (`answer_time.py`):
+                                                 silent, until it speaks: this Ping stays open
 
 A process that stands still keeps its connections open. gRPC's own pings notice that after 4 to 5 s,
 and never that of an event loop. All else that comes from the peer counts as an answer, so one that
-talks is not asked. What a connection says that breaks is better than silence: it is left to the
-calls.
+talks is not asked. Time in which our own loop stands still is not the peer's: its answer may lie
+here unread. What a connection says that breaks is better than silence: it is left to the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +24,16 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import Unavailable
 from baton.proto import replica_pb2 as pb
+from baton.proto.answer_time import AnswerTime
 from baton.proto.replica_pb2_grpc import ReplicaStub
+
+log = logging.getLogger(__name__)
+
+NUM_LOOKS = 10
+"""While an answer is due it is looked for so often: each look is a chance for what came unread."""
+
+AVOIDED_S = 5.0
+"""For so long after it was last found to be silent nobody begins to wait for a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +42,8 @@ class Patience:
 
     ask_after_s: float = 0.3
     answer_s: float = 1.2
-    """An event loop that stands still for so long must be a rare thing."""
+    """Of a peer of which nothing else is known. An event loop that stands still for so long must be
+    a rare thing."""
 
 
 class Pulse:
@@ -47,9 +59,12 @@ class Pulse:
         self.is_silent = False
         self._stub = ReplicaStub(channel)
         self._patience = patience
+        self._answer_time = AnswerTime(patience.answer_s)
         self._on_change = on_change
         self._clock = clock
         self._heard_at = float("-inf")
+        self._silent_at = float("-inf")
+        """When it was last found to be."""
         self._is_watched = False
         self._scopes: set[asyncio.Timeout] = set()
         self._asking: asyncio.Task[None] | None = None
@@ -68,7 +83,10 @@ class Pulse:
 
     @asynccontextmanager
     async def answers(self, name: str) -> AsyncIterator[None]:
-        """Within it somebody waits. Raises Unavailable there when the peer falls silent."""
+        """Within it somebody waits. Raises Unavailable there when the peer falls silent, and at
+        once if it has only just been found to be."""
+        if self.is_silent and self._clock() < self._silent_at + AVOIDED_S:
+            raise Unavailable(f"{name} answers nobody")
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -91,37 +109,68 @@ class Pulse:
             self._asking = None
 
     def _ask_if_awaited(self) -> None:
-        if self._is_awaited and (self._asking is None or self._asking.done()):
+        if self._is_awaited and not self._is_asking:
             self._asking = asyncio.create_task(self._ask_now_and_then())
 
     @property
     def _is_awaited(self) -> bool:
         return self._is_watched or bool(self._scopes)
 
+    @property
+    def _is_asking(self) -> bool:
+        return self._asking is not None and not self._asking.done()
+
     async def _ask_now_and_then(self) -> None:
         while self._is_awaited:
             rest_s = self._heard_at + self._patience.ask_after_s - self._clock()
             if rest_s > 0:
                 await asyncio.sleep(rest_s)
-            elif not await self._ask():
+            elif not await self._has_answered():
                 await asyncio.sleep(self._patience.ask_after_s)
 
-    async def _ask(self) -> bool:
-        """Whether the peer has spoken since."""
-        asked_at = self._clock()
+    async def _has_answered(self) -> bool:
         try:
-            async with asyncio.timeout(self._patience.answer_s):
-                await self._stub.Ping(pb.PingRequest())
-            self.hear()
-        except TimeoutError:
-            if self._heard_at < asked_at:
-                self._fall_silent()
+            return await self._ask()
+        except Exception:  # without this task nobody who waits would ever hear of a silence
+            log.exception("a peer could not be asked whether it answers; asking again")
+            return False
+
+    async def _ask(self) -> bool:
+        """Return when the peer has answered, or the connection broke: whether it has."""
+        asked_at = self._clock()
+        answer = asyncio.ensure_future(self._stub.Ping(pb.PingRequest()))
+        try:
+            looked_s = await self._look_for(answer)
+            await answer
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                self.hear()  # a refusal is an answer: an older replica knows no Ping
-        return self._heard_at >= asked_at
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                return False
+            # Any other refusal is an answer: an older replica knows no Ping.
+        finally:
+            answer.cancel()
+        now = self._clock()
+        self._answer_time.answered(min(looked_s, now - asked_at), now)
+        self.hear()
+        return True
+
+    async def _look_for(self, answer: asyncio.Future[pb.PingReply]) -> float:
+        """Return when the Ping has ended: after how long, of the time in which our loop looked.
+
+        The peer is silent once it has said nothing for too long.
+        """
+        look_s = self._answer_time.allowed_s(self._clock()) / NUM_LOOKS
+        num_looks = num_unheard = 0
+        while not answer.done():
+            heard_at = self._heard_at
+            await asyncio.wait((answer,), timeout=look_s)
+            num_looks += 1
+            num_unheard = num_unheard + 1 if self._heard_at == heard_at else 0
+            if num_unheard >= NUM_LOOKS and not answer.done():
+                self._fall_silent()
+        return num_looks * look_s
 
     def _fall_silent(self) -> None:
+        self._silent_at = self._clock()
         loop = asyncio.get_running_loop()
         for scope in self._scopes:
             if not scope.expired():

@@ -4,7 +4,7 @@
                | replica lost, or it could not go on
     place -> attempt 2, given the tokens the client already has -> tokens ...
                | its replica drains, or is silent: while it goes on there, if it does, a place
-               | elsewhere is waited for
+               | elsewhere is waited for; from silent ones a request moves but twice
     switch -> attempt 3, which takes the KV along if it can -> tokens ... -> last update
 
 Each token reaches the caller exactly once, whatever replicas come and go. Sampling is a function of
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from typing import Protocol
 
 from baton.core.clock import Clock
@@ -30,6 +29,10 @@ from baton.gateway.requests.generation import Generation
 
 MAX_ATTEMPTS = 5
 """Failed attempts: a request that takes down every replica it meets must not take them all."""
+MAX_SILENT_MOVES = 2
+"""Each is computed anew, and where all stand still now and then the next is no better."""
+LOOK_AGAIN_S = 0.5
+"""After a place elsewhere was looked for in vain."""
 
 
 class Place(Protocol):
@@ -77,6 +80,7 @@ class RunningRequest:
         self._accounts = Accounts(len(generation.prompt))
         self._placed: Placed | None = None
         self._num_failed = 0
+        self._num_silent_moves = 0
         self._lost: frozenset[Epoch] = frozenset()
         self._taken: deque[TokenUpdate] = deque()
         """Updates of the attempt before, not asked for yet."""
@@ -190,18 +194,26 @@ class RunningRequest:
 
     def _begin_to_move(self) -> None:
         assert self._placed is not None
-        is_silent = self._placed.attempt.link.is_silent
+        is_moving = self._moving is not None and not self._moving.done()
+        if not is_moving and self._can_move(self._placed):
+            self._moving = asyncio.create_task(self._move(self._placed))
+
+    def _can_move(self, old: Placed) -> bool:
+        link = old.attempt.link
+        if self._placed is not old or not old.attempt.can_move:
+            return False
+        if link.is_silent:
+            return link.is_draining or self._num_silent_moves < MAX_SILENT_MOVES
         is_read_there = self._generation.pooling is not None or (
             self._generation.sampling.num_prompt_logprobs is not None and not self._output
         )
-        if is_read_there and not is_silent:
-            return  # it computes what no KV contains: it ends there, or starts anew
-        if self._moving is None or self._moving.done():
-            self._moving = asyncio.create_task(self._move(self._placed))
+        return not is_read_there  # it computes what no KV contains: it ends there, or starts anew
 
     async def _move(self, old: Placed) -> None:
+        """Look for a place elsewhere for as long as there is a reason to."""
+
         def request_to_move() -> GenerateRequest:
-            if self._placed is not old or not old.attempt.can_move:
+            if not self._can_move(old):
                 raise _StaysHere
             for update in old.attempt.take_queued():
                 self._take(old, update)
@@ -212,21 +224,30 @@ class RunningRequest:
             return self._request(None if is_silent else old.address)
 
         def switch(placed: Placed) -> None:
-            decode, num_before = old.placement.decode, self._accounts.num_before
-            num_tokens, number = self._accounts.num_of_attempt, self._accounts.number
-            takes_along = placed.attempt.request.is_moving
-            why = "is draining" if takes_along else "answers nobody"
-            self._accounts.end_attempt(f"attempt {number}: {decode.replica_id} {why}")
-            old.attempt.cut_off(_Switched())
-            self._begin(placed)
-            if takes_along:
-                self._left.append((old, num_before, num_tokens))
-            else:
-                self._lost |= {decode.epoch}
-                old.close(num_tokens)
+            self._switch(old, placed)
 
-        with suppress(BatonError):
-            await self._find_place(request_to_move, switch, self._lost, self._time_left_s())
+        while self._can_move(old):
+            try:
+                await self._find_place(request_to_move, switch, self._lost, self._time_left_s())
+            except (Overloaded, Unavailable):  # nobody takes it: somebody may later
+                await asyncio.sleep(LOOK_AGAIN_S)
+            except BatonError:
+                return
+
+    def _switch(self, old: Placed, placed: Placed) -> None:
+        decode, num_before = old.placement.decode, self._accounts.num_before
+        num_tokens, number = self._accounts.num_of_attempt, self._accounts.number
+        takes_along = placed.attempt.request.is_moving
+        why = "is draining" if takes_along else "answers nobody"
+        self._accounts.end_attempt(f"attempt {number}: {decode.replica_id} {why}")
+        old.attempt.cut_off(_Switched())
+        self._begin(placed)
+        if takes_along:
+            self._left.append((old, num_before, num_tokens))
+        else:
+            self._num_silent_moves += 1
+            self._lost |= {decode.epoch}
+            old.close(num_tokens)
 
     async def _stop_moving(self) -> None:
         """Afterwards the current attempt stays the current one."""

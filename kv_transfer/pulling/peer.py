@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
@@ -101,7 +101,7 @@ class PeerClient:
     def __init__(
         self, channels: Channels, *, epoch: Epoch, layout: KvLayout, timeout_s: float
     ) -> None:
-        self._channels = channels
+        self.channels = channels
         self._epoch = epoch
         self._layout = layout
         self._timeout_s = timeout_s
@@ -130,10 +130,12 @@ class PeerClient:
         self, peer: ReplicaAddress, request: PullRequest
     ) -> AsyncGenerator[PullOffered, None]:
         """What the peer's `Lends.pull` yields. Raises BatonError."""
-        stub = PeerStub(self._channels.to(peer.address))
+        stub = PeerStub(self.channels.to(peer.address))
+        pulse = self.channels.pulse(peer.address)
         call = stub.Pull(pull_to_proto(request, peer.epoch), timeout=self._timeout_s)
         try:
             async for event in call:
+                pulse.hear()
                 if event.WhichOneof("event") == "offered":
                     yield offered_from_proto(event.offered)
         except grpc.aio.AioRpcError as error:
@@ -145,10 +147,6 @@ class PeerClient:
             raise LayoutMismatch(str(error)) from error
         finally:
             call.cancel()
-
-    def answering(self, peer: ReplicaAddress) -> AbstractAsyncContextManager[None]:
-        """Within it the peer is waited for. Raises Unavailable there if it answers nobody."""
-        return self._channels.pulse(peer.address).answers(peer.replica_id)
 
     def let_end(self, loan: AsyncGenerator[PullOffered, None]) -> None:
         """Close the loan when the peer has ended it, or has had the time to."""
@@ -177,7 +175,7 @@ class PeerSource:
             request = replace(request, request_id=leaving.request_id, attempt=leaving.attempt)
         loan = self._client.pull(self._peer, request)
         try:
-            async with self._client.answering(self._peer):
+            async with self._client.channels.answering(self._peer):
                 offered = await anext(loan, None)
                 yield None if offered is None else _offer(offered, self._peer.address)
         except BaseException:

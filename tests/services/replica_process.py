@@ -19,12 +19,16 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.replica_pb2_grpc import ReplicaStub
 
 SERVING = """
-import asyncio, base64, pickle, sys, time
+import asyncio, base64, pickle, sys, threading, time
 from tests.in_process_fleet import echo_engine
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.replica import start_replica
+
+def spin():
+    while True:
+        pass
 
 async def main():
     role = Role(sys.argv[1])
@@ -34,6 +38,8 @@ async def main():
         time.sleep(float(sys.argv[2]))
         return forward(*args, **options)
     engine.runner.forward = slowly
+    for _ in range(int(sys.argv[3])):
+        threading.Thread(target=spin, daemon=True).start()
     config = override(DeploymentConfig(), {"transfer.transport": "grpc"})
     replica = await start_replica(
         config, role, engine, replica_id=ReplicaId(f"slow-{role}"), host="127.0.0.1"
@@ -65,9 +71,11 @@ class ReplicaProcess:
 
 
 @contextmanager
-def replica_process(role: Role, *, step_s: float) -> Iterator[ReplicaProcess]:
-    """One whose steps take at least so long."""
-    command = [sys.executable, "-c", SERVING, role.value, str(step_s)]
+def replica_process(
+    role: Role, *, step_s: float, num_spinning: int = 0
+) -> Iterator[ReplicaProcess]:
+    """One whose steps take at least so long, with so many threads that are never done."""
+    command = [sys.executable, "-c", SERVING, role.value, str(step_s), str(num_spinning)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -78,3 +78,14 @@ async def test_what_a_stopped_decode_replica_generates_goes_on_elsewhere() -> No
             assert "attempt 1: slow-decode answers nobody" in answer.receipt.notes
             await nothing_is_held(process)
             await fleet.assert_nothing_is_held()
+
+
+async def test_a_prefill_replica_that_is_only_busy_keeps_its_prompt() -> None:
+    with replica_process(Role.PREFILL, step_s=2.0, num_spinning=4) as process:
+        async with running_fleet(prefill=0) as fleet:
+            await meet(fleet, process)
+
+            answer = await fleet.ask(PROMPT[:17])
+
+            assert answer.receipt.prefill_replica == process.info.replica_id
+            assert answer.receipt.notes == ()

@@ -87,11 +87,13 @@ class ControlClient:
         call: Any = self._channels.to(address).stream_stream(
             f"/{SERVICE}/Open", request_serializer=pb.OpenMessage.SerializeToString
         )()
+        pulse = self._channels.pulse(address)
         telling: asyncio.Task[None] | None = None
         try:
             await call.write(pb.OpenMessage(open=open_to_proto(request, transport)))
             telling = asyncio.create_task(taking.tell(call))
             async for message in call:
+                pulse.hear()
                 for header, data in read_pieces(message):
                     yield Announced(message=header, data=data, take=taking.expect(header))
         except grpc.aio.AioRpcError as error:

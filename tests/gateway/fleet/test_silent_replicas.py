@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.gateway.fleet.scripted_replica import (
     IMPATIENT,
     ScriptedReplica,
     dispatching_to,
+    silent,
+    snapshot,
     until,
 )
 from tests.gateway.fleet.test_moving import Reader, begin, more, on_two, says
 
 from baton.core.messages import Pooling
+from baton.gateway.fleet.running_request import MAX_SILENT_MOVES
 from baton.proto.channels import Channels
 
 
@@ -95,3 +99,51 @@ async def test_an_embedding_is_computed_anew_elsewhere() -> None:
 
         [request] = other.received
         assert (request.attempt, request.pooling) == (2, Pooling.MEAN)
+
+
+@pytest.mark.parametrize("why", ["silent", "draining"])
+async def test_a_request_that_found_no_place_in_time_moves_when_another_replica_comes(
+    why: str,
+) -> None:
+    one, other = ScriptedReplica("one", says(10)), ScriptedReplica("other", says(11, is_last=True))
+    async with dispatching_to(one, no_replica_grace_s=0.02, channels=impatient()) as dispatcher:
+        reader = await begin(dispatcher)
+        await until(lambda: reader.tokens)
+        if why == "silent":
+            one.goes_on.clear()
+        else:
+            one.drain()
+        await until(lambda: dispatcher.num_waiting)
+        await until(lambda: not dispatcher.num_waiting)
+
+        await other.start()
+        await dispatcher.fleet.apply(snapshot(one.info, other.info))
+        await until(reader.task.done)
+
+        assert reader.tokens == [10, 11]
+        assert reader.error is None
+        await other.stop()
+
+
+async def test_a_request_does_not_go_to_and_fro_between_replicas_that_pause_now_and_then() -> None:
+    here, there = (ScriptedReplica(name, silent, max_open=4) for name in ("one", "other"))
+    async with dispatching_to(here, there, channels=impatient()) as dispatcher:
+        reader = await begin(dispatcher)
+        await until(lambda: here.received or there.received)
+        if there.received:
+            here, there = there, here
+        for _ in range(MAX_SILENT_MOVES):
+            num_before = len(there.received)
+            here.goes_on.clear()
+            await until(lambda n=num_before, to=there: len(to.received) > n)  # type: ignore[misc]
+            here.goes_on.set()
+            await until(lambda: all(link.answers for link in dispatcher.fleet.connected))
+            here, there = there, here
+
+        here.goes_on.clear()
+        await until(lambda: not all(link.answers for link in dispatcher.fleet.connected))
+        here.say(more(here, 10, is_last=True))
+        await until(reader.task.done)
+
+        assert reader.tokens == [10]
+        assert reader.running.receipt.attempts == 1 + MAX_SILENT_MOVES
