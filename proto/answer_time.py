@@ -9,6 +9,8 @@ Never less than `least_s`, nor more than `MOST_S`.
 
 from __future__ import annotations
 
+from math import exp2
+
 MARGIN = 3.0
 MOST_S = 5.0
 HALF_LIFE_S = 30.0
@@ -21,7 +23,8 @@ class AnswerTime:
         self._added_at = 0.0
 
     def allowed_s(self, now: float) -> float:
-        return self._least_s + self._added_s * 0.5 ** ((now - self._added_at) / HALF_LIFE_S)
+        num_half_lives = (now - self._added_at) / HALF_LIFE_S
+        return self._least_s + self._added_s * exp2(-num_half_lives)
 
     def answered(self, after_s: float, now: float) -> None:
         """It was asked, and did answer, in time or not."""
