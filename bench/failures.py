@@ -30,12 +30,12 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.platform.registry.registry import Registry
 from baton.proto.channels import Channels
-from baton.proto.pulse import Patience
+from baton.proto.pulse import PingTiming
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
 
 RATE, NUM_TOKENS = 14.0, 24
-ASKED, UNASKED = Patience(), Patience(ask_after_s=1e6)
+ASKED, UNASKED = PingTiming(), PingTiming(ask_after_s=1e6)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -90,7 +90,7 @@ class Case:
     name: str
     begin: Blow = lambda world: None
     end: Blow = lambda world: None
-    patience: Patience = ASKED
+    ping_timing: PingTiming = ASKED
     num_gateways: int = 1
 
 
@@ -152,12 +152,12 @@ HEADER = ("", "requests", "failed", "first token p50, s", "p99", "longest", "lon
 
 
 async def measured(case: Case, seconds: float) -> tuple[str | float, ...]:
-    with replicas(case.patience) as world:
+    with replicas(case.ping_timing) as world:
         hearing = asyncio.create_task(world.registry.hear(world.prefill + world.decode))
         came: list[list[Came]] = [[] for _ in range(case.num_gateways)]
         for number, each in enumerate(came):
             rate = RATE / case.num_gateways
-            asked = load(world.registry, case.patience, rate, seconds, number, each)
+            asked = load(world.registry, case.ping_timing, rate, seconds, number, each)
             world.gateways.append(asyncio.create_task(asked))
         await asyncio.sleep(seconds / 4)
         case.begin(world)
@@ -184,9 +184,9 @@ async def measured(case: Case, seconds: float) -> tuple[str | float, ...]:
 
 
 @contextmanager
-def replicas(patience: Patience) -> Iterator[World]:
+def replicas(ping_timing: PingTiming) -> Iterator[World]:
     roles = [(role, number) for role in (Role.PREFILL, Role.DECODE) for number in (1, 2)]
-    processes = [spawn(role, number, patience) for role, number in roles]
+    processes = [spawn(role, number, ping_timing) for role, number in roles]
     try:
         started = [PacedReplica.of(process) for process in processes]
         yield World(started[:2], started[2:], AwayRegistry())
@@ -198,7 +198,7 @@ def replicas(patience: Patience) -> Iterator[World]:
 
 async def load(
     registry: AwayRegistry,
-    patience: Patience,
+    ping_timing: PingTiming,
     rate: float,
     seconds: float,
     number: int,
@@ -210,7 +210,7 @@ async def load(
         Routing(Cost()),
         max_waiting=10_000,
         no_replica_grace_s=60.0,
-        channels=Channels(patience=patience),
+        channels=Channels(ping_timing=ping_timing),
     )
     following = asyncio.create_task(dispatcher.run(registry))
     asking: set[asyncio.Task[None]] = set()

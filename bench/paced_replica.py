@@ -33,7 +33,7 @@ from baton.kv_transfer.transports import TransportParts
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.replica.replica import start_replica
 from baton.proto.channels import Channels
-from baton.proto.pulse import Patience
+from baton.proto.pulse import PingTiming
 
 PACE = StepTimes(constant_s=0.004, token_s=1e-4)
 """10,000 tokens of a prompt a second, but for 4 ms a step."""
@@ -64,9 +64,9 @@ class PacedReplica:
         self.process.send_signal(signal.SIGCONT)
 
 
-def spawn(role: Role, number: int, patience: Patience) -> subprocess.Popen[str]:
+def spawn(role: Role, number: int, ping_timing: PingTiming) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", __name__, role.value, f"{role}-{number}"]
-    command.append(str(patience.ask_after_s))
+    command.append(str(ping_timing.ask_after_s))
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -76,7 +76,7 @@ def lossy(rate: float) -> tuple[ChaosRule, ...]:
     return (*pieces, ChaosRule(at="kv_events", fault=Fault.DROP, rate=rate))
 
 
-async def serve(role: Role, name: str, patience: Patience) -> None:
+async def serve(role: Role, name: str, ping_timing: PingTiming) -> None:
     info = echo_info(vocab_size=256, max_model_len=4096, num_layers=3)
     runner = PacedRunner(info, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, times=PACE)
     engine_config = EngineConfig(
@@ -90,7 +90,7 @@ async def serve(role: Role, name: str, patience: Patience) -> None:
         Engine(runner, engine_config),
         replica_id=ReplicaId(name),
         host="127.0.0.1",
-        parts=TransportParts(channels=Channels(patience=patience)),
+        parts=TransportParts(channels=Channels(ping_timing=ping_timing)),
     )
     print(base64.b64encode(pickle.dumps(replica.info)).decode(), flush=True)
     while told := await asyncio.to_thread(sys.stdin.readline):
@@ -103,4 +103,4 @@ async def serve(role: Role, name: str, patience: Patience) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Role(sys.argv[1]), sys.argv[2], Patience(ask_after_s=float(sys.argv[3]))))
+    asyncio.run(serve(Role(sys.argv[1]), sys.argv[2], PingTiming(ask_after_s=float(sys.argv[3]))))

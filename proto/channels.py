@@ -17,7 +17,7 @@ from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.kept_channel import KeptChannel
-from baton.proto.pulse import Patience, Pulse
+from baton.proto.pulse import PingTiming, Pulse
 from baton.proto.secured_channel import SecuredChannel
 
 MAX_IDLE = 64
@@ -37,10 +37,10 @@ class Channels:
         self,
         security: WireSecurity = PLAIN,
         clock: Clock = monotonic,
-        patience: Patience = Patience(),  # noqa: B008  # frozen
+        ping_timing: PingTiming = PingTiming(),  # noqa: B008  # frozen
     ) -> None:
         self.security = security
-        self.patience = patience
+        self.ping_timing = ping_timing
         """With peers that somebody waits for."""
         self._clock = clock
         self._kept: dict[str, KeptChannel] = {}
@@ -76,7 +76,7 @@ class Channels:
     def _to(self, address: str) -> KeptChannel:
         kept = self._kept.get(address)
         if kept is None:
-            kept = KeptChannel(self.new(address), self.patience, self._clock)
+            kept = KeptChannel(self.new(address), self.ping_timing, self._clock)
             self._kept[address] = kept
         kept.used_at = self._clock()
         self._close_idle(kept)

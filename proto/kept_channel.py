@@ -8,20 +8,20 @@ from typing import Any
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
-from baton.proto.pulse import Patience, Pulse
+from baton.proto.pulse import PingTiming, Pulse
 from baton.proto.relayed_channel import RelayedChannel
 
 
 class KeptChannel(RelayedChannel):
     def __init__(
-        self, channel: grpc.aio.Channel, patience: Patience, clock: Clock = monotonic
+        self, channel: grpc.aio.Channel, ping_timing: PingTiming, clock: Clock = monotonic
     ) -> None:
         self.num_calls = 0
         """Under way."""
         self.used_at = clock()
         self._channel = channel
         self._clock = clock
-        self.pulse = Pulse(self, patience, clock=clock)
+        self.pulse = Pulse(self, ping_timing, clock=clock)
 
     async def close(self, grace: float | None = None) -> None:
         self.pulse.close()

@@ -37,7 +37,7 @@ AVOIDED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class PingTiming:
     """Both together are less than anybody is to wait for a replica that answers nobody: 2 s."""
 
     ask_after_s: float = 0.3
@@ -52,14 +52,14 @@ class Pulse:
     def __init__(
         self,
         channel: grpc.aio.Channel,
-        patience: Patience,
+        ping_timing: PingTiming,
         on_change: Callable[[], None] = lambda: None,
         clock: Clock = monotonic,
     ) -> None:
         self.is_silent = False
         self._stub = ReplicaStub(channel)
-        self._patience = patience
-        self._answer_time = AnswerTime(patience.answer_s)
+        self._timing = ping_timing
+        self._answer_time = AnswerTime(ping_timing.answer_s)
         self._on_change = on_change
         self._clock = clock
         self._heard_at = float("-inf")
@@ -122,11 +122,11 @@ class Pulse:
 
     async def _ask_now_and_then(self) -> None:
         while self._is_awaited:
-            rest_s = self._heard_at + self._patience.ask_after_s - self._clock()
+            rest_s = self._heard_at + self._timing.ask_after_s - self._clock()
             if rest_s > 0:
                 await asyncio.sleep(rest_s)
             elif not await self._has_answered():
-                await asyncio.sleep(self._patience.ask_after_s)
+                await asyncio.sleep(self._timing.ask_after_s)
 
     async def _has_answered(self) -> bool:
         try:

@@ -52,7 +52,7 @@ class ReplicaLink(ABC, Generic[F]):
         self._hello = pb.Hello(gateway_epoch=gateway_epoch, replica_epoch=info.epoch)
         self._outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
         self._channel = channels.new(info.address)
-        self._pulse = Pulse(self._channel, channels.patience, self._on_pulse, clock)
+        self._pulse = Pulse(self._channel, channels.ping_timing, self._on_pulse, clock)
         self._pump = asyncio.create_task(
             keep_open(info.replica_id, self._pump_frames, self._break),
             name=f"link to {info.replica_id}",

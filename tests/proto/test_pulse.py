@@ -41,7 +41,7 @@ from baton.proto.replica_pb2_grpc import (
 
 @asynccontextmanager
 async def pulse_of(replica: ScriptedReplica) -> AsyncIterator[Pulse]:
-    channels = Channels(patience=IMPATIENT)
+    channels = Channels(ping_timing=IMPATIENT)
     await replica.start()
     try:
         yield channels.pulse(replica.info.address)
@@ -102,7 +102,7 @@ async def test_an_answer_that_lies_unread_while_our_own_loop_stands_still_is_an_
     add_ReplicaServicer_to_server(it, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    channels = Channels(patience=IMPATIENT)
+    channels = Channels(ping_timing=IMPATIENT)
     async with channels.pulse(f"127.0.0.1:{port}").answers("one"):
         for num_asked in range(1, 3):
             while it.num_asked < num_asked:  # turn after turn, so that none has read the answer
@@ -168,7 +168,7 @@ async def test_a_peer_of_an_earlier_version_answers_by_refusing() -> None:
     add_PeerServicer_to_server(Peer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    channels = Channels(patience=IMPATIENT)
+    channels = Channels(ping_timing=IMPATIENT)
     async with channels.pulse(f"127.0.0.1:{port}").answers("one"):
         await asyncio.sleep(2 * IMPATIENT.answer_s)
     await channels.close()
@@ -239,7 +239,7 @@ async def test_what_a_replica_says_in_a_call_of_another_is_heard(
     add_KvTransferServicer_to_server(it, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    channels = Channels(patience=IMPATIENT)
+    channels = Channels(ping_timing=IMPATIENT)
     await falls_silent(channels.pulse(address))
 
     with suppress(BatonError):  # that there was nothing of use in it

@@ -27,7 +27,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.proto import replica_pb2 as pb
 from baton.proto.channel_options import SERVER_OPTIONS
 from baton.proto.channels import Channels
-from baton.proto.pulse import Patience
+from baton.proto.pulse import PingTiming
 from baton.proto.replica_pb2_grpc import (
     DecodeServicer,
     add_DecodeServicer_to_server,
@@ -39,7 +39,7 @@ from baton.router.policies.cost import Cost
 
 SETTLED_AGE_S = 60.0
 NOBODYS = RequestId("of nobody")
-IMPATIENT = Patience(ask_after_s=0.02, answer_s=0.2)
+IMPATIENT = PingTiming(ask_after_s=0.02, answer_s=0.2)
 
 
 class Cut(Exception):

@@ -21,7 +21,7 @@ from baton.proto.channels import Channels
 
 
 def impatient() -> Channels:
-    return Channels(patience=IMPATIENT)
+    return Channels(ping_timing=IMPATIENT)
 
 
 async def end_of(reader: Reader) -> None:
