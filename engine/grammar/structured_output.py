@@ -81,7 +81,8 @@ class LlGuidanceMatcher:
         mask.copy_(self._mask)
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        return 0 if self._has_ended else int(self._state.validate_tokens(list(tokens)))
+        # On a copy: a token that the tokenizer does not know ends the use of what it is asked of.
+        return 0 if self._has_ended else int(self._state.deep_copy().validate_tokens(list(tokens)))
 
     def look_ahead(self, tokens: Sequence[int]) -> list[Tensor]:
         masks: list[Tensor] = []

@@ -325,6 +325,18 @@ def test_a_model_with_fewer_logits_than_its_tokenizer_has_tokens_draws_none_it_l
         small.compile(regex("b"))
 
 
+def test_asking_after_a_token_that_the_tokenizer_lacks_changes_nothing() -> None:
+    here = model("byte_level")
+    unknown = tiny_tokenizers.vocab_size(tiny_tokenizers.byte_level()) + 5
+    matcher = here.compiler.compile(regex("ab"))
+
+    assert matcher.num_allowed(here.tokens("ab")) == 2
+    assert not matcher.num_allowed([unknown])
+
+    matcher.accept(here.tokens("ab"))
+    assert allowed(matcher, here.vocab_size) == {here.eos}
+
+
 def test_a_model_without_an_end_token_cannot_follow_a_grammar() -> None:
     compiler = LlGuidanceCompiler(
         GrammarChecker(tiny_tokenizers.byte_level), vocab_size=400, eos_token_ids=()
