@@ -150,8 +150,10 @@ class PayingBudget:
         """Whether the next step is to show what it takes without drafts."""
         if self._num_drafting >= PLAIN_EVERY:
             self._num_plain_left, self._num_drafting = NUM_PLAIN, 0
-        self._num_plain_left -= bool(self._num_plain_left)
-        return bool(self._num_plain_left)
+        if not self._num_plain_left:
+            return False
+        self._num_plain_left -= 1
+        return True
 
     def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
         num_tried = self._prices.max_tried(num_running) // num_asking

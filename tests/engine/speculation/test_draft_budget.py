@@ -109,6 +109,15 @@ def test_drafts_that_are_never_right_are_paused_and_taken_up_again_once_they_are
     assert machine.run(1000) > 1.5
 
 
+def test_steps_without_drafts_that_become_quicker_end_drafts_that_do_not() -> None:
+    machine = Machine(1, lambda _, drafted: 30e-3 if drafted else 25e-3, 0.9)
+    assert machine.run(2000) > 1.5
+
+    machine.step_time = lambda _, drafted: 30e-3 if drafted else 3e-3
+    machine.run(4000)
+    assert machine.run(4000) > 0.97
+
+
 def test_of_all_drafts_as_many_rows_are_taken_as_pay() -> None:
     """Half of the rows are hopeless: only the others are run."""
     machine = Machine(8, lambda requests, drafted: 10e-3 + 0.5e-3 * drafted, 0.9)
