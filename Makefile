@@ -28,6 +28,7 @@ END := [ $$num_run -gt 0 ] || { echo "no test ran: ARGS names none that are run 
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve $(VENV)/.kernels
+	@$(BIN)/python -m compileall -q src/baton/*/  # or each process does, each time, where PYTHONDONTWRITEBYTECODE is set
 	$(BIN)/baton serve $(ARGS)
 
 ## What a change must pass: minutes. The live Ray cluster comes last, and has the machine to itself.
