@@ -57,9 +57,14 @@ class OpenPrompts:
         return self._by_transfer.get(transfer_id)
 
     def admit(self, message: PrefillRequest) -> OpenPrompt:
-        """Raises Overloaded when too much is queued, InvalidRequest for a transfer that exists."""
+        """Raises Overloaded when too much is queued, InvalidRequest for a transfer that exists.
+
+        A prompt with nothing before it is not too much, however long it is: somebody has to compute
+        it, and where it is decoded it would hold up more.
+        """
         num_tokens, num_queued = len(message.prompt) + len(message.output), self.num_queued_tokens
-        if num_queued + num_tokens > self.max_queued_tokens:
+        is_alone = not num_queued and self.max_queued_tokens > 0
+        if not is_alone and num_queued + num_tokens > self.max_queued_tokens:
             raise Overloaded(
                 f"{num_queued} tokens queued on this prefill replica; {num_tokens} more would pass "
                 f"its limit of {self.max_queued_tokens}"

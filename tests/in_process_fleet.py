@@ -24,6 +24,7 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.registry.registry import Registry
 from baton.platform.replica.replica import Replica, start_replica
 from baton.platform.security.connections import load_security
+from baton.prefill_service.worker import PrefillWorker
 from baton.proto.channels import Channels
 from baton.router.placer import Routing
 from baton.router.policies.cost import Cost
@@ -151,6 +152,12 @@ class Fleet:
         engine.step = step  # type: ignore[method-assign]
         self.replicas[at].worker.core.thread.post(lambda: None)  # there is work now
         return await asyncio.gather(*(tasks.get(i, asking) for i, asking in enumerate(askings)))
+
+    def admit_no_prompts(self) -> None:
+        """Prefill replicas refuse whatever comes, as if too much were queued there."""
+        for replica in self.replicas.values():
+            if isinstance(replica.worker, PrefillWorker):
+                replica.worker.prompts.max_queued_tokens = 0
 
     async def assert_nothing_is_held(self, timeout_s: float = 2.0) -> None:
         """Every block of every replica comes back, and the books balance."""

@@ -116,7 +116,8 @@ class PrefillConfig(PoolConfig, frozen=True, kw_only=True):
     """Replicas that compute prompts."""
 
     max_queued_tokens: Count = 32_768
-    """Prompts that would queue more tokens than these on one replica are refused at once."""
+    """Prompts that would queue more tokens than these on one replica are refused at once, but for
+    one that has nothing before it."""
 
 
 class DecodeConfig(PoolConfig, frozen=True, kw_only=True):

@@ -199,12 +199,22 @@ async def test_a_full_decode_pool_makes_requests_wait_at_the_gateway() -> None:
 
 
 async def test_a_prompt_refused_by_an_overloaded_prefill_replica_is_computed_locally() -> None:
-    async with running_fleet(changes={"prefill.max_queued_tokens": 8}) as fleet:
+    async with running_fleet() as fleet:
+        fleet.admit_no_prompts()
         answer = await fleet.ask(PROMPT)
 
         assert answer.tokens == expected(PROMPT, GREEDY.max_tokens)
         assert answer.receipt.prefill_replica == ""
         assert "tokens queued" in answer.receipt.notes[0]
+
+
+async def test_a_prompt_longer_than_may_be_queued_is_computed_where_nothing_is_queued() -> None:
+    async with running_fleet(changes={"prefill.max_queued_tokens": 8}) as fleet:
+        answer = await fleet.ask(PROMPT)
+
+        assert len(PROMPT) > 8
+        assert answer.tokens == expected(PROMPT, GREEDY.max_tokens)
+        assert answer.receipt.prefill_replica == "prefill-1"
 
 
 async def test_a_deadline_ends_the_request_on_every_replica() -> None:

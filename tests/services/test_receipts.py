@@ -78,9 +78,8 @@ async def test_a_prompt_computed_twice_because_its_kv_was_lost_counts_twice(
 
 
 async def test_an_attempt_that_the_replica_gave_up_is_part_of_the_receipt() -> None:
-    async with running_fleet(
-        prefill=1, decode=1, changes={"prefill.max_queued_tokens": 8}
-    ) as fleet:
+    async with running_fleet(prefill=1, decode=1) as fleet:
+        fleet.admit_no_prompts()
         engine = fleet.engines[next(id_ for id_ in fleet.engines if id_.startswith("decode"))]
         honest, num_asked = engine.runner.logits, 0
 
