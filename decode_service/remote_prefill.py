@@ -10,17 +10,22 @@ Whatever happens in between (refused, lost, silent, cancelled, bad KV), no lease
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from baton.core.clock import Clock
 from baton.core.errors import BatonError, TransferAborted, Unavailable
 from baton.core.ids import TransferId, new_transfer_id
-from baton.core.messages import PrefillDone, PrefillGranted, PrefillRequest, ReplicaAddress
+from baton.core.messages import (
+    GenerateRequest,
+    PrefillDone,
+    PrefillGranted,
+    PrefillRequest,
+    ReplicaAddress,
+)
 from baton.decode_service.adoption import adopt
-from baton.decode_service.arriving import ArrivingPrompts
 from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient
 from baton.engine.engine import Engine
@@ -29,6 +34,40 @@ from baton.kv_transfer.handoff.reservation import KvSource, Reservation, WantedK
 from baton.kv_transfer.receiving.fetch import Fetcher, TransferReport
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 from baton.proto.channels import Channels
+
+Key = tuple[bytes, tuple[int, ...]]
+
+
+class ArrivingPrompts:
+    """Prompts whose KV is on its way here: equal ones wait for it rather than compute it again."""
+
+    def __init__(self) -> None:
+        self._has_ended: dict[Key, asyncio.Event] = {}
+
+    @contextmanager
+    def announced(self, message: GenerateRequest) -> Iterator[None]:
+        """While this lasts, the KV of the message's prompt is on its way."""
+        key = _key(message)
+        if key in self._has_ended:  # whoever waits, waits for the first
+            yield
+            return
+        has_ended = self._has_ended[key] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._has_ended[key]
+            has_ended.set()
+
+    async def wait_for(self, message: GenerateRequest) -> None:
+        """Return once no KV of an equal prompt is on its way any more."""
+        has_ended = self._has_ended.get(_key(message))
+        if has_ended is not None:
+            await has_ended.wait()
+
+
+def _key(message: GenerateRequest) -> Key:
+    return message.salt, message.prompt
+
 
 OnFirstToken = Callable[[Generating, PrefillDone], None]
 Events = AsyncGenerator[PrefillGranted | PrefillDone, None]

@@ -6,7 +6,9 @@ The only place that knows how these connections are secured.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,9 +18,43 @@ from baton.core.messages import ReplicaAddress
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.proto.cluster_token import RefuseStrangers
-from baton.proto.kept_channel import KeptChannel
 from baton.proto.pulse import PingTiming, Pulse
+from baton.proto.relayed_channel import RelayedChannel
 from baton.proto.secured_channel import SecuredChannel
+
+
+class KeptChannel(RelayedChannel):
+    """A channel that knows whether calls are under way on it, and since when there are none."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, ping_timing: PingTiming, clock: Clock = monotonic
+    ) -> None:
+        self.num_calls = 0
+        """Under way."""
+        self.used_at = clock()
+        self._channel = channel
+        self._clock = clock
+        self.pulse = Pulse(self, ping_timing, clock=clock)
+
+    async def close(self, grace: float | None = None) -> None:
+        self.pulse.close()
+        await self._channel.close(grace)
+
+    def _current(self) -> grpc.aio.Channel:
+        return self._channel
+
+    def _begin(
+        self, start: Callable[..., Any], request: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Any:
+        begun = start(*request, **arguments)
+        self.num_calls += 1
+        begun.add_done_callback(self._ended)
+        return begun
+
+    def _ended(self, _: Any) -> None:
+        self.num_calls -= 1
+        self.used_at = self._clock()
+
 
 MAX_IDLE = 64
 """Connections without a call that stay open: as many peers as one is likely to meet again."""

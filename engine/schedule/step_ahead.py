@@ -37,8 +37,29 @@ from baton.engine.passes.runner import ModelRunner, Runner
 from baton.engine.request.request import Phase, Request
 from baton.engine.sampling.sampler import draw
 from baton.engine.schedule.lineup import Lineup
-from baton.engine.schedule.readback import Readback
 from baton.engine.schedule.scheduler import Scheduler
+
+
+class Readback:
+    """What the device found, on its way to the host while both go on.
+
+    On a GPU an asynchronous copy to pinned memory; what is on the host is there already.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        """`values` are nobody else's to write."""
+        self._host = values.to("cpu", non_blocking=values.is_cuda)
+        self._arrived: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(values.device))
+
+    def wait(self) -> list[list[int]]:
+        """All that the device had been told to do by then is done, too."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        values: list[list[int]] = self._host.tolist()
+        return values
 
 
 def goes_ahead(choice: Literal["auto", "on", "off"], runner: Runner) -> bool:

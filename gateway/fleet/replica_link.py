@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import grpc.aio
@@ -23,11 +24,33 @@ from baton.core.ids import Epoch
 from baton.core.messages import Capacity, Demand, ReplicaInfo
 from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
-from baton.gateway.fleet.last_word import LastWord
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.pulse import Pulse
 from baton.proto.wire import capacity_from_proto, demand_to_proto
+
+
+class LastWord:
+    """What a replica said last of its capacity, and how old that is."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.capacity: Capacity | None = None
+        self._clock = clock
+        self.heard_at_s: float | None = None
+        """By the clock; None if nothing was said."""
+
+    def hear(self, capacity: Capacity) -> Capacity:
+        """The whole of it: how long steps take is not said each time."""
+        self.heard_at_s = self._clock()
+        if capacity.step_times is None and self.capacity is not None:
+            capacity = replace(capacity, step_times=self.capacity.step_times)
+        self.capacity = capacity
+        return capacity
+
+    def forget(self) -> None:
+        self.capacity = None
+        self.heard_at_s = None
+
 
 F = TypeVar("F")
 """What the replica sends."""

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
-from baton.core.errors import InvalidRequest
+from baton.core.errors import Cancelled, InvalidRequest
 from baton.core.messages import Pooling
-from baton.gateway.http.awaited_response import AwaitedResponse
+from baton.gateway.http.disconnect import while_connected
+from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.requests.embedding import MAX_INPUTS, EmbeddingOrder, embed
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.unsupported import Ignored
+
+
+class AwaitedResponse:
+    """An ASGI response that is still to be computed, while its client waits."""
+
+    def __init__(self, answer: Coroutine[Any, Any, msgspec.Struct]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await while_connected(receive, self._answer)
+        except Cancelled:
+            return  # nobody is left to be told
+        await json_response(answer)(scope, receive, send)
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

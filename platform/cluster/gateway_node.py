@@ -6,19 +6,50 @@ Used by the Ray actor of `platform/cluster/gateway_actor.py` and, without Ray, b
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from baton.core.errors import Unavailable
+from baton.core.ids import Epoch
+from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.fleet import RegistryClient
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
-from baton.platform.cluster.limit_sharing import SharesRegistry, share_limits
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.registry.limit_shares import REPORTS_S
 from baton.platform.security.connections import load_security
 from baton.proto.channels import Channels
 from baton.router.placer import Routing
 from baton.router.policies.by_name import policy
+
+log = logging.getLogger(__name__)
+
+
+class SharesRegistry(Protocol):
+    async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
+        """Raises whatever Ray raises while it is away."""
+
+
+async def share_limits(
+    limits: RateLimits, registry: SharesRegistry, gateway: Epoch, each_s: float = REPORTS_S
+) -> None:
+    """Keep a gateway's share of the tenants' limits up to date, for ever.
+
+    While the registry is away the share stays what it was.
+    """
+    is_away = False
+    while True:
+        try:
+            limits.be_share(await registry.share_limits(gateway, limits.demand))
+            is_away = False
+        except Exception as error:
+            if not is_away:
+                log.warning("the registry is away (%r); limits are shared as they were", error)
+            is_away = True
+        await asyncio.sleep(each_s)
 
 
 class GatewayNode:

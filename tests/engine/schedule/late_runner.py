@@ -16,7 +16,7 @@ from baton.engine.batch.decoding import Decoding
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info
-from baton.engine.schedule.readback import Readback
+from baton.engine.schedule.step_ahead import Readback
 
 
 @dataclass

@@ -13,7 +13,7 @@ from baton.core.errors import RateLimited
 from baton.core.ids import Epoch
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.access.rate_limits import RateLimits
-from baton.platform.cluster.limit_sharing import share_limits
+from baton.platform.cluster.gateway_node import share_limits
 from baton.platform.registry.limit_shares import LimitShares
 
 ACME = {"acme": TenantConfig(api_keys=frozenset({"k"}), requests_per_minute=60)}
