@@ -96,8 +96,12 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Prompts with at most this many uncached tokens are computed by the decode replica itself."""
     max_choices: Count = 128
     """Completions of one request: its prompts times `n` or `best_of`."""
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "deepseek", "harmony"] = "auto"
-    """How the model writes tool calls. `auto` reads it off the chat template."""
+    tool_parser: Literal["auto", "none", "generic", "hermes", "llama3", "deepseek", "harmony"] = (
+        "auto"
+    )
+    """How the model writes tool calls. `auto` reads it off the chat template, and is `generic`
+    where that tells nothing: tools are described in the system message, and calls asked for in
+    Hermes' format. `none`: no calls but those that a request forces."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     """How the model marks its reasoning. `auto` reads it off the chat template."""
     resume_window_s: Seconds = 60.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
+from baton.gateway.chat.generic_tools import in_words
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
+from baton.gateway.chat.tool_detection import GENERIC, format_name
 from baton.gateway.grammars.structured_output import OutputRule
 from baton.gateway.requests.cache_control import MarkedMessage
 from baton.gateway.requests.gateway import Gateway
@@ -33,15 +35,33 @@ class Conversation:
     prompt_field: str = "messages"
     marks: tuple[MarkedMessage, ...] = ()
     """Where cache points are."""
+    has_tools_in_words: bool = False
+    """The template is shown no tools, no calls and nothing that tools said, but texts."""
 
 
 def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
     """The prompt's text. Raises InvalidRequest."""
-    tools = conversation.tools
+    tools, messages = conversation.tools, conversation.messages
+    if conversation.has_tools_in_words:
+        try:
+            return _render(template, conversation, in_words(messages, tools), None)
+        except InvalidRequest:
+            if tools.mode is ToolMode.NONE:
+                raise
+        return _render(template, conversation, in_words(messages, tools, in_system=False), None)
     offered: list[dict[str, Any]] | None = None
     if tools.mode is not ToolMode.NONE:
         offered = [function.for_template() for function in tools.functions]
-    messages, variables = conversation.messages, conversation.variables
+    return _render(template, conversation, messages, offered)
+
+
+def _render(
+    template: ChatTemplate,
+    conversation: Conversation,
+    messages: Sequence[Mapping[str, Any]],
+    offered: Sequence[Mapping[str, Any]] | None,
+) -> str:
+    variables = conversation.variables
     try:
         if conversation.is_continued:
             return template.render_open(messages, tools=offered, variables=variables)
@@ -54,6 +74,13 @@ def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
     except InvalidRequest as error:
         field = conversation.prompt_field if error.field == "messages" else error.field
         raise InvalidRequest(error.message, field=field) from error
+
+
+def for_model(gateway: Gateway, conversation: Conversation) -> Conversation:
+    """With tools in words where the template writes none, or in a way that is not known."""
+    source = gateway.model.require_chat_template().source
+    is_generic = format_name(gateway.config.tool_parser, source) == GENERIC
+    return replace(conversation, has_tools_in_words=is_generic or "tools" not in source)
 
 
 async def encode_chat(gateway: Gateway, conversation: Conversation, text: str) -> tuple[int, ...]:

@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
 from baton.gateway.chat.cache_points import find_cache_points
-from baton.gateway.chat.conversation import Conversation, encode_chat, render_chat
+from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
-from baton.gateway.chat.tool_detection import call_format, calls_grammar, format_name
+from baton.gateway.chat.tool_detection import (
+    GENERIC,
+    call_format,
+    calls_grammar,
+    format_name,
+    optional_calls,
+)
 from baton.gateway.output import formats, harmony
 from baton.gateway.output.formats import CallFormat
 from baton.gateway.output.output_parser import OutputParser
@@ -39,6 +45,8 @@ class ChatPlan:
     calls: CallFormat
     max_calls: int | None
     reasoning: ReasoningStart
+    is_generic: bool
+    """Tools are offered in words, for nothing is known of the model's own way to call them."""
 
     def new_parser(self) -> OutputParser:
         """For one choice."""
@@ -47,6 +55,7 @@ class ChatPlan:
 
 async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
     """Raises InvalidRequest."""
+    conversation = for_model(gateway, conversation)
     tools = conversation.tools
     template = gateway.model.require_chat_template()
     parser = format_name(gateway.config.tool_parser, template.source)
@@ -57,26 +66,52 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
         calls = _calls_in_messages(tools)
     else:
         calls = _calls(gateway, parser, tools)
-    rule = tools.rule() or conversation.rule
     tokens = await encode_chat(gateway, conversation, text)
     is_plain = calls is formats.content and reasoning is ReasoningStart.NOWHERE
     special_by_mark: dict[str, int] = {}
     if not is_plain:
         marks = (*formats.MARKERS, *harmony.MARKERS, THINK_BEGIN, THINK_END)
         special_by_mark = gateway.model.tokenizer.special_tokens(marks)
-    other_calls = _other_calls(parser, conversation, special_by_mark)
     return ChatPlan(
         prompt=Prompt(
             tokens=tokens,
             field=conversation.prompt_field,
             cache_points=await find_cache_points(gateway, conversation, text, tokens),
         ),
-        grammar=await gateway.grammars.accept(rule, reasoning=reasoning, calls=other_calls),
+        grammar=await _grammar(gateway, parser, conversation, reasoning, special_by_mark),
         shown_special=frozenset(special_by_mark.values()),
         calls=calls,
         max_calls=None if tools.is_parallel else 1,
         reasoning=reasoning,
+        is_generic=tools.mode is ToolMode.AUTO and parser == GENERIC,
     )
+
+
+async def _grammar(
+    gateway: Gateway,
+    parser: str,
+    conversation: Conversation,
+    reasoning: ReasoningStart,
+    special_by_mark: Mapping[str, int],
+) -> Grammar | None:
+    tools = conversation.tools
+    rule = tools.rule() or conversation.rule
+    if rule is not None or not _holds_to_schemas(parser, tools):
+        calls = _other_calls(parser, conversation, special_by_mark)
+        return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
+    calls = optional_calls(tools, special_by_mark)
+    try:
+        return await gateway.grammars.accept_free(calls, tools.field, reasoning=reasoning)
+    except InvalidRequest:
+        if any(function.strict for function in tools.functions):
+            raise
+        return None  # the model is trusted with a schema that no grammar can be made of
+
+
+def _holds_to_schemas(parser: str, tools: ToolUse) -> bool:
+    """Calls that the model need not make, but has to write by the schema once it does."""
+    is_strict = parser == "hermes" and any(function.strict for function in tools.functions)
+    return tools.mode is ToolMode.AUTO and (parser == GENERIC or is_strict)
 
 
 def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:
@@ -88,8 +123,8 @@ def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:
     calls = call_format(parser, names)
     if calls is None:
         raise InvalidRequest(
-            f"{tools.field}: how `{gateway.model.name}` writes tool calls is not known here; set "
-            'gateway.tool_parser on the server, or tool_choice to "required" or a function',
+            f"{tools.field}: gateway.tool_parser is none here, so no calls are looked for; "
+            'set it to auto, or tool_choice to "required" or a function',
             field=tools.field,
         )
     return calls

@@ -46,26 +46,45 @@ def answer_grammar(
             "(chat_template_kwargs, tool_choice)",
             field=rule.field,
         )
-    begin = final = ""
-    mark_of_end = THINK_END
+    begin, rules = _reasoning(reasoning, special_by_mark)
+    final = ""
     if reasoning is ReasoningStart.CHANNEL:
-        channel, message, start = (
-            written_mark(mark, special_by_mark) for mark in (CHANNEL, MESSAGE, START)
-        )
-        begin = f'({channel} "analysis" {message} think {start} "assistant")? '
+        channel, message = (written_mark(mark, special_by_mark) for mark in (CHANNEL, MESSAGE))
         final = f'{channel} "final" {message} '
-        mark_of_end = END
-    elif reasoning is ReasoningStart.OPEN:
-        begin = "think SPACE "
-    elif reasoning is ReasoningStart.FIRST:
-        begin = f"({written_mark(THINK_BEGIN, special_by_mark)} think SPACE)? "
     end = f"{final}answer" if calls is None else f"({final}answer | calls)"
-    lines = [f"start: {begin}{end}", f"answer: {_body(rule.grammar)}"]
-    if begin:
-        lines += (_thought(mark_of_end, special_by_mark), r"SPACE: /\n{0,2}/")
+    lines = [f"start: {begin}{end}", f"answer: {_body(rule.grammar)}", *rules]
     if calls is not None:
         lines.append(calls)
     return Grammar(GrammarKind.LARK, "\n".join(lines))
+
+
+def free_grammar(
+    calls: str, reasoning: ReasoningStart, *, special_by_mark: Mapping[str, int] = NO_SPECIAL
+) -> Grammar:
+    """Of an output whose answer has no rule; `calls` says what text and calls may be like."""
+    begin, rules = _reasoning(reasoning, special_by_mark)
+    return Grammar(GrammarKind.LARK, "\n".join([f"start: {begin}calls", *rules, calls]))
+
+
+def _reasoning(
+    reasoning: ReasoningStart, special_by_mark: Mapping[str, int]
+) -> tuple[str, tuple[str, ...]]:
+    """What an output begins with, in Lark's notation, and the rules that it needs."""
+    mark_of_end = THINK_END
+    match reasoning:
+        case ReasoningStart.NOWHERE:
+            return "", ()
+        case ReasoningStart.CHANNEL:
+            channel, message, start = (
+                written_mark(mark, special_by_mark) for mark in (CHANNEL, MESSAGE, START)
+            )
+            begin = f'({channel} "analysis" {message} think {start} "assistant")? '
+            mark_of_end = END
+        case ReasoningStart.OPEN:
+            begin = "think SPACE "
+        case ReasoningStart.FIRST:
+            begin = f"({written_mark(THINK_BEGIN, special_by_mark)} think SPACE)? "
+    return begin, (_thought(mark_of_end, special_by_mark), r"SPACE: /\n{0,2}/")
 
 
 def written_mark(mark: str, special_by_mark: Mapping[str, int]) -> str:

@@ -7,7 +7,7 @@ import asyncio
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
 from baton.engine.grammar.grammar_check import GrammarChecker
-from baton.gateway.grammars.answer_grammar import answer_grammar
+from baton.gateway.grammars.answer_grammar import answer_grammar, free_grammar
 from baton.gateway.grammars.structured_output import OutputRule
 from baton.gateway.output import harmony
 from baton.gateway.output.reasoning import THINK_BEGIN, THINK_END, ReasoningStart
@@ -47,9 +47,23 @@ class OutputGrammars:
                 field=rule.field,
             )
         grammar = answer_grammar(rule, reasoning, calls, special_by_mark=self._special_by_mark)
+        await self._check(grammar, rule.field)
+        return grammar
+
+    async def accept_free(
+        self, calls: str, field: str, *, reasoning: ReasoningStart
+    ) -> Grammar | None:
+        """The grammar of an output that may hold calls, as in `free_grammar`; None where an output
+        could never end. Raises InvalidRequest, naming the field."""
+        if not self._has_end:
+            return None
+        grammar = free_grammar(calls, reasoning, special_by_mark=self._special_by_mark)
+        await self._check(grammar, field)
+        return grammar
+
+    async def _check(self, grammar: Grammar, field: str) -> None:
         if grammar not in self._known:
-            await asyncio.to_thread(self._checker.check, grammar, field=rule.field)
+            await asyncio.to_thread(self._checker.check, grammar, field=field)
             while len(self._known) >= MAX_KNOWN:
                 del self._known[next(iter(self._known))]
             self._known[grammar] = None
-        return grammar

@@ -7,7 +7,7 @@ from dataclasses import replace
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
 from baton.gateway.access.api_keys import Caller
-from baton.gateway.chat.conversation import encode_chat, render_chat
+from baton.gateway.chat.conversation import encode_chat, for_model, render_chat
 from baton.gateway.grpc.answers import usage
 from baton.gateway.grpc.chat import conversation_of
 from baton.gateway.grpc.prompts import prompt_values
@@ -46,7 +46,7 @@ async def answer_tokenize(gateway: Gateway, request: pb.TokenizeRequest) -> pb.T
 
 
 async def _chat_tokens(gateway: Gateway, request: pb.TokenizeRequest) -> tuple[int, ...]:
-    conversation = conversation_of(request.chat, gateway.model)
+    conversation = for_model(gateway, conversation_of(request.chat, gateway.model))
     if request.HasField("add_special_tokens"):
         conversation = replace(conversation, adds_special_tokens=request.add_special_tokens)
     text = render_chat(gateway.model.require_chat_template(), conversation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 
@@ -12,6 +13,7 @@ from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
 from baton.gateway.chat.tool_definitions import tool_use
+from baton.gateway.chat.tool_detection import GENERIC
 from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.chat_format import ChatFormat
 from baton.gateway.http.common_fields import Asker, answer_extras, asker
@@ -25,10 +27,15 @@ from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.unsupported import refuse_unsupported
 from baton.gateway.text.served_model import ServedModel
 
+log = logging.getLogger(__name__)
+
+GENERIC_HEADER = (b"x-baton-tool-format", GENERIC.encode())
+
 
 class ChatApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._has_told = False
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
@@ -37,6 +44,8 @@ class ChatApi:
         extras = answer_extras(request, body)
         who = asker(request)
         order, plan = await chat_order(gateway, body, who)
+        if plan.is_generic:
+            self._tell_generic(request)
         completion = gateway.complete(order)
         chunks = ChatFormat(
             id=f"chatcmpl-{who.request_id}",
@@ -55,6 +64,16 @@ class ChatApi:
             is_resumable=bool(body.resumable),
             progress=progress,
         )
+
+    def _tell_generic(self, request: Request) -> None:
+        request.state.answer_headers.append(GENERIC_HEADER)
+        if not self._has_told:
+            self._has_told = True
+            log.info(
+                "how %s writes tool calls is not known: tools are described to it in words "
+                "(gateway.tool_parser)",
+                self._gateway.model.name,
+            )
 
 
 async def chat_order(

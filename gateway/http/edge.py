@@ -46,6 +46,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
+        answer_headers: list[tuple[bytes, bytes]] = []
         caller = ANYBODY
 
         async def send_with_headers(message: Message) -> None:
@@ -53,7 +54,12 @@ class Edge:
                 path = scope["path"] if scope["path"] in self._paths else "other"
                 self._gateway.metrics.calls.labels(path, message["status"]).inc()
                 limits = self._gateway.limits.allowances(caller.tenant)
-                message["headers"] = [*message["headers"], *own_headers, *limit_headers(limits)]
+                message["headers"] = [
+                    *message["headers"],
+                    *own_headers,
+                    *answer_headers,
+                    *limit_headers(limits),
+                ]
                 if self._gateway.is_draining:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -68,7 +74,9 @@ class Edge:
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
             return
-        scope.setdefault("state", {}).update(request_id=request_id, caller=caller)
+        scope.setdefault("state", {}).update(
+            request_id=request_id, caller=caller, answer_headers=answer_headers
+        )
         await self._app(scope, receive, send_with_headers)
 
 

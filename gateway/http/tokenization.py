@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.conversation import encode_chat, render_chat
+from baton.gateway.chat.conversation import encode_chat, for_model, render_chat
 from baton.gateway.chat.message_schema import Message
 from baton.gateway.chat.tool_definitions import Tool
 from baton.gateway.http.chat import conversation_of
@@ -98,6 +98,6 @@ class TokenizationApi:
             continue_final_message=body.continue_final_message,
             add_special_tokens=body.add_special_tokens,
         )
-        conversation = conversation_of(chat, self._gateway.model)
+        conversation = for_model(self._gateway, conversation_of(chat, self._gateway.model))
         text = render_chat(self._gateway.model.require_chat_template(), conversation)
         return await encode_chat(self._gateway, conversation, text)

@@ -22,12 +22,12 @@ from baton.gateway.text.tokenizer import TextTokenizer
     [
         (HERMES, "hermes"),
         ('<tool_call>\\n{"name": <function-name>}', "hermes"),
-        ("<tool_call><function=example><parameter=x>", "none"),
-        ("<tool_call>{name}<arg_key>{key}</arg_key>", "none"),
+        ("<tool_call><function=example><parameter=x>", "generic"),
+        ("<tool_call>{name}<arg_key>{key}</arg_key>", "generic"),
         ("{{ '<|python_tag|>' + call }}", "llama3"),
         ('ipython: \'{"name": "\' + name + \'", "parameters": \'', "llama3"),
         (f"{{{{ '{formats.CALLS_BEGIN}' }}}}", "deepseek"),
-        (PLAIN, "none"),
+        (PLAIN, "generic"),
     ],
 )
 def test_the_template_shows_how_calls_are_written(template: str, parser: str) -> None:

@@ -62,8 +62,10 @@ async def test_what_is_not_there_cannot_be_called(choice: Any) -> None:
     assert error_of(response)["param"] == "tool_choice"
 
 
-async def test_a_model_whose_calls_are_not_known_says_what_helps() -> None:
-    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(PLAIN)) as gateway:
+async def test_where_no_calls_are_looked_for_the_refusal_says_what_helps() -> None:
+    async with serving(
+        dispatcher=dispatcher(said("x")), model=chat_model(PLAIN), tool_parser="none"
+    ) as gateway:
         response = await gateway.chat(tools=[WEATHER])
     script = said(call_text("get_weather", PARIS))
     async with serving(

@@ -1,0 +1,104 @@
+"""Tools in words, for a model of whose own way to call them nothing is known: as Hermes has them.
+
+    system     You may call functions ... <tools> {...} </tools>
+    assistant  <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>
+    user       <tool_response>\n...\n</tool_response>
+
+A chat template that knows no tools sees a conversation without any. A grammar holds the model to
+the schemas from `<tool_call>` on, so that even one that never saw a tool writes calls that can be
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.gateway.chat.tool_definitions import Function, ToolMode, ToolUse
+from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END
+
+Message = Mapping[str, Any]
+
+OFFER = """\
+You may call functions to help with what the user asks. These are their signatures, as JSON schemas:
+<tools>
+{tools}
+</tools>"""
+HOW = f"""
+To call one, write its name and its arguments as a JSON object within {HERMES_BEGIN} tags:
+{HERMES_BEGIN}
+{{"name": "the function's name", "arguments": {{"an argument": "its value"}}}}
+{HERMES_END}
+What it returns comes back to you within <tool_response> tags."""
+BREAK = "\n\n"
+"""Between what a message said by itself and what is added."""
+
+
+def in_words(
+    messages: Sequence[Message], tools: ToolUse, *, in_system: bool = True
+) -> list[dict[str, Any]]:
+    """The same conversation for a template that knows no tools; unchanged if it has none.
+
+    `in_system`: the offer goes into the system message, else into the first of the user, for
+    templates that take no system message.
+    """
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        plain = _plain(message)
+        if told and _goes_on(told[-1], plain):
+            told[-1]["content"] += "\n" + plain["content"]
+        else:
+            told.append(plain)
+    if tools.mode is not ToolMode.NONE:
+        _add_offer(told, _offer(tools), "system" if in_system else "user")
+    return told
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    if message["role"] == "tool":
+        text = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": text}
+    plain = {**message}
+    if calls := plain.pop("tool_calls", ()):
+        parts = [plain.get("content") or "", *_written(calls)]
+        plain["content"] = "\n".join(part for part in parts if part)
+    return plain
+
+
+def _goes_on(before: Message, message: Message) -> bool:
+    """Templates may want user and assistant in turns: what several tools return is one turn."""
+    are_users = message["role"] == before["role"] == "user"
+    return are_users and str(before["content"]).endswith("</tool_response>")
+
+
+def _written(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for call in calls:
+        function = call["function"]
+        arguments = function["arguments"]
+        if isinstance(arguments, str):
+            arguments = msgspec.Raw(arguments.encode())
+        text = msgspec.json.encode({"name": function["name"], "arguments": arguments}).decode()
+        yield f"{HERMES_BEGIN}\n{text}\n{HERMES_END}"
+
+
+def _offer(tools: ToolUse) -> str:
+    """Where a call is forced, a grammar says how it is written, which is another way."""
+    text = OFFER.format(tools="\n".join(_signature(one) for one in tools.functions))
+    return text if tools.mode is ToolMode.REQUIRED else text + HOW
+
+
+def _signature(function: Function) -> str:
+    return msgspec.json.encode(function.for_template()).decode()
+
+
+def _add_offer(messages: list[dict[str, Any]], offer: str, role: str) -> None:
+    for message in messages[:1] if role == "system" else messages:
+        if message["role"] == role:
+            before = message.get("content") or ""
+            message["content"] = (
+                f"{before}{BREAK}{offer}" if role == "system" else (f"{offer}{BREAK}{before}")
+            )
+            return
+    messages.insert(0, {"role": role, "content": offer})
