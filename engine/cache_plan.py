@@ -16,8 +16,8 @@ from baton.engine.passes.pass_memory import CudaDevice, Device, measure
 
 CPU_CACHE_BYTES = 1 << 30
 MAX_DRAFTED = 128
-"""Drafted tokens of a pass whose logits have a place; those of more are computed, but not as
-fast."""
+"""Drafted tokens of a pass whose logits have a place on a CPU; those of more are computed, but not
+as fast. On a GPU there is memory for all of them."""
 logger = logging.getLogger(__name__)
 
 
@@ -81,7 +81,7 @@ def plan_cache(
         device=name,
         scheduler=config.scheduler,
         max_model_len=loaded.info.max_model_len,
-        max_drafted=_max_drafted(config),
+        max_drafted=_max_drafted(config, name),
     )
     own = loaded.own(layout)
     if name == "cpu":
@@ -101,10 +101,11 @@ def plan_cache(
     return plan.with_blocks(_num_blocks(config.cache, own, memory_bytes))
 
 
-def _max_drafted(config: EngineConfig) -> int:
+def _max_drafted(config: EngineConfig, device: str) -> int:
     if config.speculation.method == "off":
         return 0
-    return min(config.scheduler.max_running * config.speculation.max_tokens, MAX_DRAFTED)
+    num_drafted = config.scheduler.max_running * config.speculation.max_tokens
+    return min(num_drafted, MAX_DRAFTED) if device == "cpu" else num_drafted
 
 
 def _num_blocks(config: CacheConfig, layout: KvLayout, memory_bytes: int, beside: int = 0) -> int:

@@ -93,6 +93,9 @@ class SpeculationConfig:
     model: str = ""
     """The smaller model of the method `draft`: what `model` may be, too. Empty for the demo: the
     draft that comes with it."""
+    memory_gib: float | None = None
+    """Memory of the KV of who drafts by a model. None: room for 2,048 tokens of each request that
+    may run, but 0.5 GiB at most. Who has no room there is not drafted for."""
     max_tokens: int = 8
     """Tokens guessed of a request in one step, at most."""
     adaptive: bool = True
@@ -100,7 +103,12 @@ class SpeculationConfig:
     while where it does not. Off: always `max_tokens`."""
 
     def __post_init__(self) -> None:
-        _check_positive(max_tokens=self.max_tokens)
+        _check_positive(max_tokens=self.max_tokens, memory_gib=self.memory_gib)
+        if self.model and self.method in ("off", "suffix", "ngram"):
+            raise ValueError(
+                f"speculation.model (--draft-model) {self.model} does nothing with the method "
+                f"{self.method}: set speculation.method to draft (--speculate draft), or drop it"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

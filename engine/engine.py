@@ -186,8 +186,8 @@ class Engine:
         scheduled_at = self.clock()
         lineup = self._ahead.lineup or self._scheduler.lineup
         work = work_of(chunks, lineup)
-        if lineup is not None and self._goes_ahead(lineup):
-            self._ahead.launch(lineup, self.runner)
+        if lineup is not None and self._ahead.takes(lineup, self.runner):
+            self._ahead.launch(lineup, self.runner, goes_on=self._goes_on)
             forwarded_at = self.clock()
             outputs = self._read(lineup, chunks, hooks)
         else:
@@ -224,12 +224,12 @@ class Engine:
             return NO_DRAFTS
         return self.speculation.draft(self._scheduler.running)
 
-    def _goes_ahead(self, lineup: Lineup) -> bool:
-        """Drafts are of tokens that the host knows: who drafts waits for them."""
+    @property
+    def _goes_on(self) -> bool:
+        """Drafts are of tokens that the host knows. Where none were found a pass is launched ahead
+        of them, and then they are waited for: every second pass at least may be drafted for."""
         is_drafting = self.speculation is not None and not self.speculation.is_paused
-        if is_drafting and self._ahead.lineup is None:
-            return False
-        return self._ahead.takes(lineup, self.runner)
+        return not is_drafting or self._ahead.lineup is None
 
     def _schedule(
         self, now: float, drafts: Drafts, hooks: StepHooks

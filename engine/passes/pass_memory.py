@@ -2,7 +2,7 @@
 
     free               once the weights are there
       - activations    of the largest passes: all tokens, of as many as may run or of one, each
-                       behind as much as a request may have, and a draw for all
+                       behind as much as a request may have, and a draw for all, drafts included
       - graphs         of the sizes that fit their budget (`baton.engine.passes.cuda_graphs`)
       = left           of which `cache.memory_fraction` becomes KV
 
@@ -110,7 +110,7 @@ def measure(
     def run(chunks: Sequence[Chunk]) -> None:
         batch = make_batch(chunks, layout.block_size, cache.device)
         logits = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
-        rows = [SamplingRow(DRAWN, (0,), ()) for _ in chunks]
+        rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
         draw(logits, SamplingPlan(rows, cache.device), loaded.info.eos_token_ids)
 
     try:
@@ -142,8 +142,8 @@ def measure(
 
 
 def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> list[list[Chunk]]:
-    """As many requests and tokens as may be, some with one token and the rest prompts; and as many
-    tokens of one prompt, for which attention may be another.
+    """As many requests and tokens as may be, some with one token and the rest prompts, and logits
+    of as many drafted tokens; and as many tokens of one prompt, for which attention may be another.
 
     Each ends where a request may end: behind so much past that attention is cut into as many pieces
     as it ever is. What the past holds does not matter, so all of it is block 0, over and over.
@@ -155,19 +155,23 @@ def largest_passes(limits: PassLimits, block_size: int, max_model_len: int) -> l
         more = min(left, longest - 1)
         lengths[row] += more
         left -= more
-    crowd, first_own = [], 1
+    crowd, first_own, num_drafted = [], 1, limits.max_drafted
     for length in lengths:
-        crowd.append(_last_tokens(length, longest, block_size, first_own))
+        num_outputs = 1 + min(num_drafted, length - 1)
+        num_drafted -= num_outputs - 1
+        crowd.append(_last_tokens(length, longest, block_size, first_own, num_outputs))
         first_own = crowd[-1].blocks[-1] + 1
     return [crowd, [_last_tokens(min(limits.max_tokens, longest), longest, block_size, 1)]]
 
 
-def _last_tokens(num_tokens: int, context_len: int, block_size: int, first_own: int) -> Chunk:
+def _last_tokens(
+    num_tokens: int, context_len: int, block_size: int, first_own: int, num_outputs: int = 1
+) -> Chunk:
     """The last tokens of a request, in blocks of its own from `first_own` on."""
     start = context_len - num_tokens
     num_shared, num_blocks = start // block_size, -(-context_len // block_size)
     own = range(first_own, first_own + num_blocks - num_shared)
-    return Chunk([0] * num_tokens, start, [0] * num_shared + [*own], 1)
+    return Chunk([0] * num_tokens, start, [0] * num_shared + [*own], num_outputs)
 
 
 def estimated_bytes(loaded: LoadedModel, limits: PassLimits) -> int:
@@ -187,4 +191,4 @@ def estimated_bytes(loaded: LoadedModel, limits: PassLimits) -> int:
     )
     item_bytes = torch.empty(0, dtype=getattr(torch, loaded.info.dtype)).element_size()
     of_tokens = limits.max_tokens * item_bytes * (4 * width + 2 * widest + pairs)
-    return of_tokens + limits.max_decodes * 4 * COPIES_OF_LOGITS * loaded.info.vocab_size
+    return of_tokens + limits.max_logits * 4 * COPIES_OF_LOGITS * loaded.info.vocab_size

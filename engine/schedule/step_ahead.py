@@ -116,12 +116,13 @@ class StepAhead:
     def takes(self, lineup: Lineup, runner: Runner) -> bool:
         return self._is_on and not lineup.plan(runner.cache.device).needs_host
 
-    def launch(self, lineup: Lineup, runner: Runner) -> None:
-        """This step's turn, unless it is in flight, and the one behind it, if that is sure."""
+    def launch(self, lineup: Lineup, runner: Runner, *, goes_on: bool) -> None:
+        """This step's turn, unless it is in flight; and the one behind it, if that is sure, and
+        `goes_on`."""
         if not self._flights:
             self._flights.append(self._begin(lineup, runner))
         last = self._flights[-1]
-        if last.turn == lineup.decoding.turn and self._scheduler.go_ahead(last.tokens):
+        if goes_on and last.turn == lineup.decoding.turn and self._scheduler.go_ahead(last.tokens):
             self._flights.append(self._begin(lineup, runner))
 
     def read(self) -> list[NextToken]:

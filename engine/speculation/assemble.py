@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.core.errors import InvalidConfig
+from baton.core.kv_layout import KvLayout
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import EngineConfig
@@ -16,8 +17,9 @@ from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.suffix import SuffixDrafter
 
-TOKENS_OF_REQUEST = 2048
-"""Of its KV a draft model has room for so many of each request that may run, or more of fewer."""
+TOKENS_OF_REQUEST, MAX_DRAFT_BYTES = 2048, 1 << 29
+"""Of its KV a draft model has room for so many tokens of each request that may run, or more of
+fewer; and for so many bytes at most, unless the configuration says how many."""
 
 
 def speculation_of(
@@ -33,6 +35,24 @@ def speculation_of(
     budget = PayingBudget if speculation.adaptive else FixedBudget
     drafter = _drafter(config, info, device, draft)
     return Speculation(drafter, budget(speculation.max_tokens))
+
+
+def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int) -> int:
+    """Blocks of KV, laid out so, of a small model of so many tokens a request. Raises InvalidConfig
+    if there is no room for one."""
+    of_request = layout.num_blocks_for(min(max_model_len, TOKENS_OF_REQUEST))
+    num_wanted = max(
+        config.scheduler.max_running * of_request, layout.num_blocks_for(max_model_len)
+    )
+    if config.speculation.memory_gib is None:
+        return max(1, min(num_wanted, MAX_DRAFT_BYTES // layout.block_bytes))
+    memory_bytes = int(config.speculation.memory_gib * (1 << 30))
+    if memory_bytes < layout.block_bytes:
+        raise InvalidConfig(
+            f"speculation.memory_gib: {memory_bytes} bytes do not hold one block of "
+            f"{layout.block_bytes} bytes of the draft model's KV"
+        )
+    return memory_bytes // layout.block_bytes
 
 
 def _drafter(
@@ -58,8 +78,7 @@ def _model_drafter(
         )
     scheduler, layout = config.scheduler, draft.info.layout(config.cache.block_size)
     longest = min(draft.info.max_model_len, scheduler.max_model_len or draft.info.max_model_len)
-    num_blocks = scheduler.max_running * layout.num_blocks_for(min(longest, TOKENS_OF_REQUEST))
-    num_blocks = max(num_blocks, layout.num_blocks_for(longest))
+    num_blocks = num_draft_blocks(config, layout, longest)
     limits = PassLimits(
         max_tokens=max(scheduler.max_batch_tokens, 8),
         max_requests=max(scheduler.max_running, 8),

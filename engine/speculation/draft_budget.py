@@ -5,18 +5,20 @@
     num_rows   of all it drafted, the most hopeful that the pass is to verify
     learn      what the step took
 
-What is the most: tokens a second, (running + hoped for) / seconds, over the number of rows.
+What is the most: tokens a second, (running + hoped for) / seconds, over the number of rows. Beside
+prompts, whose passes are bound by arithmetic, each row costs what a token of a prompt does.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import Protocol
 
 from baton.engine.request.step_report import StepReport
-from baton.engine.speculation.pause import Pause
+from baton.engine.speculation.pause import Balance, Pause
 from baton.engine.speculation.step_prices import StepPrices
 
 MIN_GAIN = 1.03
@@ -25,6 +27,9 @@ PLAIN_EVERY, NUM_PLAIN = 128, 2
 """After so many steps with drafts come so many without: what those take is to stay known."""
 NUM_TIMES = 15
 """Steps that the time of drafting is the median of."""
+MAX_STALL, MAX_DRAFTING = 3.0, 32.0
+"""A step, and drafting in it, that takes more times what a step without drafts does counts as if it
+took so many."""
 
 
 class DraftBudget(Protocol):
@@ -34,10 +39,17 @@ class DraftBudget(Protocol):
 
     @property
     def num_pauses(self) -> int:
-        """The pauses so far."""
+        """The pauses so far that began because drafts lost time."""
+
+    @property
+    def has_lost(self) -> bool:
+        """Drafts have lost time, and won none since."""
 
     def begins(self, num_running: int) -> bool:
         """Whether to draft for the next step; asked once each."""
+
+    def begins_trial(self) -> bool:
+        """Whether what is known of drafts shall be forgotten for it; asked once each."""
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         """Tokens to draft for each who asks, of those who run.
@@ -50,13 +62,16 @@ class DraftBudget(Protocol):
         most hopeful first."""
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        """A step is over for which `begins` was asked."""
+        """A step is over, drafted for or not."""
+
+    def left(self) -> None:
+        """A request has left the engine."""
 
 
 class FixedBudget:
     """Always all: for tests, and to see what a method does."""
 
-    is_paused = False
+    is_paused = has_lost = False
     num_pauses = 0
 
     def __init__(self, max_tokens: int) -> None:
@@ -64,6 +79,9 @@ class FixedBudget:
 
     def begins(self, num_running: int) -> bool:
         return True
+
+    def begins_trial(self) -> bool:
+        return False
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         return self._max_tokens
@@ -73,6 +91,9 @@ class FixedBudget:
 
     def learn(self, report: StepReport, seconds: float) -> None:
         """It knows already."""
+
+    def left(self) -> None:
+        """It does not matter."""
 
 
 class PayingBudget:
@@ -84,12 +105,15 @@ class PayingBudget:
         self._pause = Pause()
         self._depth = 0
         """What was said last."""
+        self._was_asked = self._is_refused = False
+        """For this step: to draft; and nothing of it was worth it."""
         self._token_times: deque[float] = deque(maxlen=NUM_TIMES)
         """What it took to draft one token for all, lately; now and then prompts are read first."""
         self._num_drafting = 0
         """Steps with drafts since what others take was measured."""
         self._num_plain_left = 0
-        self._was_plain = False
+        self._was_plain = self._was_mixed = False
+        """The last step: all decoded, without drafts; there were prompts in it."""
 
     @property
     def is_paused(self) -> bool:
@@ -99,52 +123,100 @@ class PayingBudget:
     def num_pauses(self) -> int:
         return self._pause.num_pauses
 
+    @property
+    def has_lost(self) -> bool:
+        return self._pause.has_lost
+
     def begins(self, num_running: int) -> bool:
-        self._depth = 0
-        if not num_running or self._pause.passes() or self._measures_plain():
-            return False
-        return self._prices.plain_s(num_running) is not None
+        self._depth, self._is_refused = 0, False
+        self._was_asked = (
+            num_running > 0
+            and not self._pause.is_on
+            and not self._measures_plain()
+            and self._prices.plain_s(num_running) is not None
+        )
+        return self._was_asked
+
+    def begins_trial(self) -> bool:
+        begins = self._pause.begins_trial()
+        if begins:
+            self._prices.forget_drafted()
+            self._token_times.clear()
+        return begins
 
     def depth(self, num_running: int, num_asking: int, share: float | None) -> int:
         plain_s = self._prices.plain_s(num_running)
         self._depth = self._max_tokens
         if share is not None and plain_s is not None:
             self._depth = self._best_depth(num_running, num_asking, share, plain_s)
+        if self._pause.is_trial:
+            self._depth = max(1, self._depth)
+        self._is_refused = not self._depth
         return self._depth
 
     def num_rows(self, num_running: int, hopes: Sequence[float]) -> int:
         tried = self._prices.max_tried(num_running)
         most = min(len(hopes), max(2, num_running, 2 * tried))  # not at once what none was like
-        best, best_rate = 0, MIN_GAIN
+        best, best_rate = int(self._pause.is_trial), MIN_GAIN
         gain, num = 0.0, 0
         while num < most:
             stop = min(most, num + max(1, num // 4))
             gain += sum(hopes[num:stop])
             num = stop
-            rate = (1 + gain / num_running) / self._prices.ratio(num_running, num)
+            rate = (1 + gain / num_running) / self._ratio(num_running, num)
             if rate > best_rate:
                 best, best_rate = num, rate
+        self._is_refused = not best
         return best
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        num_requests, num_drafted = report.num_requests, report.num_drafted
-        if not num_requests or report.num_tokens != num_requests:
-            self._was_plain = False
-            return  # prompts, too: nothing to compare it with
+        was_asked, self._was_asked = self._was_asked, False
+        if not report.num_requests:
+            return
+        if self._pause.is_on:
+            self._pause.rest(seconds)
         draft_s = report.draft_ms / 1e3
-        pass_s = seconds - draft_s
-        if self._depth:
+        if self._depth and was_asked:
             self._token_times.append(draft_s / self._depth)
-        if num_drafted or self._was_plain:  # the first without is planned in full
-            self._prices.add(num_requests, num_drafted, pass_s)
-        self._was_plain = not num_drafted
+        balance = self._balance(report, seconds, draft_s) if was_asked else None
+        self._measure(report, seconds - draft_s)
+        if balance is not None:
+            self._pause.add(balance, partial(self._stake, balance.num_running))
+
+    def left(self) -> None:
+        self._pause.left()
+
+    def _balance(self, report: StepReport, seconds: float, draft_s: float) -> Balance | None:
+        """None if it is not known what steps take without drafts."""
+        num_decoding = report.num_running if _is_mixed(report) else report.num_requests
+        plain_s = self._prices.plain_s(num_decoding) if num_decoding else None
+        if plain_s is None:
+            return None
+        lost_s = min(draft_s, MAX_DRAFTING * plain_s)
+        if _is_mixed(report):
+            lost_s += (seconds - draft_s) * report.num_drafted / _num_rows(report)
+        elif (
+            report.num_drafted or not self._was_plain
+        ):  # to plan anew behind drafts takes time, too
+            lost_s += min(seconds - draft_s, MAX_STALL * plain_s) - plain_s
+        return Balance(
+            saved_s=plain_s * report.num_accepted / num_decoding - lost_s,
+            spent_s=seconds,
+            plain_s=plain_s,
+            num_running=num_decoding,
+            num_verified=report.num_drafted,
+            is_refused=self._is_refused,
+        )
+
+    def _measure(self, report: StepReport, pass_s: float) -> None:
+        num_drafted = report.num_drafted
+        self._was_mixed = _is_mixed(report)
+        if self._was_mixed:
+            self._prices.add_mixed(_num_rows(report), pass_s)
+        elif num_drafted or self._was_plain:  # the first without is planned in full
+            self._prices.add(report.num_requests, num_drafted, pass_s)
+        self._was_plain = not (num_drafted or self._was_mixed)
         self._num_drafting += bool(num_drafted)
-        plain_s = self._prices.plain_s(num_requests)
-        if self._depth and plain_s is not None:
-            gained_s = plain_s * report.num_accepted / num_requests
-            lost_s = draft_s + (pass_s - plain_s if num_drafted else 0.0)
-            if self._pause.add(gained_s - lost_s, seconds, is_drafted=bool(num_drafted)):
-                self._prices.forget_drafted()
 
     def _measures_plain(self) -> bool:
         """Whether the next step is to show what it takes without drafts."""
@@ -155,14 +227,36 @@ class PayingBudget:
         self._num_plain_left -= 1
         return True
 
+    def _ratio(self, num_running: int, num_drafted: int) -> float:
+        """What the next step takes with drafts, in steps without."""
+        row_s, plain_s = self._prices.row_s, self._prices.plain_s(num_running)
+        if self._was_mixed and row_s is not None and plain_s is not None:
+            return 1 + num_drafted * row_s / plain_s
+        return self._prices.ratio(num_running, num_drafted)
+
+    def _stake(self, num_running: int) -> float:
+        """What it would win to draft all that may be, and were all of it right."""
+        depths = range(1, self._max_tokens + 1)
+        best = max((1 + at) / self._ratio(num_running, at * num_running) for at in depths)
+        return best - 1
+
     def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
         num_tried = self._prices.max_tried(num_running) // num_asking
         token_s = median(self._token_times) if self._token_times else 0.0
         best, best_rate, gain = 0, MIN_GAIN, 0.0
         for depth in range(1, min(self._max_tokens, max(1, 2 * num_tried)) + 1):
             gain += share**depth * num_asking / num_running
-            ratio = self._prices.ratio(num_running, depth * num_asking)
+            ratio = self._ratio(num_running, depth * num_asking)
             rate = (1 + gain) / (ratio + depth * token_s / plain_s)
             if rate > best_rate:
                 best, best_rate = depth, rate
         return best
+
+
+def _is_mixed(report: StepReport) -> bool:
+    """There are prompts in it."""
+    return report.num_tokens > report.num_requests
+
+
+def _num_rows(report: StepReport) -> int:
+    return report.num_tokens + report.num_drafted

@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.passes.runner import Runner
-from baton.engine.request.request import Request
+from baton.engine.request.request import Phase, Request
 from baton.engine.sampling.sampler import draw
 from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
@@ -79,6 +79,9 @@ class ModelDrafter:
         self._drafting: dict[Request, _Drafting] = {}
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        for request in self._drafting.keys() - set(requests):
+            if request.phase is not Phase.RUNNING:
+                self.forget(request)  # preempted: whoever runs may have its blocks
         drafting = [self._begin(request, max_tokens) for request in requests]
         going = [each for each in drafting if each is not None]
         for _ in range(max_tokens):
@@ -97,6 +100,7 @@ class ModelDrafter:
         """None if there is no place for so many of its tokens."""
         num_tokens = len(request.tokens) + max_tokens
         if num_tokens > self._runner.info.max_model_len:
+            self.forget(request)  # for good: requests only grow
             return None
         drafting = self._drafting.get(request)
         if drafting is None:

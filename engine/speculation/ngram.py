@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
-from baton.engine.speculation.token_index import TokenIndex, common_suffix
+from baton.engine.speculation.token_index import RequestTexts, TokenIndex, common_suffix
 
 MAX_MATCH = 4
 """Longer matches are not looked for."""
@@ -22,26 +22,27 @@ class NgramDrafter:
     is_costly = False
 
     def __init__(self) -> None:
-        self._indexes: dict[Request, TokenIndex] = {}
+        self._texts = RequestTexts()
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        return [self._propose(request, max_tokens) for request in requests]
+        indexes = self._texts.follow(requests)
+        return [
+            _draft(request.tokens, index, max_tokens)
+            for request, index in zip(requests, indexes, strict=True)
+        ]
 
     def forget(self, request: Request) -> None:
-        self._indexes.pop(request, None)
+        self._texts.forget(request)
 
-    def _propose(self, request: Request, max_tokens: int) -> Draft:
-        index = self._indexes.setdefault(request, TokenIndex())
-        tokens = request.tokens
-        if len(index) < len(tokens):
-            index.extend(tokens[len(index) :])
-        if len(tokens) < 2:
-            return NO_DRAFT
-        places = index.behind((tokens[-2], tokens[-1]), MAX_PLACES)
-        if not places:
-            return NO_DRAFT
-        lengths = [common_suffix(tokens, place, tokens, MAX_MATCH) for place in places]
-        longest = max(lengths)
-        place = places[lengths.index(longest)]
-        draft = tokens[place : place + max_tokens]
-        return Draft(draft, [longest / MAX_MATCH] * len(draft))
+
+def _draft(tokens: Sequence[int], index: TokenIndex, max_tokens: int) -> Draft:
+    if len(tokens) < 2:
+        return NO_DRAFT
+    places = index.behind((tokens[-2], tokens[-1]), MAX_PLACES)
+    if not places:
+        return NO_DRAFT
+    lengths = [common_suffix(tokens, place, tokens, MAX_MATCH) for place in places]
+    longest = max(lengths)
+    place = places[lengths.index(longest)]
+    draft = tokens[place : place + max_tokens]
+    return Draft(draft, [longest / MAX_MATCH] * len(draft))

@@ -1,67 +1,150 @@
 """When to leave drafting be: while it takes more time than it saves.
 
-active     for a few steps; what they saved is added up          lost -> paused
-paused     for 64 steps, then active again for a trial           lost again -> twice as long
-idle       for 32 steps, where there was nothing to verify       nothing again -> twice as long
+    active    what drafts save is added up; they lose, or are not worth a row   -> rest, for loss
+              there was nothing to verify for a while                           -> rest
+    rest      what was lost is at most 0.5 % of it; over                        -> active
+    trial     the first steps after a rest for loss: what is known of drafts is forgotten, and
+              something is verified whatever is hoped of it
+
+The less there is to be won, the longer is a rest; and the longer, the more of them came to nothing.
+When those who ran then are gone, how many came to nothing is forgotten: others may be drafted for
+with more luck.
 """
 
 from __future__ import annotations
 
-WINDOW, TRIAL = 64, 24
-"""Steps that are added up; and those after a pause, so that to try again costs little."""
-MIN_PAUSE, MAX_PAUSE = 64, 8192
-IDLE_AFTER, MIN_IDLE, MAX_IDLE = 12, 32, 256
-"""To look for drafts takes time, too, even where none is found that pays."""
-TOLERANCE = 0.005
-"""The share of the time that may be lost before it counts."""
+from collections.abc import Callable
+from dataclasses import dataclass
+
+TRIAL_SHARE = 0.005
+"""Of the time: what drafts that do not pay may lose in all."""
+WON = 0.05
+"""Of the time: what drafts must save to be taken for good ones; less may be chance."""
+WINDOW, FIRST_WINDOW = 64, 24
+"""Steps that are added up; and those after a rest, so that to try again costs little."""
+MAX_LOSS = 4.0
+"""Steps without drafts: who loses so much time in a few steps rests at once."""
+IDLE_AFTER = 12
+"""Steps without anything to verify. To look for drafts takes time even where none is found."""
+TRIAL_TOKENS = 12
+"""Drafted tokens that a trial verifies whatever is hoped of them."""
+MIN_REST = 32.0
+"""Steps without drafts."""
+MAX_GROWTH = 4.0
+"""Times that a rest becomes as long, at most, because those before came to nothing."""
+LEAST_STAKE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """What drafting came to in one step."""
+
+    saved_s: float
+    """Without drafts its tokens had taken so much more; less than 0: it lost."""
+    spent_s: float
+    """All of the step."""
+    plain_s: float
+    """A step without drafts."""
+    num_running: int
+    num_verified: int
+    is_refused: bool
+    """There were drafts, or would have been: none was worth a row."""
 
 
 class Pause:
-    """Single-threaded; `num_pauses` may be read by others."""
+    """Single-threaded; `num_pauses` and `has_lost` may be read by others."""
 
     def __init__(self) -> None:
         self.num_pauses = 0
-        self._left = 0
-        """Steps of the pause that are left."""
-        self._length = MIN_PAUSE
-        self._window = TRIAL
-        self._idle_length = MIN_IDLE
+        """Rests for loss."""
+        self.has_lost = False
+        """Drafts lost time, or were not worth a row, and have won none since."""
+        self._rest_s = 0.0
+        """Of the rest that is left."""
+        self._grown_s = 0.0
+        """Of this, what it is longer because others came to nothing."""
+        self._growth = 1.0
+        self._is_trial_next = False
+        self._num_trial_tokens = 0
+        """Tokens that the trial has yet to verify."""
+        self._num_who_rest = self._num_left = 0
+        """Requests that ran when the rest began, and those that have left since."""
+        self._begin_window(FIRST_WINDOW)
+        self._lost_s = 0.0
+        """Since drafts last paid, or the last rest."""
         self._num_idle = 0
-        """Steps since the last that verified anything."""
-        self._num_steps = 0
-        self._saved_s = self._spent_s = 0.0
+        self._is_idle_refused = False
 
     @property
     def is_on(self) -> bool:
-        return self._left > 0
+        return self._rest_s > 0
 
-    def passes(self) -> bool:
-        """Whether the next step is one of a pause."""
-        if not self._left:
-            return False
-        self._left -= 1
-        return True
+    @property
+    def is_trial(self) -> bool:
+        return self._num_trial_tokens > 0
 
-    def add(self, saved_s: float, spent_s: float, *, is_drafted: bool) -> bool:
-        """An active step took `spent_s`; without drafts its tokens had taken so much more. Whether
-        a pause begins."""
+    def begins_trial(self) -> bool:
+        """Whether the step that is to be drafted for is the first of a trial; says so once."""
+        begins, self._is_trial_next = self._is_trial_next, False
+        if begins:
+            self._num_trial_tokens = TRIAL_TOKENS
+        return begins
+
+    def rest(self, seconds: float) -> None:
+        """A step of a rest is over."""
+        self._rest_s -= seconds
+
+    def left(self) -> None:
+        """A request has left."""
+        self._num_left += 1
+        if self._num_left >= self._num_who_rest:
+            self._growth = 1.0
+            self._rest_s -= self._grown_s
+            self._grown_s = 0.0
+
+    def add(self, balance: Balance, stake: Callable[[], float]) -> None:
+        """A step is over that was drafted for. `stake`: what right drafts could win, in shares of
+        the time of a step without."""
         self._num_steps += 1
-        self._saved_s += saved_s
-        self._spent_s += spent_s
-        self._num_idle = 0 if is_drafted else self._num_idle + 1
-        if self._num_idle >= IDLE_AFTER:
-            self._left, self._num_idle = self._idle_length, 0
-            self._idle_length = min(2 * self._idle_length, MAX_IDLE)
-        elif self._num_steps >= self._window:
-            self._judge()
-        return self.is_on
+        self._saved_s += balance.saved_s
+        self._evident_s += max(balance.saved_s, -balance.plain_s)
+        self._spent_s += balance.spent_s
+        self._lost_s -= balance.saved_s
+        self._num_trial_tokens = max(0, self._num_trial_tokens - balance.num_verified)
+        self._num_idle = 0 if balance.num_verified else self._num_idle + 1
+        self._is_idle_refused = balance.is_refused or (self._num_idle > 0 and self._is_idle_refused)
+        is_over = self._num_steps >= self._window
+        if self._evident_s < -MAX_LOSS * balance.plain_s or (
+            is_over and self._saved_s < -TRIAL_SHARE * self._spent_s
+        ):
+            self._begin_rest(balance, stake(), is_loss=True)
+        elif self._num_idle >= IDLE_AFTER:
+            self._begin_rest(balance, stake(), is_loss=self._is_idle_refused)
+        elif is_over:
+            if self._saved_s > WON * self._spent_s:
+                self.has_lost, self._growth = False, 1.0
+            self._lost_s = 0.0
+            self._begin_window(WINDOW)
 
-    def _judge(self) -> None:
-        if self._saved_s < -TOLERANCE * self._spent_s:
-            self._left, self._window = self._length, TRIAL
-            self._length = min(2 * self._length, MAX_PAUSE)
-            self.num_pauses += 1
-        else:
-            self._length, self._window, self._idle_length = MIN_PAUSE, WINDOW, MIN_IDLE
+    def _begin_rest(self, balance: Balance, stake: float, *, is_loss: bool) -> None:
+        allowed = TRIAL_SHARE * min(1.0, max(LEAST_STAKE, stake))
+        base_s = max(MIN_REST * balance.plain_s, self._lost_s / allowed)
+        self._rest_s = base_s * self._growth
+        self._grown_s = self._rest_s - base_s
+        self._growth = min(2 * self._growth, MAX_GROWTH)
+        self._num_who_rest, self._num_left = balance.num_running, 0
+        self.has_lost |= is_loss
+        self.num_pauses += is_loss
+        self._is_trial_next = is_loss
+        self._num_trial_tokens = self._num_idle = 0
+        self._is_idle_refused = False
+        self._lost_s = 0.0
+        self._begin_window(FIRST_WINDOW)
+
+    def _begin_window(self, length: int) -> None:
+        self._window = length
         self._num_steps = 0
         self._saved_s = self._spent_s = 0.0
+        self._evident_s = 0.0
+        """As `_saved_s`, but that no single step loses more than one without drafts takes: to read
+        a prompt is an investment, and a stall says nothing."""

@@ -11,6 +11,7 @@ decided here changes no token, only when it comes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import StepReport
@@ -19,6 +20,21 @@ from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts
 from baton.engine.speculation.draft_budget import DraftBudget
 from baton.engine.speculation.drafter import Draft, Drafter
 from baton.engine.speculation.survival import Survival
+
+COLLAPSED = 0.2
+"""Of the tokens that were verified lately so few were right."""
+MEMORY = 64
+"""Tokens that `lately` is, about."""
+
+
+class DraftCounts(NamedTuple):
+    """What became of drafts."""
+
+    num_proposed: int
+    """Tokens that were drafted; the budget chose of them."""
+    num_verified_at: Sequence[int]
+    num_accepted_at: Sequence[int]
+    """This and the one before by position in the draft: those that were run, and the right ones."""
 
 
 class Speculation:
@@ -31,19 +47,33 @@ class Speculation:
         self._confidences: dict[Request, Sequence[float]] = {}
         """Of what was drafted for this step."""
         self._num_proposed = 0
+        self._num_verified_at: list[int] = []
         self._num_accepted_at: list[int] = []
-        """By position in the draft."""
+        """This and those verified by position in the draft."""
+        self._acceptance: float | None = None
+        """Of the tokens verified lately, those that were right; None before the first."""
 
     @property
     def is_paused(self) -> bool:
         """Nothing will be drafted for many steps."""
         return self._budget.is_paused
 
+    @property
+    def is_collapsed(self) -> bool:
+        """Drafts have lost time because few of them are right, and have won none since."""
+        return (
+            self._budget.has_lost
+            and self._acceptance is not None
+            and (self._acceptance < COLLAPSED)
+        )
+
     def draft(self, running: Sequence[Request]) -> Drafts:
         """What to verify in the next pass."""
         self._confidences = {}
         if not self._budget.begins(len(running)):
             return NO_DRAFTS
+        if self._budget.begins_trial():
+            self._survival.begin_anew()
         asking = [request for request in running if _num_wanted(request) > 0]
         if not asking:
             return NO_DRAFTS
@@ -58,28 +88,39 @@ class Speculation:
         """Of the first `num_drafted` tokens that were drafted for it so many were right."""
         confidences = self._confidences[request][:num_drafted]
         self._survival.learn(request, confidences, num_accepted)
-        counts = self._num_accepted_at
-        counts.extend([0] * (num_accepted - len(counts)))
-        for position in range(num_accepted):
-            counts[position] += 1
+        _count(self._num_verified_at, num_drafted)
+        _count(self._num_accepted_at, num_accepted)
+        share, fading = num_accepted / num_drafted, (1 - 1 / MEMORY) ** num_drafted
+        was = share if self._acceptance is None else self._acceptance
+        self._acceptance = fading * was + (1 - fading) * share
 
     def learn(self, report: StepReport, seconds: float) -> None:
-        """A step is over for which `draft` was asked."""
+        """A step is over."""
         self._budget.learn(report, seconds)
 
     def forget(self, request: Request) -> None:
         """It has left the engine."""
         self.drafter.forget(request)
         self._survival.forget(request)
+        self._budget.left()
+
+    def counts(self) -> DraftCounts:
+        """So far."""
+        return DraftCounts(
+            self._num_proposed, tuple(self._num_verified_at), tuple(self._num_accepted_at)
+        )
 
     def metrics(self) -> dict[str, float]:
         """By Prometheus name."""
-        positions = enumerate(self._num_accepted_at, 1)
+        counts = self.counts()
         return {
             "speculation_paused": float(self.is_paused),
             "speculation_pauses_total": self._budget.num_pauses,
-            "proposed_tokens_total": self._num_proposed,
-            **{f'accepted_tokens_at_total{{position="{at}"}}': num for at, num in positions},
+            "speculation_collapsed": float(self.is_collapsed),
+            "draft_acceptance": 0.0 if self._acceptance is None else self._acceptance,
+            "proposed_tokens_total": counts.num_proposed,
+            **_by_position("verified_tokens_at_total", counts.num_verified_at),
+            **_by_position("accepted_tokens_at_total", counts.num_accepted_at),
         }
 
     def _chosen(self, num_running: int, drafts: dict[Request, Draft]) -> Drafts:
@@ -115,3 +156,14 @@ def _cut(request: Request, draft: Draft) -> Draft:
     if request.matcher is not None and num:
         num = request.matcher.num_allowed(tokens[:num])
     return Draft(tokens[:num], draft.confidences[:num])
+
+
+def _count(nums: list[int], length: int) -> None:
+    """One more of so many positions."""
+    nums.extend([0] * (length - len(nums)))
+    for position in range(length):
+        nums[position] += 1
+
+
+def _by_position(name: str, nums: Sequence[int]) -> dict[str, float]:
+    return {f'{name}{{position="{at}"}}': num for at, num in enumerate(nums, 1)}

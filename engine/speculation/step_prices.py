@@ -1,69 +1,91 @@
-"""What steps take in which all decode, without drafts and with so many, measured as they run.
+"""What steps take, without drafts and with so many, measured as they run.
 
-    plain(8 requests)                 4.1 ms
+    plain(8 requests)                 4.1 ms      all decode
     ratio(8 requests, 16 drafted)     1.7 of that
+    row_s                             0.2 ms      a row more beside prompts
 
 A table and not a line: a pass of a few more rows may be free (the weights are read once for all of
-them) or twice as long (another kernel takes it).
+them) or twice as long (another kernel takes it). Medians of a few recent steps, without the first
+of a kind: that compiles, or finds everything cold.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from math import log2
+from statistics import median_low
 
 FIRST_SLOPE, LEAST_SLOPE = 0.2, 0.02
 """What a row more is thought to add as long as none was tried, in shares of a request; and what at
 least, behind those that were tried."""
-WEIGHT = 0.15
-"""Of a measured step, against all before it."""
-MAX_STALL = 3.0
-"""A step that takes more times what it used to counts as if it took so many."""
+NUM_RECENT = 7
+"""Steps that the median is of."""
 MIN_SAMPLES = 3
 """Of steps without drafts, before there is a price for those with drafts."""
 
 
 @dataclass(slots=True)
-class _Mean:
+class _Recent:
     value: float = 0.0
+    """Their median; of two the smaller."""
     num_samples: int = 0
+    _is_first: bool = True
+    _values: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     def add(self, value: float) -> None:
-        self.num_samples += 1
-        if self.num_samples > MIN_SAMPLES:
-            value = min(value, MAX_STALL * self.value)
-        self.value += (value - self.value) * max(WEIGHT, 1 / self.num_samples)
+        if self._is_first:
+            self._is_first = False
+            return
+        self._values.append(value)
+        self.value, self.num_samples = median_low(self._values), len(self._values)
+
+    def forget(self) -> None:
+        """The next is not the first of its kind."""
+        self._values.clear()
+        self.value, self.num_samples = 0.0, 0
 
 
 @dataclass(slots=True)
 class StepPrices:
-    _plain: dict[int, _Mean] = field(default_factory=dict)
-    _ratios: dict[int, dict[int, _Mean]] = field(default_factory=dict)
+    _plain: dict[int, _Recent] = field(default_factory=dict)
+    _ratios: dict[int, dict[int, _Recent]] = field(default_factory=dict)
     """By number of requests, and of drafted tokens."""
+    _row: _Recent = field(default_factory=_Recent)
 
     def add(self, num_requests: int, num_drafted: int, seconds: float) -> None:
+        """A step in which all decoded."""
         if not num_drafted:
-            self._plain.setdefault(_finely(num_requests), _Mean()).add(seconds)
+            self._plain.setdefault(_finely(num_requests), _Recent()).add(seconds)
         elif plain_s := self.plain_s(num_requests):
             ratios = self._ratios.setdefault(_roughly(num_requests), {})
-            ratios.setdefault(_roughly(num_drafted), _Mean()).add(seconds / plain_s)
+            ratios.setdefault(_roughly(num_drafted), _Recent()).add(seconds / plain_s)
+
+    def add_mixed(self, num_rows: int, seconds: float) -> None:
+        """A step of so many tokens, drafted ones among them, that computed prompts, too."""
+        self._row.add(seconds / num_rows)
 
     def plain_s(self, num_requests: int) -> float | None:
         """Seconds of a step without drafts; None if it is not known yet."""
-        mean = self._plain.get(_finely(num_requests))
-        return None if mean is None or mean.num_samples < MIN_SAMPLES else mean.value
+        recent = self._plain.get(_finely(num_requests))
+        return None if recent is None or recent.num_samples < MIN_SAMPLES else recent.value
+
+    @property
+    def row_s(self) -> float | None:
+        """Seconds of a row more beside prompts, whose passes are bound by arithmetic."""
+        return self._row.value if self._row.num_samples else None
 
     def max_tried(self, num_requests: int) -> int:
         """Drafted tokens of the largest step there was with so many requests, about."""
-        tried = self._ratios.get(_roughly(num_requests))
+        tried = self._tried(num_requests)
         return int(2 ** (max(tried) / 2)) if tried else 0
 
     def ratio(self, num_requests: int, num_drafted: int) -> float:
         """What a step takes with drafts, in steps without."""
-        ratios, place = self._ratios.get(_roughly(num_requests), {}), _roughly(num_drafted)
+        ratios, place = self._tried(num_requests), _roughly(num_drafted)
         if place in ratios:
-            return ratios[place].value
-        points = [(2 ** (tried / 2), ratios[tried].value) for tried in sorted(ratios)]
+            return ratios[place]
+        points = [(2 ** (tried / 2), ratios[tried]) for tried in sorted(ratios)]
         below = [point for point in points if point[0] < num_drafted]
         above = [point for point in points if point[0] >= num_drafted]
         start, ratio = below[-1] if below else (0.0, 1.0)
@@ -78,7 +100,14 @@ class StepPrices:
 
     def forget_drafted(self) -> None:
         """Steps with drafts shall be tried anew: what was measured may have been a bad moment."""
-        self._ratios.clear()
+        for ratios in self._ratios.values():
+            for recent in ratios.values():
+                recent.forget()
+
+    def _tried(self, num_requests: int) -> dict[int, float]:
+        """The ratios that were measured, by drafted tokens."""
+        ratios = self._ratios.get(_roughly(num_requests), {})
+        return {place: recent.value for place, recent in ratios.items() if recent.num_samples}
 
 
 def _finely(number: int) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import NO_DRAFT, Draft
-from baton.engine.speculation.token_index import TokenIndex, common_suffix
+from baton.engine.speculation.token_index import RequestTexts, TokenIndex, common_suffix
 
 MAX_MATCH = 32
 """Longer matches count as these."""
@@ -24,10 +24,9 @@ MAX_PLACES = 8
 """Occurrences that are looked at in each text."""
 MIN_SHARE = 0.3
 """Of the weight that agrees: below it the draft ends."""
-MAX_RECENT = 32_768
-"""Tokens of ended outputs that are kept for one salt; then the older half is forgotten."""
-MAX_SALTS = 256
-"""The salts that outputs are kept for."""
+MAX_RECENT, MAX_RECENT_IN_ALL = 32_768, 1 << 20
+"""Tokens of ended outputs that are kept for one salt (then the older half is forgotten), and for
+all: 20 bytes each. Then the salt goes that was not used for longest."""
 GAP = -1
 """Between outputs: no token."""
 
@@ -45,32 +44,40 @@ class SuffixDrafter:
     is_costly = False
 
     def __init__(self) -> None:
-        self._indexes: dict[Request, TokenIndex] = {}
+        self._texts = RequestTexts()
         self._recent: dict[Salt, TokenIndex] = {}
         """The least recently used first."""
+        self._num_recent = 0
+        """Tokens of all of them."""
 
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
-        return [self._propose(request, max_tokens) for request in requests]
+        indexes = self._texts.follow(requests)
+        return [
+            self._propose(request, index, max_tokens)
+            for request, index in zip(requests, indexes, strict=True)
+        ]
 
     def forget(self, request: Request) -> None:
-        if self._indexes.pop(request, None) is None or not request.output:
+        """Its output is kept, whether it was drafted for or not."""
+        self._texts.forget(request)
+        if not request.output:
             return
         salt = request.tenant, request.salt
         recent = self._recent.pop(salt, None) or TokenIndex()
+        self._num_recent -= len(recent)
         if len(recent) + len(request.output) > MAX_RECENT:
             younger = recent.tokens[-MAX_RECENT // 2 :]
             recent = TokenIndex()
             recent.extend(younger)
         recent.extend([*request.output[-MAX_RECENT // 2 :], GAP])
         self._recent[salt] = recent
-        if len(self._recent) > MAX_SALTS:
-            del self._recent[next(iter(self._recent))]
+        self._num_recent += len(recent)
+        while self._num_recent > MAX_RECENT_IN_ALL:
+            oldest = self._recent.pop(next(iter(self._recent)))
+            self._num_recent -= len(oldest)
 
-    def _propose(self, request: Request, max_tokens: int) -> Draft:
-        index = self._indexes.setdefault(request, TokenIndex())
+    def _propose(self, request: Request, index: TokenIndex, max_tokens: int) -> Draft:
         tokens = request.tokens
-        if len(index) < len(tokens):
-            index.extend(tokens[len(index) :])
         if len(tokens) < 2:
             return NO_DRAFT
         matches = _matches(index, tokens)

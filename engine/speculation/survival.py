@@ -26,6 +26,10 @@ NEW = 0.6
 
 class Survival:
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what came of drafts: they may have become better."""
         lines = [(number + 0.5) / NUM_CONFIDENCES for number in range(NUM_CONFIDENCES)]
         self._right = [[PRIOR * line] * NUM_LUCKS for line in lines]
         self._total = [[PRIOR] * NUM_LUCKS for _ in lines]

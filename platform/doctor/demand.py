@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.core.kv_layout import KvLayout
@@ -15,6 +15,7 @@ from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of
 from baton.engine.sharding.cutting import share_of
 from baton.engine.sharding.stages import keep_stage, spread_layers
+from baton.engine.speculation.assemble import num_draft_blocks
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
@@ -30,6 +31,9 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
         model = read_config(folder)
         for pool in pools:
             memory_bytes += pool.replicas * _replica_bytes(config, pool, model)
+        draft = draft_memory(config, model)
+        if draft is not None:
+            memory_bytes += config.decode.num_engines * draft.num_bytes
     disk = config.tiers.disk
     return Demand(
         memory_bytes=memory_bytes,
@@ -38,6 +42,33 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
         ),
         num_replicas=num_replicas,
         disk_bytes={disk.folder: num_replicas * int(disk.gib * GIB)} if disk.folder else {},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftMemory:
+    """What the draft model of one decode engine keeps."""
+
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+def draft_memory(config: DeploymentConfig, model: ModelConfig) -> DraftMemory | None:
+    """None without a draft model, which `config` names by its folder. Raises CheckpointError if it
+    cannot be read, InvalidConfig if its KV has no room."""
+    pool = config.decode
+    if pool.speculation.method != "draft":
+        return None
+    draft, dtype = read_config(Path(pool.speculation.model)), served_dtype(config.dtype, model)
+    layout = kv_layout(CacheConfig(block_size=pool.cache.block_size), draft, dtype)
+    longest = min(draft.max_model_len, pool.scheduler.max_model_len or draft.max_model_len)
+    return DraftMemory(
+        weight_bytes=prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none"),
+        kv_bytes=num_draft_blocks(pool.engine, layout, longest) * layout.block_bytes,
     )
 
 

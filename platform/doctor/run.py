@@ -35,6 +35,7 @@ from baton.platform.doctor.versions import (
 )
 from baton.platform.machine.node import NodeFacts, read_node
 from baton.platform.machine.ports import check_bindable
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 from baton.platform.security.connections import load_security
 from baton.proto import replica_pb2 as pb
@@ -58,6 +59,7 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
     if not is_serving and not config.ray.address:
         try:
             folder = find_model(config.model, wants_weights=False)  # no download to speak of
+            config = with_draft(config, folder, wants_weights=False)
             demand = demand_of(config, folder, is_on_gpu=_is_on_gpu(config, facts))
         except CheckpointError as error:
             findings.append(fail("model", str(error), "give a model that is here, with `model`"))

@@ -1,6 +1,6 @@
 """Steps as a trace that chrome://tracing and Perfetto open.
 
-track "engine"    step | schedule | forward | sample
+track "engine"    step | draft | schedule | forward | sample
 track "model"     each part of each layer, as it ran
 """
 
@@ -30,6 +30,7 @@ def _events(step: StepTime, number: int, begin: float) -> Iterator[dict[str, Any
     about = {"tokens": step.num_tokens, "requests": step.num_requests, "step": number}
     yield _event(f"step ({kind})", at, step.step_s, ENGINE_TRACK, about)
     for name, took in (
+        ("draft", step.draft_s),
         ("schedule", step.schedule_s),
         ("forward", step.forward_s),
         ("sample", step.sample_s),

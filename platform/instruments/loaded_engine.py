@@ -16,7 +16,7 @@ import torch
 
 from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
-from baton.engine.assemble import engine_around, find_device
+from baton.engine.assemble import engine_around, find_device, load_draft
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
@@ -25,6 +25,7 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.model_shape import ModelShape, shape_of
+from baton.platform.instruments.source_prompts import SourcePrompts
 from baton.platform.machine.core_share import limit_threads
 
 FILLING = 0x3C
@@ -42,6 +43,8 @@ class LoadedEngine:
     device: str
     ready_s: float
     """From the folder to an engine that takes requests: weights, cache, tape."""
+    source: SourcePrompts | None = None
+    """Set where something drafts: prompts in which there is something to guess."""
 
     @property
     def max_tokens(self) -> int:
@@ -50,6 +53,8 @@ class LoadedEngine:
 
     def prompt(self, num_tokens: int, seed: str) -> list[int]:
         """Another one for each seed, so that no prefix is found."""
+        if self.source is not None:
+            return self.source.prompt(num_tokens, seed)
         return random.Random(seed).choices(range(self.engine.info.vocab_size), k=num_tokens)
 
     def add(self, num_tokens: int, seed: str, max_tokens: int) -> Request:
@@ -98,7 +103,8 @@ def load_measured(
         max_model_len=config.decode.scheduler.max_model_len,
     )
     engine_config = _sized(config.decode.engine, loaded, device, sizes, max_running)
-    engine = engine_around(loaded, engine_config, device)
+    draft = load_draft(config.decode.speculation, loaded.info.dtype, device)
+    engine = engine_around(loaded, engine_config, device, draft=draft)
     ready_s = time.perf_counter() - started
     cache = engine.runner.cache
     assert isinstance(cache, KvCache), "one rank is measured"
@@ -110,6 +116,9 @@ def load_measured(
         shape=shape_of(loaded.model, engine.runner.cache.layout, loaded.info.dtype),
         device=device,
         ready_s=ready_s,
+        source=None
+        if engine.speculation is None
+        else SourcePrompts(folder, loaded.info.vocab_size),
     )
 
 

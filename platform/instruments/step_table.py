@@ -1,6 +1,6 @@
 """Where the time of steps goes: the median of each phase, prefill and decode apart.
 
-around the model    schedule, batch, bookkeeping, sampling, rest
+around the model    drafting, schedule, batch, bookkeeping, sampling, rest
 the model           its parts, if they can be told apart, else the pass as a whole
 """
 
@@ -15,8 +15,8 @@ from rich.table import Table
 from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.step_watch import StepTime
 
-SCHEDULE, BATCH, BOOKKEEPING, SAMPLING, REST = (
-    "schedule", "batch, Python", "bookkeeping", "sampling", "rest",
+DRAFTING, SCHEDULE, BATCH, BOOKKEEPING, SAMPLING, REST = (
+    "drafting", "schedule", "batch, Python", "bookkeeping", "sampling", "rest",
 )  # fmt: skip
 PASS = "the pass, up to the head"
 HEAD = str(Part.HEAD)
@@ -31,6 +31,7 @@ def phases(step: StepTime) -> dict[str, float]:
     elif step.pass_s:
         model = {PASS: step.pass_s}
     return {
+        **({DRAFTING: step.draft_s} if step.draft_s else {}),
         SCHEDULE: step.schedule_s,
         **model,
         HEAD: step.head_s,

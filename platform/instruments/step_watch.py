@@ -1,6 +1,7 @@
 """Steps of a real engine, and where the time of each goes.
 
-    step      schedule | forward: batch | parts of the model | head | bookkeeping | sample | rest
+    step      draft | schedule | forward | sample | rest
+    forward   batch | parts of the model | head | bookkeeping
 
 `batch` is what a pass takes beside the parts of the model: its tensors, their upload, and Python
 between the parts. `rest` is what no other has: reports, and the clocks themselves.
@@ -32,6 +33,7 @@ class StepTime:
     started_at: float
     """By time.perf_counter."""
     step_s: float
+    draft_s: float
     schedule_s: float
     forward_s: float
     """All between the schedule and the sampling."""
@@ -64,7 +66,8 @@ class StepTime:
 
     @property
     def rest_s(self) -> float:
-        return max(0.0, self.step_s - self.schedule_s - self.forward_s - self.sample_s)
+        known_s = self.draft_s + self.schedule_s + self.forward_s + self.sample_s
+        return max(0.0, self.step_s - known_s)
 
     @property
     def around_s(self) -> float:
@@ -147,6 +150,7 @@ class StepWatch:
         return StepTime(
             started_at=started,
             step_s=step_s,
+            draft_s=report.draft_ms / 1e3,
             schedule_s=report.schedule_ms / 1e3,
             forward_s=report.forward_ms / 1e3,
             sample_s=report.sample_ms / 1e3,

@@ -10,6 +10,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from baton.platform.doctor.demand import DraftMemory
 from baton.platform.doctor.node_checks import GIB
 from baton.platform.layout_plan.layout import LayoutPlan, RankTransfers, Refused, Traffic
 from baton.platform.layout_plan.seats import seats_of
@@ -34,6 +35,8 @@ class Plan:
     """The checkpoint comes in few bits."""
     topology: GpuTopology | None
     """The topology of the machine it is for."""
+    draft: DraftMemory | None
+    """What a draft model takes besides, on one rank of each decode engine."""
     layouts: Sequence[LayoutPlan]
     refused: Sequence[Refused]
 
@@ -51,6 +54,11 @@ def show(console: Console, plan: Plan) -> None:
         console.print(_layouts(plan))
     for line in _seats(plan):
         console.print(line)
+    if plan.draft is not None:
+        console.print(
+            f"the draft model: {shown(plan.draft.weight_bytes)} of weights and "
+            f"{shown(plan.draft.kv_bytes)} of KV besides, on the first rank of each decode engine"
+        )
     for refused in plan.refused[:MAX_REFUSED]:
         console.print(f"not {refused.name}: {refused.reason}")
     if plan.refused[MAX_REFUSED:]:
@@ -75,6 +83,7 @@ def tree(plan: Plan) -> dict[str, Any]:
         "prompt_tokens": plan.traffic.prompt_tokens,
         "context": plan.traffic.context,
         "link_gbps": plan.link_gbps,
+        **({} if plan.draft is None else {"draft": _draft(plan.draft)}),
         "layouts": [
             {
                 **_mesh(layout),
@@ -89,6 +98,10 @@ def tree(plan: Plan) -> dict[str, Any]:
         ],
         "refused": [{**_mesh(each), "reason": each.reason} for each in plan.refused],
     }
+
+
+def _draft(draft: DraftMemory) -> dict[str, int]:
+    return {"weight_bytes": draft.weight_bytes, "kv_bytes": draft.kv_bytes}
 
 
 def _where(plan: Plan) -> str:

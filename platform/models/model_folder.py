@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import baton
-from baton.core.errors import CheckpointError, InvalidConfig
-from baton.engine.config import SpeculationConfig
-from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig
+from baton.core.errors import CheckpointError
+from baton.platform.config.deployment import DEMO_MODEL
 from baton.platform.models.hub import DownloadReport, HubModel, NoReport, fetch
 
 _PACKAGE = Path(baton.__file__).parent
@@ -37,21 +35,6 @@ def find_model(
             "`baton models` lists those that are here"
         )
     return fetch(HubModel.parse(model), report or NoReport(), wants_weights=wants_weights)
-
-
-def found_draft(config: DeploymentConfig) -> SpeculationConfig:
-    """How tokens are drafted, the draft model by its folder. Raises CheckpointError if it cannot be
-    found, InvalidConfig if none is named."""
-    speculation = config.decode.speculation
-    if speculation.method != "draft":
-        return speculation
-    model = speculation.model or ("draft" if config.model == DEMO_MODEL else "")
-    if not model:
-        raise InvalidConfig(
-            "speculation.method draft needs speculation.model (--draft-model): a smaller model of "
-            "the same tokenizer"
-        )
-    return replace(speculation, model=str(find_model(model)))
 
 
 def _built_in_folder(name: str) -> Path:

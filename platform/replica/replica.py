@@ -37,7 +37,6 @@ from baton.kv_transfer.transports import (
     create_sending_halves,
 )
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.models.model_folder import found_draft
 from baton.platform.replica.engine_facts import engine_facts
 from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
@@ -99,10 +98,11 @@ async def load_engine(
     progress: Progress | None = None,
     groups: MeshGroups = ONE_RANK,
 ) -> Engine:
-    """Read the weights in a thread, so that the event loop can report how far it is."""
+    """Read the weights in a thread, so that the event loop can report how far it is.
+
+    A draft model is named by its folder: see `baton.platform.models.draft_folder`.
+    """
     engine = replace(config.pool(role).engine, kv_shares=config.gateway.kv_shares)
-    if role is Role.DECODE:
-        engine = replace(engine, speculation=found_draft(config))
     return await asyncio.to_thread(
         assemble_engine,
         folder,

@@ -38,7 +38,7 @@ async def verify(
     block_size = config.decode.cache.block_size
     prompts = make_prompts(info.vocab_size, block_size, info.max_model_len)
     config = _sized(config, 2 * sum(_num_blocks(prompt, block_size) for prompt in prompts))
-    plain = override(config, {"prefill.replicas": 0, "decode.speculation.method": "off"})
+    plain = override(config, {"prefill.replicas": 0, "decode.speculation": {}})
     config = override(config, {"decode.speculation.adaptive": False})
     expected: dict[SamplingParams, Sequence[Answer]] = {}
     for sampling in dict.fromkeys(case.sampling for case in cases):

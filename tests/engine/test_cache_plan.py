@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from weakref import finalize
@@ -12,17 +12,21 @@ import pytest
 import torch
 from tests.engine.computing_capture import ComputingCapture, Replay
 from tests.tiny_checkpoints import make_llama, make_mixtral
+from torch import Tensor
 
 from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import load_model
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.memory.open_blocks import open_bytes
+from baton.engine.passes import pass_memory
 from baton.engine.passes.cuda_graphs import MAX_GRAPH_BYTES, Outputs
 from baton.engine.passes.pass_memory import estimated_bytes, largest_passes, measure
+from baton.engine.sampling.sampler import Drawn, draw
+from baton.engine.sampling.sampling_plan import SamplingPlan
 from baton.kernels.attention.layer_kv import LayerKv
 from baton.kernels.paging.int4_arena import Int4Arena
 
@@ -133,6 +137,28 @@ def test_kv_gets_its_fraction_of_what_the_largest_pass_and_its_graphs_leave(
     left = 1_000_000 - 200_000 - (50_000 + 4 * 1_000)
     assert plan.num_blocks == int(0.85 * left) // plan.layout.block_bytes
     assert gpu.graphs.sizes == [12, 6]
+
+
+def test_rows_of_drafts_are_drawn_from_where_the_largest_pass_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nums_drawn: list[int] = []
+
+    def counted(logits: Tensor, plan: SamplingPlan, eos_token_ids: Collection[int]) -> Drawn:
+        nums_drawn.append(len(logits))
+        return draw(logits, plan, eos_token_ids)
+
+    monkeypatch.setattr(pass_memory, "draw", counted)
+    loaded = load_model(make_llama(tmp_path))
+    drafting = replace(CROWD, speculation=SpeculationConfig(method="suffix", max_tokens=2))
+
+    for config in (CROWD, drafting):
+        plan_cache(loaded, config, "cuda", PretendedGpu())
+
+    assert nums_drawn == [12, 1, 36, 1]
+    few, many = (PassLimits(max_drafted=number) for number in (0, 100))
+    of_drafts = estimated_bytes(loaded, many) - estimated_bytes(loaded, few)
+    assert of_drafts >= 100 * 4 * loaded.info.vocab_size
 
 
 def test_where_no_graph_is_within_its_budget_it_is_said(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,12 @@ def test_a_value_that_cannot_work_is_refused_by_name(
 def test_the_pool_is_sized_in_one_way_only() -> None:
     with pytest.raises(ValueError, match="num_blocks and memory_gib"):
         CacheConfig(num_blocks=8, memory_gib=1.0)
+
+
+def test_a_draft_model_that_no_method_would_ask_is_refused_with_the_remedy() -> None:
+    for method in ("off", "suffix"):
+        with pytest.raises(ValueError, match="--speculate draft"):
+            SpeculationConfig(method=method, model="small")
 
 
 def test_the_defaults_work() -> None:

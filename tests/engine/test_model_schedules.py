@@ -89,7 +89,7 @@ def schedules(draw: st.DrawFn, block_size: int) -> Schedule:
             step_ahead=draw(st.sampled_from(["auto", "on"])),
         ),
         num_threads=draw(st.sampled_from([1, 2])),
-        max_drafted=draw(st.sampled_from([0, 2, 7])),
+        max_drafted=draw(st.sampled_from([0, 2, 20])),
     )
 
 

@@ -25,6 +25,7 @@ from baton.platform.cli.options.sampling_flags import with_sampling_options
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
 
@@ -65,6 +66,7 @@ def generate(  # noqa: PLR0913 - one parameter an option
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
+            config = with_draft(config, folder, report=bars)
         from baton.platform.cli.runs.generate import Job, run  # torch is imported from here on
 
         job = Job(

@@ -11,6 +11,7 @@ from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import PLAN_OPTIONS, with_config_options
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.config.deployment import configure
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
 
@@ -55,6 +56,7 @@ def plan(  # noqa: PLR0913 - one parameter an option
     with told_in_one_line("baton plan"):
         config = configure(None, {**changes, "model": model})
         folder = find_model(model, wants_weights=False)
+        config = with_draft(config, folder, wants_weights=False)
         from baton.platform.cli.runs.plan import Job, run  # torch is imported from here on
         from baton.platform.layout_plan.layout import Traffic
 

@@ -11,15 +11,17 @@ from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
+    SPECULATION_OPTIONS,
     with_config_options,
 )
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
 
-@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS))
+@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
 def profile(
     changes: dict[str, Any],
     model: Annotated[
@@ -39,12 +41,15 @@ def profile(
     """Run some requests through one engine in this process, and tell what each step spent its
     time on: schedule, batch, the parts of the model, sampling, and the Python around them.
 
-    Every request has other tokens. On a GPU torch's profiler watches, and its trace is written.
+    Every request has other tokens; with --speculate they are source code, so that there is
+    something to guess, and what became of drafts is told. On a GPU torch's profiler watches, and
+    its trace is written.
     """
     with told_in_one_line("baton profile"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
+            config = with_draft(config, folder, wants_weights=config.wants_weights, report=bars)
         from baton.platform.cli.runs.profile import Job, run  # torch is imported from here on
 
         job = Job(

@@ -19,6 +19,7 @@ from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import DeploymentConfig, configure
 from baton.platform.machine.ports import check_bindable
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 from baton.platform.security.connections import load_security
 
@@ -44,6 +45,7 @@ def serve(
         _check_transport(config)
         with download_bars() as bars:
             folder = find_model(config.model, wants_weights=config.wants_weights, report=bars)
+            config = with_draft(config, folder, report=bars)
         ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
         if not config.ray.address:  # else they are needed where the gateway is placed
             tls_identity(config.gateway)

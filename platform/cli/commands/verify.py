@@ -16,6 +16,7 @@ from baton.platform.cli.options.config_options import (
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
 BLOCK_SIZE = ConfigOption(
@@ -65,6 +66,7 @@ def verify(
         config = configure(None, {"dtype": "float32", **changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
+            config = with_draft(config, folder, report=bars)
         from baton.platform.cli.runs.verify import Trial, run  # torch is imported from here on
 
         with warnings_silenced():

@@ -66,6 +66,7 @@ SPECULATION_OPTIONS = (
     ConfigOption("--speculate", ENGINE, ("decode.speculation.method",)),
     ConfigOption("--draft-model", ENGINE, ("decode.speculation.model",)),
     ConfigOption("--draft-tokens", ENGINE, ("decode.speculation.max_tokens",)),
+    ConfigOption("--draft-gib", ENGINE, ("decode.speculation.memory_gib",)),
 )
 SERVE_OPTIONS = (
     ConfigOption("--served-model-name", MODEL, ("served_model_name",)),
@@ -111,7 +112,7 @@ SERVE_OPTIONS = (
 )
 _OF_COST = (
     "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",
-    "--micro-batch-tokens",
+    "--micro-batch-tokens", "--speculate", "--draft-model", "--draft-gib",
 )  # fmt: skip
 PLAN_OPTIONS = tuple(
     option

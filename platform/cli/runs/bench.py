@@ -12,6 +12,7 @@ import msgspec
 import torch
 from rich.console import Console
 
+from baton.engine.speculation.speculation import Speculation
 from baton.platform.cli.terminal.output_files import check_plots, check_writable
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.bench_report import as_json, show
@@ -20,6 +21,13 @@ from baton.platform.instruments.engine_bench import MAX_STEPS, EngineBench, Meas
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
 from baton.platform.instruments.product_rates import ceilings_of
 from baton.platform.instruments.roofline import draw
+from baton.platform.instruments.speculation_bench import (
+    REQUEST_TOKENS,
+    SpeculationPoint,
+    as_tree,
+    speculation_point,
+    speculation_table,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +64,41 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
             report=status.update,
         )
         measured = Measured()
+        speculation, loaded.engine.speculation = loaded.engine.speculation, None
         if job.lengths:
             bench.prefill(job.lengths, measured)
         if job.batches:
             bench.decode(job.batches, job.contexts, measured)
+        points = [] if speculation is None else _speculation(loaded, speculation, job, bench)
     sheet, title = datasheet(loaded.device), _title(config, loaded)
     show(console, measured, ceilings, sheet, title)
+    if points:
+        method = config.decode.speculation.method
+        console.print(speculation_table(points, f"source code, greedy, drafted by {method}"))
     if job.json_file is not None:
         found = as_json(measured, ceilings, sheet, _about(config, loaded))
+        found["speculation"] = list(as_tree(points))
         job.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     if job.png_file is not None:
         draw(measured, ceilings, title, job.png_file)
 
 
+def _speculation(
+    loaded: LoadedEngine, speculation: Speculation, job: Job, bench: EngineBench
+) -> list[SpeculationPoint]:
+    points = []
+    for batch in job.batches:
+        if time.monotonic() < bench.ends_at and batch * REQUEST_TOKENS <= loaded.max_tokens:
+            bench.report(f"decode of {batch} requests with drafts and without")
+            points.append(speculation_point(loaded, speculation, batch))
+    return points
+
+
 def _sizes(job: Job) -> list[int]:
     """The tokens of all requests together, at each point."""
     decoding = [n * (context + 2 * MAX_STEPS) for n in job.batches for context in job.contexts]
-    return [*decoding, *(length + 1 for length in job.lengths)]
+    drafting = [n * REQUEST_TOKENS for n in job.batches]
+    return [*decoding, *drafting, *(length + 1 for length in job.lengths)]
 
 
 def _title(config: DeploymentConfig, loaded: LoadedEngine) -> str:

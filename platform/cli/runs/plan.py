@@ -14,7 +14,7 @@ from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.models.config.model_config import read_json
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.doctor.demand import served_dtype
+from baton.platform.doctor.demand import draft_memory, served_dtype
 from baton.platform.layout_plan.layout import LayoutPlan, Refused, Traffic, meshes, plan
 from baton.platform.layout_plan.report import Plan, show, tree
 from baton.platform.machine.gpu_topology import (
@@ -51,6 +51,7 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
         link_gbps=job.link_gbps,
         is_quantised=parse_layout(read_json(folder / "config.json")) is not None,
         topology=topology,
+        draft=draft_memory(config, model),
         layouts=[each for each in found if isinstance(each, LayoutPlan)],
         refused=[each for each in found if isinstance(each, Refused)],
     )

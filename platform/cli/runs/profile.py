@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 from rich.console import Console
 
 from baton.core.errors import InvalidConfig
+from baton.engine.speculation.speculation import DraftCounts
 from baton.platform.cli.terminal.output_files import check_writable
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.chrome_trace import chrome_trace
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
+from baton.platform.instruments.speculation_bench import DraftUse, draft_use, use_table
 from baton.platform.instruments.step_table import step_table
 from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
 
@@ -52,6 +55,8 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
         watch = stack.enter_context(watching(loaded.engine, loaded.loaded.model))
         _run_requests(loaded, watch, job, WARM_UP_TOKENS, "warm up")
         kernels = stack.enter_context(_gpu_profiler()) if loaded.device == "cuda" else None
+        speculation = loaded.engine.speculation
+        before = None if speculation is None else speculation.counts()
         steps = _run_requests(loaded, watch, job, job.output_tokens, "measured")
     console = Console(highlight=False)
     title = (
@@ -59,6 +64,8 @@ def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
         f"{job.prompt_tokens} tokens, {job.output_tokens} more each"
     )
     console.print(step_table(steps, title))
+    if speculation is not None and before is not None:
+        console.print(use_table(_use(before, speculation.counts(), steps)))
     if kernels is not None:
         console.print(kernels.key_averages().table("self_device_time_total", NUM_KERNELS))
     if job.trace_file is not None:
@@ -84,6 +91,17 @@ def _run_requests(
     while loaded.engine.has_work:
         steps.append(watch.step())
     return steps
+
+
+def _use(before: DraftCounts, after: DraftCounts, steps: Sequence[StepTime]) -> DraftUse:
+    decoding = [step for step in steps if not step.is_prefill]
+    return draft_use(
+        before,
+        after,
+        num_decodes=sum(step.num_requests for step in decoding),
+        draft_s=sum(step.draft_s for step in decoding),
+        seconds=sum(step.step_s for step in decoding),
+    )
 
 
 def _gpu_profiler() -> Any:

@@ -24,7 +24,6 @@ from baton.engine.engine import Engine
 from baton.kv_transfer.transports import usable_transports
 from baton.platform.cli.terminal.progress import weights_bar
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.models.model_folder import found_draft
 from baton.platform.verify.cases import CASES
 from baton.platform.verify.near_tie import gap_bound_of
 from baton.platform.verify.run import verify
@@ -55,7 +54,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             streaming=config.streaming,
             progress=progress,
         )
-    draft = load_draft(found_draft(config), loaded.info.dtype, device)
+    draft = load_draft(config.decode.speculation, loaded.info.dtype, device)
     tolerance = trial.tolerance
     if tolerance is None:
         tolerance = gap_bound_of(loaded, device)

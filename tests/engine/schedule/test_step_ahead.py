@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
 from baton.engine.request.request import Request
 from baton.engine.schedule.scheduler import ScheduledChunk
+from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.drafter import NO_DRAFT, Draft
+from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import StepHooks
 
 
@@ -80,6 +84,39 @@ def test_the_next_pass_is_launched_before_this_ones_tokens_are_read() -> None:
 
     # The prompt; two at once, one of them read; one a step; none over the last.
     assert launched == [(1, 0), (3, 1), (4, 1), (5, 1), (5, 0)]
+
+
+class SeldomFinding:
+    """Drafts two tokens of every fifth position, and nothing elsewhere."""
+
+    name, is_costly = "seldom", False
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        return [
+            NO_DRAFT
+            if len(request.output) % 5
+            else Draft(echo_output(request.tokens, 2, VOCAB), (0.9, 0.9))
+            for request in requests
+        ]
+
+    def forget(self, request: Request) -> None:
+        """It keeps nothing."""
+
+
+def test_where_nothing_is_drafted_a_pass_is_launched_ahead_and_then_drafts_are_looked_for() -> None:
+    engine, runner = late_engine()
+    engine.speculation = Speculation(SeldomFinding(), FixedBudget(2))
+    request = make_request(prompt=range(7), max_tokens=60)
+    engine.add(request)
+    was_ahead = []
+    while engine.has_work:
+        engine.step()
+        was_ahead.append(bool(runner.late))
+
+    assert request.output == echo_output(range(7), 60, VOCAB)
+    assert engine.stats.num_accepted > 0
+    assert sum(was_ahead) > len(was_ahead) / 3
+    assert (True, True) not in pairwise(was_ahead)  # else nobody would be asked again
 
 
 def test_a_pass_is_not_launched_over_the_last_token_that_somebody_may_have() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
+
 from baton.core.messages import SamplingParams
-from baton.engine.request.request import Request
+from baton.engine.request.request import Ending, Request
 from baton.engine.request.step_report import StepReport
 from baton.engine.speculation.draft_budget import PayingBudget
+from baton.engine.speculation.drafter import Draft
+from baton.engine.speculation.pause import TRIAL_SHARE, Balance, Pause
+from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.survival import Survival
 
 MAX_TOKENS = 8
@@ -55,6 +60,7 @@ class Machine:
         hoped = share if self.hoped is None else self.hoped
         num_drafted = num_right = depth = 0
         if self.budget.begins(num):
+            self.budget.begins_trial()
             depth = self.budget.depth(num, num, hoped if self.draft_s else None)
             hopes = [hoped ** (at + 1) for at in range(depth) for _ in range(num)]
             num_drafted = self.budget.num_rows(num, hopes) if hopes else 0
@@ -79,6 +85,87 @@ class Machine:
         self.num_drafted += num_drafted
 
 
+class Saying:
+    """A drafter that is as sure of each of its tokens as it is told to be."""
+
+    name = "saying"
+
+    def __init__(self, confidence: float, draft_s: float) -> None:
+        self.confidence = confidence
+        self.is_costly = draft_s > 0
+        self.finds = True
+        self.num_asked = 0
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        self.num_asked += max_tokens
+        num = max_tokens if self.finds else 0
+        return [Draft([0] * num, [self.confidence] * num) for _ in requests]
+
+    def forget(self, request: Request) -> None:
+        """It keeps nothing."""
+
+
+class Loop:
+    """The same with all there is: what came of drafts says what is hoped of the next."""
+
+    def __init__(
+        self, num_requests: int, step_time: StepTime, share_right: float, draft_s: float = 0.0
+    ) -> None:
+        self.step_time, self.share_right, self.draft_s = step_time, share_right, draft_s
+        self.drafter = Saying(0.8, draft_s)
+        self.speculation = Speculation(self.drafter, PayingBudget(MAX_TOKENS))
+        self.running = [decoding(str(i)) for i in range(num_requests)]
+        self.random = Random(0)
+        self.num_prompt_tokens = 0
+        """Computed in each step beside."""
+        self.seconds = 0.0
+        self.num_tokens = self.num_drafted = 0
+
+    def run(self, num_steps: int) -> float:
+        """Times the tokens a second of the same machine without drafts."""
+        self.seconds, self.num_tokens, self.num_drafted = 0.0, 0, 0
+        for _ in range(num_steps):
+            self.step()
+        num, prompts = len(self.running), self.num_prompt_tokens
+        return self.num_tokens / self.seconds / (num / self.step_time(num, prompts))
+
+    def step(self) -> float:
+        """Seconds."""
+        self.drafter.num_asked = 0
+        drafts = self.speculation.draft(self.running)
+        num, num_right = len(self.running), 0
+        for request, draft in drafts.items():
+            right = 0
+            while right < len(draft) and self.random.random() < self.share_right:
+                right += 1
+            self.speculation.verified(request, len(draft), right)
+            num_right += right
+        num_drafted, prompts = sum(map(len, drafts.values())), self.num_prompt_tokens
+        draft_s = self.drafter.num_asked * self.draft_s
+        pass_s = self.step_time(num, num_drafted + prompts)
+        seconds = draft_s + pass_s * self.random.uniform(0.9, 1.1)
+        report = StepReport(
+            num_tokens=num + prompts,
+            num_requests=num + bool(prompts),
+            num_drafted=num_drafted,
+            num_accepted=num_right,
+            num_running=num,
+            draft_ms=draft_s * 1e3,
+        )
+        self.speculation.learn(report, seconds)
+        self.seconds += seconds
+        self.num_tokens += num + num_right
+        self.num_drafted += num_drafted
+        return seconds
+
+
+def decoding(name: str) -> Request:
+    request = Request(name, [1, 2], sampling=SamplingParams())
+    request.num_computed, request.scheduled_at = 1, 0.0
+    request.ending = Ending(frozenset(), 1 << 30)
+    return request
+
+
 def test_rows_that_are_nearly_free_are_filled_with_drafts() -> None:
     assert Machine(1, memory_bound, 0.8).run(2000) > 3.5
     assert Machine(16, memory_bound, 0.8).run(2000) > 2.5
@@ -101,12 +188,113 @@ def test_drafts_that_are_never_right_are_paused_and_taken_up_again_once_they_are
     assert machine.run(1000) > 1.5
 
     machine.share_right = 0.0
-    assert machine.run(4000) > 0.97
+    machine.run(50)
+    assert machine.budget.is_paused
+    assert machine.run(8000) > 0.99
     assert machine.budget.num_pauses > 1
 
     machine.share_right = 0.9
-    machine.run(3000)
+    machine.run(6000)
     assert machine.run(1000) > 1.5
+
+
+@pytest.mark.parametrize("draft_s", [0.0, 0.5e-3])
+def test_drafts_that_collapse_are_tried_at_half_a_percent_of_the_time_until_they_recover(
+    draft_s: float,
+) -> None:
+    loop = Loop(4, memory_bound, 0.9, draft_s)
+    assert loop.run(200) > 1.2
+
+    loop.share_right = 0.0
+    loop.run(500)
+    assert loop.speculation.is_collapsed
+    assert loop.run(3000) > 0.993
+
+    loop.share_right = 0.9
+    loop.run(2000)
+    assert loop.run(200) > 1.5
+    assert not loop.speculation.is_collapsed
+
+
+def test_a_draft_model_that_becomes_quick_is_noticed() -> None:
+    loop = Loop(1, memory_bound, 0.9, 20e-3)
+    assert loop.run(3000) > 0.99
+
+    loop.draft_s = 0.5e-3
+    loop.run(8000)
+    assert loop.run(200) > 1.5
+
+
+def test_rests_grow_while_trials_fail_until_others_run() -> None:
+    lost = Balance(
+        saved_s=-1.0, spent_s=2.0, plain_s=1.0, num_running=2, num_verified=2, is_refused=False
+    )
+
+    def rest(pause: Pause) -> int:
+        """Steps of the next."""
+        while not pause.is_on:
+            pause.add(lost, lambda: 1.0)
+        num_steps = 0
+        while pause.is_on:
+            pause.rest(1.0)
+            num_steps += 1
+        return num_steps
+
+    pause = Pause()
+    first, second, third, fourth = (rest(pause) for _ in range(4))
+    for _ in range(2):
+        pause.left()
+
+    assert first == pytest.approx(5 / TRIAL_SHARE)
+    assert (second, third, fourth) == (2 * first, 4 * first, 4 * first)
+    assert rest(pause) == first
+
+
+def test_a_pause_passes_while_steps_are_launched_ahead_and_nobody_is_asked() -> None:
+    loop = Loop(4, memory_bound, 0.0)
+    while not loop.speculation.is_paused:
+        loop.step()
+
+    num_steps = 0
+    while loop.speculation.is_paused and num_steps < 10_000:
+        loop.speculation.learn(StepReport(num_tokens=4, num_requests=4), 10e-3)
+        num_steps += 1
+
+    assert 30 < num_steps < 10_000
+
+
+def test_a_first_pass_that_compiles_says_nothing_of_the_others() -> None:
+    loop = Loop(1, memory_bound, 0.9)
+    while not loop.num_drafted:
+        loop.step_time = lambda _, drafted: 10e-3 + (5.0 if drafted else 0.0)
+        loop.step()
+    loop.step_time = memory_bound
+
+    assert loop.run(10) > 2
+
+
+def test_a_method_that_finds_nothing_is_asked_less_and_keeps_what_it_learnt() -> None:
+    loop = Loop(8, memory_bound, 0.9, 0.02e-3)
+    loop.drafter.is_costly = False
+    loop.run(500)
+    loop.drafter.finds = False
+    assert loop.run(5000) > 0.99
+
+    loop.drafter.finds = True
+    loop.run(500)
+    assert loop.run(200) > 1.5
+    assert not loop.speculation.is_collapsed
+
+
+def test_drafts_beside_prompts_are_judged_by_what_rows_cost_there() -> None:
+    """Each step computes part of a prompt, so that rows cost what its tokens do."""
+    loop = Loop(2, compute_bound, 0.0)
+    loop.run(20)
+    loop.num_prompt_tokens = 30
+    loop.run(300)
+
+    assert loop.run(3000) > 0.99
+    assert loop.speculation.metrics()["speculation_pauses_total"] > 0
 
 
 def test_steps_without_drafts_that_become_quicker_end_drafts_that_do_not() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
 
 import pytest
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
@@ -12,13 +14,14 @@ from baton.core.messages import SamplingParams
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.config import SchedulerConfig
 from baton.engine.passes.echo import EchoRunner, echo_info, echo_output
-from baton.engine.request.request import Request
+from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import NO_DRAFT, Drafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
-from baton.engine.speculation.suffix import MAX_RECENT, SuffixDrafter
+from baton.engine.speculation.suffix import MAX_RECENT, MAX_RECENT_IN_ALL, SuffixDrafter
+from baton.engine.speculation.token_index import PIECE, TAIL, TokenIndex
 
 
 def guess(drafter: Drafter, tokens: Sequence[int], *, most: int = 4, **request: str) -> list[int]:
@@ -65,6 +68,53 @@ def test_suffix_forgets_the_older_of_what_ended() -> None:
 
     assert guess(drafter, [4001, 4002], most=1) == [4003]
     assert guess(drafter, [1, 2], most=1) == []
+
+
+def test_suffix_keeps_a_bounded_number_of_tokens_of_all_tenants_together() -> None:
+    drafter = SuffixDrafter()
+    outputs = [[1000 * number, 7, *range(MAX_RECENT // 2 - 2)] for number in range(70)]
+    for number, output in enumerate(outputs):
+        ended = Request("r", [9], output=output, sampling=SamplingParams(), tenant=str(number))
+        drafter.forget(ended)
+
+    assert 70 * MAX_RECENT // 2 > MAX_RECENT_IN_ALL
+    assert guess(drafter, [0, 7], most=1, tenant="0") == []
+    assert guess(drafter, [69_000, 7], most=1, tenant="69") == [0]
+    assert sum(map(len, drafter._recent.values())) <= MAX_RECENT_IN_ALL
+
+
+def test_suffix_keeps_what_ended_while_nothing_was_drafted() -> None:
+    drafter = SuffixDrafter()
+
+    drafter.forget(Request("1", [9], output=[1, 2, 3, 4], sampling=SamplingParams()))
+
+    assert guess(drafter, [2, 3]) == [4]
+
+
+def test_an_index_finds_what_looking_through_the_text_finds() -> None:
+    random, text, index = Random(0), [0], TokenIndex()
+    index.extend(text)
+    while len(text) < 3 * TAIL:
+        more = [random.randrange(30) for _ in range(random.choice([1, 3, 200, TAIL + 1]))]
+        text += more
+        index.extend(more)
+        for _ in range(4):
+            pair = random.randrange(30), random.randrange(30)
+            places = [at for at in range(len(text) - 1, 1, -1) if (*text[at - 2 : at],) == pair]
+            assert index.behind(pair, 8) == places[:8]
+
+
+@pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter])
+def test_long_prompts_are_indexed_a_piece_a_step(make: type[NgramDrafter | SuffixDrafter]) -> None:
+    prompt = [*range(10, PIECE), 5, 6, 7, 8, *range(10, PIECE), 5, 6]
+    requests = [Request(name, prompt, sampling=SamplingParams()) for name in "ab"]
+    drafter, drafts, num_indexed = make(), [], [0]
+    for _ in range(5):
+        drafts = drafter.propose(requests, 2)
+        num_indexed.append(sum(map(len, drafter._texts._indexes.values())))
+
+    assert max(after - before for before, after in pairwise(num_indexed)) <= PIECE
+    assert [draft.tokens for draft in drafts] == [[7, 8], [7, 8]]
 
 
 class Watched(EchoRunner):
@@ -127,6 +177,25 @@ def test_a_draft_model_without_blocks_drafts_for_those_who_have_some() -> None:
 
     assert [len(draft.tokens) for draft in drafts] == [2, 0]
     assert list(after.tokens) == echo_output(range(100, 114), 2, VOCAB)
+
+
+def test_a_draft_model_keeps_no_blocks_of_who_was_preempted_or_outgrew_it() -> None:
+    drafter = model_drafter(small_model(num_blocks=16))
+    requests = [make_request(name, range(at, at + 14)) for at, name in enumerate("ab")]
+    for request in requests:
+        request.phase = Phase.RUNNING
+    drafter.propose(requests, 2)
+    preempted, growing = requests
+    assert drafter._pool.num_in_use == 8
+
+    preempted.phase = Phase.WAITING
+    drafter.propose([growing], 2)
+    assert drafter._pool.num_in_use == 4
+
+    for token in range(drafter._runner.info.max_model_len):
+        growing.append(token % VOCAB)
+    assert drafter.propose([growing], 2) == [NO_DRAFT]
+    assert drafter._pool.num_in_use == 0
 
 
 def test_a_draft_model_draws_with_the_noise_of_the_request() -> None:

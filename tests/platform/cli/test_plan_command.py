@@ -57,6 +57,17 @@ def test_all_layouts_that_a_model_takes_are_side_by_side_and_others_have_a_reaso
     assert refused == {}
 
 
+def test_what_a_draft_model_takes_is_told() -> None:
+    few, many = (
+        planned("demo", "--speculate", "draft", *more) for more in ((), ("--draft-gib", 3))
+    )
+
+    assert many["draft"]["kv_bytes"] == 3 << 30
+    assert 0 < few["draft"]["kv_bytes"] <= 1 << 29
+    assert few["draft"]["weight_bytes"] > 1 << 20
+    assert "the draft model: 3.3 MiB of weights" in baton("demo", "--speculate", "draft").stdout
+
+
 def test_what_no_model_could_take_is_not_told_of(folder: Path) -> None:
     found = planned(folder, "--ranks", 4)
 

@@ -32,6 +32,20 @@ def test_every_replica_has_weights_and_kv_of_its_own() -> None:
     assert found.memory_bytes == 3 * weights + 2 * GIB + 2 * GIB
 
 
+def test_each_decode_engine_has_the_draft_model_and_its_kv_besides() -> None:
+    plain = config(decode__replicas=2)
+    draft = {"method": "draft", "model": str(find_model("draft")), "memory_gib": 3.0}
+    drafting = config(decode__replicas=2, decode__speculation=draft)
+
+    more = (
+        demand_of(drafting, DEMO, is_on_gpu=False).memory_bytes
+        - demand_of(plain, DEMO, is_on_gpu=False).memory_bytes
+    )
+
+    weights = weight_bytes(plain, read_config(find_model("draft")))
+    assert more == 2 * (weights + 3 * GIB)
+
+
 def test_a_pool_of_blocks_is_as_large_as_its_blocks() -> None:
     model = read_config(DEMO)
     small, large = (

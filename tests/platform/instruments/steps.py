@@ -22,6 +22,7 @@ def make_step(
     return StepTime(
         started_at=started_at,
         step_s=0.010,
+        draft_s=0.0,
         schedule_s=0.001,
         forward_s=0.0075,
         sample_s=0.001,

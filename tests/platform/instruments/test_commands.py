@@ -9,8 +9,10 @@ import pytest
 from tests.tiny_checkpoints import make_llama
 from typer.testing import CliRunner, Result
 
+from baton.engine.speculation.speculation import DraftCounts
 from baton.platform.cli.main import app
 from baton.platform.instruments import ceilings, engine_bench
+from baton.platform.instruments.speculation_bench import draft_use
 
 
 @pytest.fixture(autouse=True)
@@ -135,3 +137,29 @@ def test_a_profile_of_requests_too_long_for_the_model_is_refused(folder: Path) -
 
     assert result.exit_code == 2
     assert "--prompt-tokens" in result.stderr
+
+
+def test_with_a_method_it_is_told_what_became_of_drafts(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    sizes = ("--measure", "decode", "--batch", 2, "--context", 20)
+
+    benched = baton("bench", "engine", folder, *sizes, "--speculate", "ngram", "--json", out)
+    profiled = baton("profile", folder, "--requests", 2, "--speculate", "ngram")
+
+    assert benched.exit_code == profiled.exit_code == 0, benched.output + profiled.output
+    [point] = json.loads(out.read_text())["speculation"]
+    assert point["batch"] == 2 and point["plain_tokens_s"] > 0 and point["times_plain"] > 0
+    assert "drafted by ngram" in benched.output
+    assert "what became of drafts" in profiled.output
+
+
+def test_rows_that_drafts_wasted_are_told_by_position() -> None:
+    before = DraftCounts(10, (8, 4), (6, 1))
+    after = DraftCounts(40, (18, 14, 5), (11, 3))
+
+    use = draft_use(before, after, num_decodes=14, draft_s=1.0, seconds=8.0)
+
+    assert (use.num_proposed, use.num_verified, use.num_accepted) == (30, 25, 7)
+    assert use.num_wasted == 18
+    assert use.acceptance_at == [0.5, 0.2, 0.0]
+    assert use.tokens_per_step == 1.5

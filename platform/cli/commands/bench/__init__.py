@@ -13,11 +13,13 @@ from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import (
     ENGINE_OPTIONS,
     MODEL_OPTIONS,
+    SPECULATION_OPTIONS,
     with_config_options,
 )
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import configure
+from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
 app = typer.Typer(help="Measure an engine here, or a server anywhere.", no_args_is_help=True)
@@ -39,7 +41,7 @@ def bench() -> None:
 
 
 @app.command()
-@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS))
+@with_config_options((*MODEL_OPTIONS, *ENGINE_OPTIONS, *SPECULATION_OPTIONS))
 def engine(  # noqa: PLR0913 - one parameter an option
     changes: dict[str, Any],
     model: Annotated[
@@ -70,12 +72,14 @@ def engine(  # noqa: PLR0913 - one parameter an option
 
     Each number stands beside its ceiling, measured in the same minute, and the regime it is in:
     bound by bandwidth, by arithmetic, by what surrounds the model, or by its kernels. Weights may
-    be made up (--load-format dummy): speed depends on shapes alone.
+    be made up (--load-format dummy): speed depends on shapes alone. With --speculate: what drafting
+    wins on source code, too, and what became of drafts.
     """
     with told_in_one_line("baton bench engine"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
             folder = find_model(model, wants_weights=config.wants_weights, report=bars)
+            config = with_draft(config, folder, wants_weights=config.wants_weights, report=bars)
         from baton.platform.cli.runs.bench import Job, run  # torch is imported from here on
 
         job = Job(

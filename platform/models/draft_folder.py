@@ -1,0 +1,67 @@
+"""Finding the draft model, and that it has the tokens of the model it drafts for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.core.errors import CheckpointError, InvalidConfig
+from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
+from baton.platform.models.hub import DownloadReport
+from baton.platform.models.model_folder import find_model
+
+TOKENIZER = "tokenizer.json"
+
+
+def with_draft(
+    config: DeploymentConfig,
+    folder: Path,
+    *,
+    wants_weights: bool = True,
+    report: DownloadReport | None = None,
+) -> DeploymentConfig:
+    """The configuration with the draft model by its folder, if it names one, for the model in
+    `folder`.
+
+    Raises CheckpointError if it cannot be found, InvalidConfig if none is named, or if a token of
+    one is another token of the other.
+    """
+    speculation = config.decode.speculation
+    if speculation.method != "draft":
+        return config
+    model = speculation.model or ("draft" if config.model == DEMO_MODEL else "")
+    if not model:
+        raise InvalidConfig(
+            "speculation.method draft needs speculation.model (--draft-model): a smaller model of "
+            "the same tokenizer"
+        )
+    draft = find_model(model, wants_weights=wants_weights, report=report)
+    _check_same_tokens(folder, draft, model)
+    return override(config, {"decode.speculation.model": str(draft)})
+
+
+def _check_same_tokens(folder: Path, draft: Path, name: str) -> None:
+    """Nothing is said of models that come without a tokenizer."""
+    files = folder / TOKENIZER, draft / TOKENIZER
+    if not all(file.is_file() for file in files):
+        return
+    texts = [file.read_bytes() for file in files]
+    if texts[0] == texts[1]:
+        return
+    known, drafted = (_tokens(file) for file in files)
+    for number in sorted(known.keys() & drafted.keys()):
+        if known[number] != drafted[number]:
+            raise InvalidConfig(
+                f"speculation.model {name}: its token {number} is {drafted[number]!r}, and the "
+                f"model's is {known[number]!r}; take a draft model of the same tokenizer"
+            )
+
+
+def _tokens(file: Path) -> dict[int, str]:
+    """By number."""
+    from tokenizers import Tokenizer  # who serves without a draft model need not wait for it
+
+    try:
+        vocabulary = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # what the library raises has no class of its own
+        raise CheckpointError(f"{file} cannot be loaded: {error}") from error
+    return {number: token for token, number in vocabulary.items()}
