@@ -24,7 +24,7 @@ from baton.platform.cluster.ranks import bundles_of, strategy_of
 from baton.platform.cluster.registry_actor import RegistryActor
 from baton.platform.cluster.replica_actor import DecodeActor, PrefillActor
 from baton.platform.config.deployment import DeploymentConfig, override
-from baton.platform.config.pools import PoolConfig
+from baton.platform.config.pools import PlacementConfig, PoolConfig
 
 APP_NAME = "baton"
 NO_CPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
@@ -57,7 +57,7 @@ def build_app(config: DeploymentConfig, folder: Path) -> serve.Application:
         GatewayActor,
         "Gateway",
         config.gateway.replicas,
-        NO_CPU,
+        _placed({"num_cpus": 0}, config.gateway.placement),
         drain_s=config.health.drain_s,
     )
     return gateway.bind(with_cache_secret(config), folder, registry, *pools)
@@ -71,13 +71,27 @@ def with_cache_secret(config: DeploymentConfig) -> DeploymentConfig:
 
 
 def _resources(pool: PoolConfig) -> dict[str, Any]:
-    """What Serve asks Ray for, for each replica."""
+    """What Serve asks Ray for, for each replica, and where."""
     cpus, gpus = pool.resources.num_cpus, pool.resources.num_gpus
-    options: dict[str, Any] = {"ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus}}
-    if pool.parallel.size > 1:
-        size, count = bundles_of(pool.parallel.mesh)
-        options["placement_group_bundles"] = [{"CPU": cpus * size, "GPU": gpus * size}] * count
-        options["placement_group_strategy"] = strategy_of(pool.parallel.mesh)
+    if pool.parallel.size == 1:
+        return _placed({"num_cpus": cpus, "num_gpus": gpus}, pool.placement)
+    size, count = bundles_of(pool.parallel.mesh)
+    options = {
+        "ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus},
+        "placement_group_bundles": [{"CPU": cpus * size, "GPU": gpus * size}] * count,
+        "placement_group_strategy": strategy_of(pool.parallel.mesh),
+    }
+    if pool.placement.labels:  # of a group, its bundles are placed, and the actors with them
+        options["placement_group_bundle_label_selector"] = [pool.placement.labels] * count
+    return options
+
+
+def _placed(actor: dict[str, Any], placement: PlacementConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"ray_actor_options": actor}
+    if placement.labels:
+        actor["label_selector"] = placement.labels
+    if placement.max_per_node is not None:
+        options["max_replicas_per_node"] = placement.max_per_node
     return options
 
 

@@ -33,7 +33,7 @@ from baton.gateway.access.config import GatewayConfig
 from baton.kernels.paging.window import Streaming
 from baton.kv_transfer.config import ExchangeConfig
 from baton.kv_transfer.tiers.config import TiersConfig
-from baton.platform.config.pools import DecodeConfig, PoolConfig, PrefillConfig
+from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfig, PrefillConfig
 from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.logs import LogFormat
 from baton.platform.security.config import SecurityConfig
@@ -50,6 +50,7 @@ class GatewayPoolConfig(GatewayConfig, frozen=True, kw_only=True):
 
     replicas: Count = 1
     """Gateway processes; those of one machine share the ports."""
+    placement: PlacementConfig = PlacementConfig()
     no_replica_grace_s: Seconds = 60.0
     """How long a request waits while no decode replica takes requests, before it gets a 503."""
 

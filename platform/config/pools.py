@@ -1,6 +1,7 @@
 """What is configured of one pool: how many replicas it has, and what each of them is given.
 
     resources          what Ray sets aside for a replica
+    placement          on which nodes
     parallel           its ranks, along each axis
     cache, scheduler   of its engine
 
@@ -29,6 +30,16 @@ class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
     num_threads: NonNegative = 0
     """Threads on a CPU. 0: its share of the machine's cores, less one core for the gateway where
     no operators are compiled."""
+
+
+class PlacementConfig(ConfigNode, frozen=True, kw_only=True):
+    """On which nodes of the cluster. Ray chooses where nothing is said."""
+
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Labels of a node (`ray start --labels`) by their keys, each with what it must be, as Ray's
+    label selectors write it: `a`, `!a`, `in(a,b)`, `!in(a,b)`."""
+    max_per_node: Count | None = None
+    """Replicas on one node, at most. Empty: as many as its resources allow."""
 
 
 class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
@@ -90,9 +101,17 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
     replicas: NonNegative = 1
     """Engines of this role. Without prefill replicas prompts are computed where they decode."""
     resources: ResourcesConfig = ResourcesConfig()
+    placement: PlacementConfig = PlacementConfig()
     parallel: ParallelConfig = ParallelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+
+    def __post_init__(self) -> None:
+        if self.placement.max_per_node is not None and self.parallel.size > 1:
+            raise ValueError(
+                "placement.max_per_node is of replicas with one rank: Ray places the ranks of "
+                "others as a group; leave it empty"
+            )
 
     @property
     def num_engines(self) -> int:
@@ -132,5 +151,6 @@ class DecodeConfig(PoolConfig, frozen=True, kw_only=True):
         return self._engine(self.speculation)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.replicas == 0:
             raise ValueError("decode.replicas must be at least 1: every request ends on one")
