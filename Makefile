@@ -24,7 +24,7 @@ BEGIN := num_run=0; run() { \
   "$$@" && num_run=$$((num_run + 1)) || { status=$$?; [ $$status -eq 5 ] $(if $(ARGS),,&& false) || exit $$status; }; };
 END := [ $$num_run -gt 0 ] || { echo "no test ran: ARGS names none that are run here"; exit 5; }
 
-.PHONY: serve wheel test test-wide test-all check resolve format proto bench clean
+.PHONY: serve wheel test test-wide test-all check resolve format proto chart bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve $(VENV)/.kernels
@@ -63,6 +63,10 @@ proto: $(VENV)/.dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src \
 	  --mypy_out=readable_stubs,quiet:src --mypy_grpc_out=quiet:src src/baton/proto/*.proto
 	$(BIN)/python -m tests.client.generate_options
+
+## Generate the chart's values.yaml, its schema and README, and docs/configuration.md; committed as well.
+chart: $(VENV)/.dev
+	PYTHONPATH=src:. $(BIN)/python -m tests.helm.generate
 
 ## A wheel in dist/ that brings kernels for several kinds of CPU, tried where there is no compiler.
 ## VARIANTS="x86-64-v3 x86-64" for some; VARIANTS=armv8-a CXX=aarch64-linux-gnu-g++ for another machine.

@@ -13,7 +13,7 @@ from baton.platform.cli.terminal.errors import OneLineErrors
 
 COMMANDS = (
     "serve", "generate", "chat", "status", "explain", "drain", "models", "plan", "simulate",
-    "replay", "trace", "verify", "profile", "certs", "doctor", "config", "chaos", "bench",
+    "replay", "trace", "verify", "profile", "certs", "doctor", "config", "chaos", "k8s", "bench",
 )  # fmt: skip
 """In the order in which help lists them: modules of `baton.platform.cli.commands`, each with a
 function of its name, or with an `app` of several commands."""

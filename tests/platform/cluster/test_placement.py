@@ -14,7 +14,7 @@ from baton.platform.config.deployment import DeploymentConfig, override, parse_c
 
 def deployments(config: DeploymentConfig) -> dict[str, Any]:
     """Those of the application, by name."""
-    gateway = build_app(config, Path("/model"))._bound_deployment
+    gateway: Any = build_app(config, Path("/model"))._bound_deployment
     pools = [bound._bound_deployment for bound in gateway.init_args[2:]]
     return {deployment.name: deployment for deployment in (gateway, *pools)}
 

@@ -1,0 +1,244 @@
+{{/*
+What neither the schema of the values nor the CRD refuses, and the operator, Serve or nobody would.
+Each failure names the value and the remedy.
+*/}}
+{{- define "baton.checks" -}}
+{{- include "baton.checkNames" . -}}
+{{- include "baton.checkGroups" . -}}
+{{- include "baton.checkConfig" . -}}
+{{- include "baton.checkSecrets" . -}}
+{{- include "baton.checkPlaces" . -}}
+{{- include "baton.checkUpgrade" . -}}
+{{- include "baton.checkFaultTolerance" . -}}
+{{- include "baton.checkNetwork" . -}}
+{{- end }}
+
+{{- define "baton.checkNames" -}}
+{{- $name := include "baton.fullname" . -}}
+{{- if gt (len $name) 47 -}}
+{{- fail (printf "the RayService would be called %s, which has %d characters: KubeRay takes 47; set fullnameOverride" $name (len $name)) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the RayService would be called %s: it must begin with a letter and have lower-case letters, digits and hyphens alone; set fullnameOverride" $name) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkGroups" -}}
+{{- $names := list -}}
+{{- $roles := list -}}
+{{- range (include "baton.groups" . | fromYaml).groups -}}
+  {{- $where := printf "workerGroups, %s" .name -}}
+  {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .name) -}}
+  {{- fail (printf "%s: a group's name begins with a letter and has lower-case letters, digits and hyphens alone; rename it" $where) -}}
+  {{- end -}}
+  {{- if has .name $names -}}
+  {{- fail (printf "%s: two groups have this name; rename the later one" $where) -}}
+  {{- end -}}
+  {{- $names = append $names .name -}}
+  {{- $roles = append $roles .role -}}
+  {{- $min := kindIs "invalid" .minReplicas | ternary .replicas .minReplicas | int -}}
+  {{- $max := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
+  {{- if gt $min $max -}}
+  {{- fail (printf "%s: minReplicas is %d, maxReplicas %d; raise the latter" $where $min $max) -}}
+  {{- end -}}
+  {{- if or (lt (.replicas | int) $min) (gt (.replicas | int) $max) -}}
+  {{- fail (printf "%s: replicas is %d, which is not between minReplicas %d and maxReplicas %d; change one of them" $where (.replicas | int) $min $max) -}}
+  {{- end -}}
+  {{- include "baton.checkPod" (dict "pod" . "where" $where "root" $) -}}
+{{- end -}}
+{{- if ne (len (without $roles "prefill" "decode")) 1 -}}
+{{- fail "workerGroups: exactly one group has the role gateway, as the Service selects it by its name; give it more replicas instead" -}}
+{{- end -}}
+{{- if not (has "decode" $roles) -}}
+{{- fail "workerGroups: no group has the role decode, and every request ends on a decode replica; add one" -}}
+{{- end -}}
+{{- $num := hasKey .Values.config.prefill "replicas" | ternary .Values.config.prefill.replicas 1 | int -}}
+{{- if and $num (not (has "prefill" $roles)) -}}
+{{- fail (printf "config.prefill.replicas is %d, and no group has the role prefill; add one, or set it to 0: decode replicas then compute prompts" $num) -}}
+{{- end -}}
+{{- include "baton.checkPod" (dict "pod" .Values.head "where" "head" "root" .) -}}
+{{- end }}
+
+{{/* Takes pod, where and root. */}}
+{{- define "baton.checkPod" -}}
+{{- $where := .where -}}
+{{- $root := .root -}}
+{{- range $key := list "labels" "resources" -}}
+  {{- if hasKey $.pod.rayStartParams $key -}}
+  {{- fail (printf "%s: rayStartParams.%s: KubeRay refuses it beside the group's own; use %s" $where $key (eq $key "labels" | ternary "rayLabels" "rayResources")) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $key := list "redis-password" "redis-username" -}}
+  {{- if and $root.Values.faultTolerance.enabled (hasKey $.pod.rayStartParams $key) -}}
+  {{- fail (printf "%s: rayStartParams.%s: set faultTolerance.%s instead" $where $key (eq $key "redis-password" | ternary "redisPassword" "redisUsername")) -}}
+  {{- end -}}
+{{- end -}}
+{{- range .pod.env -}}
+  {{- if and $root.Values.faultTolerance.enabled (has .name (list "REDIS_PASSWORD" "RAY_REDIS_ADDRESS" "REDIS_USERNAME")) -}}
+  {{- fail (printf "%s: env %s: KubeRay refuses it beside faultTolerance; set faultTolerance.redisAddress, redisUsername and redisPassword" $where .name) -}}
+  {{- end -}}
+  {{- if and $root.Values.autoscaler.enabled (eq .name "RAY_enable_autoscaler_v2") -}}
+  {{- fail (printf "%s: env RAY_enable_autoscaler_v2: set autoscaler.version instead" $where) -}}
+  {{- end -}}
+{{- end -}}
+{{- $drain := ($root.Values.config.health).drain_s | default 30 | float64 -}}
+{{- if and (ne $where "head") (gt (addf $drain 30) (.pod.terminationGracePeriodSeconds | float64)) -}}
+{{- fail (printf "%s: terminationGracePeriodSeconds is %v, and a drain may take %v s (config.health.drain_s) after replacements have come up; allow 30 s more than that" $where .pod.terminationGracePeriodSeconds $drain) -}}
+{{- end -}}
+{{- range $name, $devices := dict "accelerator" .pod.accelerator "rdma" .pod.rdma -}}
+  {{- if ne (empty $devices.resource) (empty $devices.count) -}}
+  {{- fail (printf "%s: %s.resource and %s.count belong together: set both, or none" $where $name $name) -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkConfig" -}}
+{{- $gateway := .Values.config.gateway -}}
+{{- if has ($gateway.host | default "127.0.0.1") (list "127.0.0.1" "localhost" "::1") -}}
+{{- fail "config.gateway.host: gateways would listen to their own pod alone; set 0.0.0.0 (or ::)" -}}
+{{- end -}}
+{{- range $key := list "port" "grpc_port" -}}
+  {{- if and (hasKey $gateway $key) (not (get $gateway $key)) -}}
+  {{- fail (printf "config.gateway.%s is 0, so that no Service could name the port; set one" $key) -}}
+  {{- end -}}
+{{- end -}}
+{{- if (.Values.config.ray).address -}}
+{{- fail "config.ray.address: the application runs in the cluster of its RayService; leave it empty" -}}
+{{- end -}}
+{{- range $role := list "gateway" "prefill" "decode" -}}
+  {{- $asked := index (((index $.Values.config $role).placement).labels | default dict) "baton-role" | default "" -}}
+  {{- if not (contains $role $asked) -}}
+  {{- fail (printf "config.%s.placement.labels: baton-role must be %s, or it could run on any pod; set it" $role $role) -}}
+  {{- end -}}
+{{- end -}}
+{{- $wanted := include "baton.tlsSecret" . -}}
+{{- $has := $gateway.tls_cert_file | default "" -}}
+{{- if and $wanted (not $has) -}}
+{{- fail "tls: a certificate is mounted at /etc/baton/tls and not used; set config.gateway.tls_cert_file: /etc/baton/tls/tls.crt and tls_key_file: /etc/baton/tls/tls.key" -}}
+{{- end -}}
+{{- if and (hasPrefix "/etc/baton/tls/" $has) (not $wanted) -}}
+{{- fail "config.gateway.tls_cert_file: nothing is mounted there; set tls.secretName or tls.certManager" -}}
+{{- end -}}
+{{- $inside := (.Values.config.security).tls_cert_file | default "" -}}
+{{- if and .Values.security.certificate (not $inside) -}}
+{{- fail "security.certificate is mounted at /etc/baton/cluster and not used; name tls.crt, tls.key and ca.crt of it in config.security" -}}
+{{- end -}}
+{{- if and (hasPrefix "/etc/baton/cluster/" $inside) (not .Values.security.certificate) -}}
+{{- fail "config.security.tls_cert_file: nothing is mounted there; set security.certificate" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What stands in values is in the release's Secret, in the RayService and in Ray's control store. */}}
+{{- define "baton.checkSecrets" -}}
+{{- $gateway := .Values.config.gateway -}}
+{{- range $key := list "api_keys" "operator_keys" "cache_secret" -}}
+  {{- if get $gateway $key -}}
+  {{- fail (printf "config.gateway.%s: secrets never stand in values; keep them in a Secret and mount it" $key) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $name, $tenant := $gateway.tenants -}}
+  {{- if $tenant.api_keys -}}
+  {{- fail (printf "config.gateway.tenants.%s.api_keys: secrets never stand in values; keep them in a Secret and mount it" $name) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $path, $ref := dict "faultTolerance.redisUsername" .Values.faultTolerance.redisUsername "faultTolerance.redisPassword" .Values.faultTolerance.redisPassword "security.token" .Values.security.token "model.hubToken" .Values.model.hubToken -}}
+  {{- if ne (empty $ref.existingSecret) (empty $ref.key) -}}
+  {{- fail (printf "%s: existingSecret and key belong together: set both, or none" $path) -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Whether the groups of a role have room for the replicas of it. */}}
+{{- define "baton.checkPlaces" -}}
+{{- $groups := (include "baton.groups" . | fromYaml).groups -}}
+{{- range $role := list "prefill" "decode" -}}
+  {{- $pool := index $.Values.config $role -}}
+  {{- $replicas := hasKey $pool "replicas" | ternary $pool.replicas 1 | int -}}
+  {{- $ranks := 1 -}}
+  {{- range $axis := list "tensor" "pipeline" "context" "data" -}}
+    {{- $ranks = mul $ranks (get ($pool.parallel | default dict) $axis | default 1 | int) -}}
+  {{- end -}}
+  {{- $asked := mulf $replicas $ranks (($pool.resources).num_gpus | default 0) -}}
+  {{- $there := 0 -}}
+  {{- range $groups -}}
+    {{- if eq .role $role -}}
+      {{- $pods := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
+      {{- $there = add $there (mul (ternary $pods (.replicas | int) $.Values.autoscaler.enabled) (.numOfHosts | int) (.accelerator.count | int)) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if gt $asked (float64 $there) -}}
+  {{- fail (printf "config.%s wants %v accelerators (%d replicas of %d ranks), and its worker groups have %d; give them more replicas, or a higher accelerator.count" $role $asked $replicas $ranks $there) -}}
+  {{- end -}}
+{{- end -}}
+{{- range $groups -}}
+  {{- if eq .role "gateway" -}}
+    {{- $pods := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
+    {{- $pods = mul .numOfHosts (ternary $pods (.replicas | int) $.Values.autoscaler.enabled) -}}
+    {{- $asked := $.Values.config.gateway.replicas | default 1 | int -}}
+    {{- if gt $asked $pods -}}
+    {{- fail (printf "config.gateway.replicas is %d, and the group %s has %d pods with a gateway each; make them equal" $asked .name $pods) -}}
+    {{- end -}}
+    {{- if and (lt $asked $pods) (not $.Values.autoscaler.enabled) -}}
+    {{- fail (printf "config.gateway.replicas is %d, and the group %s has %d pods: those without a gateway would never be ready; make them equal" $asked .name $pods) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkUpgrade" -}}
+{{- $surge := .Values.upgrade.surge -}}
+{{- if eq .Values.upgrade.type "NewClusterWithIncrementalUpgrade" -}}
+  {{- if not .Values.autoscaler.enabled -}}
+  {{- fail "upgrade.type NewClusterWithIncrementalUpgrade: KubeRay wants the autoscaler for it; set autoscaler.enabled, or the type NewCluster" -}}
+  {{- end -}}
+  {{- if not $surge.gatewayClassName -}}
+  {{- fail "upgrade.type NewClusterWithIncrementalUpgrade: KubeRay moves traffic with a Gateway; set upgrade.surge.gatewayClassName" -}}
+  {{- end -}}
+  {{- if gt ($surge.stepSizePercent | int) ($surge.maxSurgePercent | int) -}}
+  {{- fail "upgrade.surge: stepSizePercent must not be above maxSurgePercent; lower it" -}}
+  {{- end -}}
+{{- end -}}
+{{- if and (eq .Values.rayAuth.mode "token") (semverCompare "<2.52.0-0" .Values.rayVersion) -}}
+{{- fail (printf "rayAuth.mode token: Ray %s has none; it takes 2.52, or the mode disabled" .Values.rayVersion) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkFaultTolerance" -}}
+{{- if and .Values.faultTolerance.enabled (not .Values.faultTolerance.redisAddress) -}}
+{{- fail "faultTolerance.enabled: set redisAddress to host:port of your Redis" -}}
+{{- end -}}
+{{- range $key := list "ray.io/ft-enabled" "ray.io/external-storage-namespace" -}}
+  {{- if and $.Values.faultTolerance.enabled (hasKey $.Values.rayService.annotations $key) -}}
+  {{- fail (printf "rayService.annotations: KubeRay refuses %s beside faultTolerance; remove it" $key) -}}
+  {{- end -}}
+{{- end -}}
+{{- if hasKey .Values.rayService.annotations "ray.io/initializing-timeout" -}}
+{{- fail "rayService.annotations: ray.io/initializing-timeout has a value of its own; set rayService.initializingTimeout" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkNetwork" -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+{{- fail "ingress.enabled: set ingress.hosts" -}}
+{{- end -}}
+{{- range $name, $route := dict "httpRoute" .Values.httpRoute "grpcRoute" .Values.grpcRoute -}}
+  {{- if and $route.enabled (not $route.parentRefs) -}}
+  {{- fail (printf "%s.enabled: name the Gateway that carries it in %s.parentRefs" $name $name) -}}
+  {{- end -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
+{{- fail "inferencePool.enabled: name the Service of the endpoint picker in inferencePool.endpointPicker.name" -}}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled (not (and .Values.tls.certManager.issuerRef .Values.tls.certManager.dnsNames)) -}}
+{{- fail "tls.certManager.enabled: set issuerRef and dnsNames" -}}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled .Values.tls.secretName -}}
+{{- fail "tls: secretName and certManager both give a certificate; set one of them" -}}
+{{- end -}}
+{{- if and .Values.model.hostPath (include "baton.modelClaim" .) -}}
+{{- fail "model: hostPath and claim both give a folder of models; set one of them" -}}
+{{- end -}}
+{{- if and .Values.model.claim.create .Values.model.claim.existingClaim -}}
+{{- fail "model.claim: create and existingClaim exclude each other; set one of them" -}}
+{{- end -}}
+{{- end }}

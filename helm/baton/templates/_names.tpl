@@ -1,0 +1,109 @@
+{{/* What things are called, and the labels they bear. */}}
+
+{{- define "baton.name" -}}
+{{- default .Chart.Name .Values.nameOverride -}}
+{{- end }}
+
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains (include "baton.name" .) .Release.Name -}}
+{{- .Release.Name -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "baton.name" .) -}}
+{{- end -}}
+{{- end }}
+
+{{/* By which objects of this release are selected. On Ray's pods there is nothing else: whatever
+changes with a chart's version would make a new cluster of every upgrade. */}}
+{{- define "baton.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "baton.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "baton.labels" -}}
+{{ include "baton.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Takes root, name and optionally annotations and labels. */}}
+{{- define "baton.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "baton.labels" .root | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.image" -}}
+{{- $image := .Values.image -}}
+{{- with $image.registry | default .Values.global.imageRegistry }}{{ . }}/{{ end -}}
+{{- $image.repository -}}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag }}{{ end -}}
+{{- end }}
+
+{{- define "baton.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "baton.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.tlsSecret" -}}
+{{- if .Values.tls.secretName -}}
+{{- .Values.tls.secretName -}}
+{{- else if .Values.tls.certManager.enabled -}}
+{{- include "baton.fullname" . }}-tls
+{{- end -}}
+{{- end }}
+
+{{- define "baton.modelClaim" -}}
+{{- if .Values.model.claim.existingClaim -}}
+{{- .Values.model.claim.existingClaim -}}
+{{- else if .Values.model.claim.create -}}
+{{- include "baton.fullname" . }}-models
+{{- end -}}
+{{- end }}
+
+{{/* Worker groups with what they do not say themselves, as YAML under the key `groups`. */}}
+{{- define "baton.groups" -}}
+groups:
+{{- range .Values.workerGroups }}
+  - {{- mergeOverwrite (deepCopy $.Values.workerDefaults) . | toYaml | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* Name of the one group with the role gateway. */}}
+{{- define "baton.gatewayGroup" -}}
+{{- range .Values.workerGroups }}{{ if eq .role "gateway" }}{{ .name }}{{ end }}{{ end -}}
+{{- end }}
+
+{{/* Ports of the gateways, whatever values.yaml leaves to the application's defaults. */}}
+{{- define "baton.httpPort" -}}
+{{- .Values.config.gateway.port | default 8000 -}}
+{{- end }}
+
+{{- define "baton.grpcPort" -}}
+{{- .Values.config.gateway.grpc_port | default 8001 -}}
+{{- end }}
+
+{{/* "true" or "": a tri-state value, and the kind that null looks for. */}}
+{{- define "baton.isWanted" -}}
+{{- if kindIs "invalid" .enabled -}}
+{{- if .root.Capabilities.APIVersions.Has .kind }}true{{ end -}}
+{{- else if .enabled -}}
+true
+{{- end -}}
+{{- end }}

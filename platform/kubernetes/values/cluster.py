@@ -1,0 +1,151 @@
+"""Values of the RayService itself, and of what belongs to the cluster as a whole."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from baton.core.config_node import Count, NonNegative
+from baton.platform.kubernetes.values.node import ChartNode, Free, SecretRef, Share
+
+
+class ImageValues(ChartNode, frozen=True, kw_only=True):
+    """The image of all pods."""
+
+    registry: str = ""
+    """Empty: `global.imageRegistry`, or none."""
+    repository: str = "baton"
+    tag: str = "0.1.0"
+    """It never follows the chart's version: a new one replaces the cluster. Name your own."""
+    digest: str = ""
+    """`sha256:...`; goes before the tag."""
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+
+
+class GlobalValues(ChartNode, frozen=True, kw_only=True):
+    """Values that several charts share."""
+
+    image_registry: str = ""
+
+
+class ApplicationValues(ChartNode, frozen=True, kw_only=True):
+    """The Ray Serve application."""
+
+    name: str = "baton"
+    import_path: str = "baton.platform.serve_app:app"
+    runtime_env: Free = msgspec.field(default_factory=dict)
+    """Ray's runtime environment; a change restarts all replicas. Secrets do not belong here."""
+
+
+class SurgeValues(ChartNode, frozen=True, kw_only=True):
+    """Of the upgrade NewClusterWithIncrementalUpgrade."""
+
+    gateway_class_name: str = ""
+    max_surge_percent: Share = 100
+    """What the new cluster may have beside the old one, of its size."""
+    step_size_percent: Share = 10
+    """Traffic moved at a time."""
+    interval_seconds: Count = 30
+    """Between two such steps."""
+
+
+class UpgradeValues(ChartNode, frozen=True, kw_only=True):
+    """What happens to a change that needs another cluster."""
+
+    type: Literal["None", "NewCluster", "NewClusterWithIncrementalUpgrade"] = "None"
+    """`None`: such a change is ignored until the RayService is made anew. `NewCluster`: a second
+    cluster comes up first, with as many GPUs again."""
+    surge: SurgeValues = SurgeValues()
+
+
+class RayServiceValues(ChartNode, frozen=True, kw_only=True):
+    """The RayService's own settings."""
+
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    initializing_timeout: str = "1h"
+    """How long a new cluster may take until it serves: longer than the largest model loads."""
+    deletion_delay_seconds: NonNegative = 60
+    """How long an old cluster stays after an upgrade."""
+    suspend: bool = False
+
+
+class AutoscalerValues(ChartNode, frozen=True, kw_only=True):
+    """Ray's autoscaler, beside the head: pods for replicas that find no place."""
+
+    enabled: bool = False
+    version: Literal["v1", "v2"] = "v2"
+    idle_timeout_seconds: Count = 300
+    upscaling_mode: Literal["Default", "Aggressive", "Conservative"] = "Default"
+    resources: Free = msgspec.field(
+        default_factory=lambda: {
+            "requests": {"cpu": "500m", "memory": "512Mi"},
+            "limits": {"cpu": "500m", "memory": "512Mi"},
+        }
+    )
+
+
+class FaultToleranceValues(ChartNode, frozen=True, kw_only=True):
+    """Ray's control store outlives its head, in a Redis of yours."""
+
+    enabled: bool = False
+    redis_address: str = ""
+    """host:port"""
+    redis_username: SecretRef = SecretRef()
+    redis_password: SecretRef = SecretRef()
+    reconnect_seconds: Count = 600
+    """How long workers serve on without the head."""
+
+
+class RayAuthValues(ChartNode, frozen=True, kw_only=True):
+    """Who may speak to Ray: its dashboard, jobs and processes."""
+
+    mode: Literal["disabled", "token"] = "token"
+    """`token`: KubeRay makes a Secret, and all pods have it. Ray 2.52 or newer."""
+    secret_name: str = ""
+    """A Secret of yours with the key `auth_token`. Empty: KubeRay's."""
+
+
+class ServiceAccountValues(ChartNode, frozen=True, kw_only=True):
+    """The account of all pods. It may do nothing; with the autoscaler KubeRay gives the head one of
+    its own."""
+
+    create: bool = True
+    name: str = ""
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class ModelClaimValues(ChartNode, frozen=True, kw_only=True):
+    """A volume that all replicas read models from."""
+
+    existing_claim: str = ""
+    create: bool = False
+    size: str = "500Gi"
+    storage_class_name: str = ""
+    access_modes: list[str] = msgspec.field(default_factory=lambda: ["ReadWriteMany"])
+
+
+class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
+    """Where models lie, and where what is downloaded is kept."""
+
+    mount_path: str = "/models"
+    """`config.model` is a folder in it, or the id of a model: hubs' caches are put there, too."""
+    claim: ModelClaimValues = ModelClaimValues()
+    host_path: str = ""
+    """A folder of each node, in the place of a claim. The restricted pod security refuses it."""
+    read_only: bool = False
+    """Nothing is downloaded then."""
+    object_store: SecretRef = SecretRef()
+    """Credentials of an object store: every key of the Secret is a variable, whatever `key` is."""
+    hub_token: SecretRef = SecretRef()
+    """HF_TOKEN, for models that want one."""
+
+
+class ClusterSecurityValues(ChartNode, frozen=True, kw_only=True):
+    """Between Baton's own processes; see docs/operating/access.md."""
+
+    token: SecretRef = SecretRef()
+    """BATON_CLUSTER_TOKEN, without which no call between Baton's processes is served."""
+    certificate: str = ""
+    """A Secret with tls.crt, tls.key and ca.crt (`baton certs` makes them), mounted at
+    /etc/baton/cluster: name the files in `config.security`."""

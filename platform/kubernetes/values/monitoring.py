@@ -1,0 +1,68 @@
+"""Values of what Prometheus, Grafana and OpenTelemetry are given."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.core.config_node import Count
+from baton.platform.kubernetes.values.node import ChartNode, Free
+
+
+class MonitorValues(ChartNode, frozen=True, kw_only=True):
+    """A monitor of the Prometheus operator."""
+
+    enabled: bool | None = None
+    """null: where the cluster knows such objects."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """By which a Prometheus selects it."""
+    interval: str = "15s"
+    scrape_timeout: str = "10s"
+    honor_labels: bool = False
+    relabelings: list[Free] = msgspec.field(default_factory=list)
+    metric_relabelings: list[Free] = msgspec.field(default_factory=list)
+
+
+class RuleValues(ChartNode, frozen=True, kw_only=True):
+    """Alerts, from the chart's rules/*.yaml."""
+
+    enabled: bool | None = None
+    """null: where the cluster knows such objects."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    extra_groups: list[Free] = msgspec.field(default_factory=list)
+
+
+class DashboardValues(ChartNode, frozen=True, kw_only=True):
+    """Grafana's dashboards as ConfigMaps, from the chart's dashboards/*.json."""
+
+    enabled: bool = False
+    labels: dict[str, str] = msgspec.field(default_factory=lambda: {"grafana_dashboard": "1"})
+    annotations: dict[str, str] = msgspec.field(default_factory=lambda: {"grafana_folder": "Baton"})
+
+
+class MonitoringValues(ChartNode, frozen=True, kw_only=True):
+    """Prometheus and Grafana."""
+
+    service_monitor: MonitorValues = MonitorValues()
+    """Of the gateways."""
+    pod_monitor: MonitorValues = MonitorValues()
+    """Of Ray's own metrics, on all pods."""
+    prometheus_rule: RuleValues = RuleValues()
+    dashboards: DashboardValues = DashboardValues()
+
+
+class CollectorValues(ChartNode, frozen=True, kw_only=True):
+    """An OpenTelemetry collector beside the deployment; all pods send it their spans."""
+
+    enabled: bool = False
+    image: str = "otel/opentelemetry-collector-contrib:0.140.0"
+    replicas: Count = 1
+    resources: Free = msgspec.field(
+        default_factory=lambda: {
+            "requests": {"cpu": "200m", "memory": "512Mi"},
+            "limits": {"cpu": "1", "memory": "512Mi"},
+        }
+    )
+    exporters: Free = msgspec.field(default_factory=lambda: {"debug": {}})
+    """Where spans go, as the collector's own configuration writes it."""
+    env: list[Free] = msgspec.field(default_factory=list)
+    """For credentials of exporters, from Secrets."""

@@ -1,0 +1,151 @@
+"""Values of how clients come in, and who may not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from baton.core.config_node import Count, NonNegative
+from baton.platform.kubernetes.values.node import ChartNode, Free
+
+NodePort = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class ServiceValues(ChartNode, frozen=True, kw_only=True):
+    """The Service of the gateways."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    port: NodePort = 80
+    """HTTP."""
+    grpc_port: NodePort = 8001
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    load_balancer_class: str = ""
+    load_balancer_source_ranges: list[str] = msgspec.field(default_factory=list)
+    external_traffic_policy: Literal["", "Cluster", "Local"] = ""
+
+
+class IngressHostValues(ChartNode, frozen=True, kw_only=True):
+    """A name of the Ingress."""
+
+    host: str
+    paths: list[str] = msgspec.field(default_factory=lambda: ["/v1"])
+
+
+class IngressValues(ChartNode, frozen=True, kw_only=True):
+    """An Ingress for HTTP."""
+
+    enabled: bool = False
+    class_name: str = ""
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    """Let its controller neither buffer answers nor cut long ones off."""
+    hosts: list[IngressHostValues] = msgspec.field(default_factory=list)
+    tls: list[Free] = msgspec.field(default_factory=list)
+
+
+class RouteValues(ChartNode, frozen=True, kw_only=True):
+    """A route of the Gateway API."""
+
+    enabled: bool = False
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    parent_refs: list[Free] = msgspec.field(default_factory=list)
+    """Gateways that carry it."""
+    hostnames: list[str] = msgspec.field(default_factory=list)
+    filters: list[Free] = msgspec.field(default_factory=list)
+
+
+class HttpRouteValues(RouteValues, frozen=True, kw_only=True):
+    """An HTTPRoute."""
+
+    paths: list[str] = msgspec.field(default_factory=lambda: ["/v1"])
+    request_timeout: str = "600s"
+    """As long as `config.gateway.request_timeout_s`."""
+
+
+class PickerValues(ChartNode, frozen=True, kw_only=True):
+    """The endpoint picker of an InferencePool."""
+
+    name: str = ""
+    port: NodePort = 9002
+    failure_mode: Literal["FailOpen", "FailClose"] = "FailOpen"
+
+
+class InferencePoolValues(ChartNode, frozen=True, kw_only=True):
+    """The gateways as an InferencePool. Baton's gateways route by themselves: this is for meshes
+    that address pools only."""
+
+    enabled: bool = False
+    endpoint_picker: PickerValues = PickerValues()
+
+
+class CertManagerValues(ChartNode, frozen=True, kw_only=True):
+    """A Certificate that cert-manager renews."""
+
+    enabled: bool = False
+    issuer_ref: Free = msgspec.field(default_factory=dict)
+    dns_names: list[str] = msgspec.field(default_factory=list)
+    duration: str = "2160h"
+
+
+class TlsValues(ChartNode, frozen=True, kw_only=True):
+    """The certificate of the gateways' ports, mounted at /etc/baton/tls: name its files in
+    `config.gateway`."""
+
+    secret_name: str = ""
+    """A Secret with tls.crt and tls.key. Empty: no encryption, unless cert-manager makes one."""
+    cert_manager: CertManagerValues = CertManagerValues()
+
+
+class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
+    """Clients reach gateways alone, KV travels between workers alone, and Ray stays inside."""
+
+    enabled: bool = True
+    clients: list[Free] = msgspec.field(default_factory=list)
+    """Who may call the gateways, as NetworkPolicy peers. Empty: everybody."""
+    operator: list[Free] = msgspec.field(
+        default_factory=lambda: [
+            {
+                "namespaceSelector": {},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
+            }
+        ]
+    )
+    """Where the KubeRay operator runs: it speaks to the head's dashboard."""
+    monitoring: list[Free] = msgspec.field(
+        default_factory=lambda: [
+            {
+                "namespaceSelector": {},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+            }
+        ]
+    )
+    """Where Prometheus runs."""
+    dns: list[Free] = msgspec.field(default_factory=lambda: [{"namespaceSelector": {}}])
+    """Where names are resolved, on port 53."""
+    allow_https: bool = True
+    """Pods may reach TCP 443 and 6443 anywhere: hubs, object stores, the API server (which the
+    autoscaler needs)."""
+    extra_ingress: list[Free] = msgspec.field(default_factory=list)
+    """Rules more, of all Ray pods."""
+    extra_egress: list[Free] = msgspec.field(default_factory=list)
+
+
+class DisruptionValues(ChartNode, frozen=True, kw_only=True):
+    """How many pods of a worker group may be away at once when nodes are drained."""
+
+    enabled: bool = True
+    max_unavailable: Count = 1
+
+
+class RayPortValues(ChartNode, frozen=True, kw_only=True):
+    """Ports of Ray's processes, fixed so that network policies can name them."""
+
+    node_manager: NonNegative = 6380
+    object_manager: NonNegative = 6381
+    runtime_env_agent: NonNegative = 6382
+    agent_grpc: NonNegative = 6383
+    agent: NonNegative = 52365
+    """Health, as probes ask for it."""
+    metrics: NonNegative = 8080
+    min_worker: NonNegative = 10002
+    max_worker: NonNegative = 10999

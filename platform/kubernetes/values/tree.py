@@ -1,0 +1,124 @@
+"""All values of the chart, with their defaults: what values.yaml, its schema and the chart's README
+are made of.
+
+    config                          the deployment, as `baton serve -f` reads it
+    image, application, rayService  the RayService
+    head, workerGroups              its pods
+    model, security                 what is mounted into them
+    service ... networkPolicy       how clients come in, and who may not
+    monitoring, collector           what is told to Prometheus, Grafana, OpenTelemetry
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidConfig
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.kubernetes.values.cluster import (
+    ApplicationValues,
+    AutoscalerValues,
+    ClusterSecurityValues,
+    FaultToleranceValues,
+    GlobalValues,
+    ImageValues,
+    ModelStorageValues,
+    RayAuthValues,
+    RayServiceValues,
+    ServiceAccountValues,
+    UpgradeValues,
+)
+from baton.platform.kubernetes.values.monitoring import CollectorValues, MonitoringValues
+from baton.platform.kubernetes.values.network import (
+    DisruptionValues,
+    HttpRouteValues,
+    InferencePoolValues,
+    IngressValues,
+    NetworkPolicyValues,
+    RayPortValues,
+    RouteValues,
+    ServiceValues,
+    TlsValues,
+)
+from baton.platform.kubernetes.values.node import ChartNode, Free
+from baton.platform.kubernetes.values.pods import HeadValues, WorkerGroupValues, WorkerValues
+
+ROLE_LABEL = "baton-role"
+"""Of Ray's nodes, so that each pool finds its own."""
+
+
+def default_config() -> dict[str, Any]:
+    """What differs from `DeploymentConfig()` in a cluster."""
+    placed = {role: {"placement": {"labels": {ROLE_LABEL: role}}} for role in ("prefill", "decode")}
+    gateway = {
+        "host": "0.0.0.0",
+        "placement": {"labels": {ROLE_LABEL: "gateway"}, "max_per_node": 1},
+    }
+    return {"model": "demo", "gateway": gateway, **placed}
+
+
+def default_groups() -> list[dict[str, Any]]:
+    return [{"name": role, "role": role} for role in ("gateway", "prefill", "decode")]
+
+
+class ChartValues(ChartNode, frozen=True, kw_only=True):
+    """Baton on KubeRay."""
+
+    name_override: str = ""
+    fullname_override: str = ""
+    """Name of the RayService and, with suffixes, of all else; at most 47 characters."""
+    common_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of all objects but Ray's pods, for a label there is a new cluster."""
+    common_annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    global_: GlobalValues = msgspec.field(default_factory=GlobalValues, name="global")
+    image: ImageValues = ImageValues()
+    image_pull_secrets: list[Free] = msgspec.field(default_factory=list)
+    ray_version: str = "2.60.0"
+    """That of the image."""
+    config: DeploymentConfig = DeploymentConfig()
+    """The deployment: the tree of `baton serve -f`, handed to the application as it is.
+    docs/configuration.md has every setting."""
+    application: ApplicationValues = ApplicationValues()
+    ray_service: RayServiceValues = RayServiceValues()
+    upgrade: UpgradeValues = UpgradeValues()
+    autoscaler: AutoscalerValues = AutoscalerValues()
+    fault_tolerance: FaultToleranceValues = FaultToleranceValues()
+    ray_auth: RayAuthValues = RayAuthValues()
+    head: HeadValues = HeadValues()
+    worker_defaults: WorkerValues = WorkerValues()
+    worker_groups: list[WorkerGroupValues] = msgspec.field(default_factory=list)
+    """Groups of pods, in this order; what one does not say is as in `workerDefaults`. Append new
+    groups: KubeRay adds those at the end to the running cluster, and replaces the cluster where one
+    comes before others. Exactly one has the role gateway."""
+    ray_ports: RayPortValues = RayPortValues()
+    service_account: ServiceAccountValues = ServiceAccountValues()
+    model: ModelStorageValues = ModelStorageValues()
+    security: ClusterSecurityValues = ClusterSecurityValues()
+    service: ServiceValues = ServiceValues()
+    ingress: IngressValues = IngressValues()
+    http_route: HttpRouteValues = HttpRouteValues()
+    grpc_route: RouteValues = RouteValues()
+    inference_pool: InferencePoolValues = InferencePoolValues()
+    tls: TlsValues = TlsValues()
+    network_policy: NetworkPolicyValues = NetworkPolicyValues()
+    disruption_budget: DisruptionValues = DisruptionValues()
+    monitoring: MonitoringValues = MonitoringValues()
+    collector: CollectorValues = CollectorValues()
+    extra_objects: list[Any] = msgspec.field(default_factory=list)
+    """Manifests of yours, objects or texts, in which templates are worked out."""
+
+
+def default_values() -> dict[str, Any]:
+    """What values.yaml says."""
+    values: dict[str, Any] = msgspec.to_builtins(ChartValues())
+    return {**values, "config": default_config(), "workerGroups": default_groups()}
+
+
+def check_values(values: Any) -> ChartValues:
+    """Raises InvalidConfig with the path to the mistake."""
+    try:
+        return msgspec.convert(values, ChartValues)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(str(error)) from None

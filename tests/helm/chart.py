@@ -1,0 +1,100 @@
+"""The chart as the real Helm renders it.
+
+`helm_python` has Helm's engine inside. It is asked by its private entrance, in this one place: the
+public one takes neither API versions nor a chart's version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "baton"
+OPERATED = tuple(
+    f"monitoring.coreos.com/v1/{kind}"
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+)
+"""What a cluster with the Prometheus operator knows besides."""
+KUBE = "1.33"
+
+helm = pytest.importorskip(
+    "helm_python", reason="no wheel of helm-python-sdk for this Python or platform"
+)
+
+Values = Mapping[str, Any]
+Manifest = dict[str, Any]
+
+
+class RenderFailed(Exception):
+    """With what Helm, or the chart, says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    name: str = "rel"
+    namespace: str = "prod"
+    kube: str = KUBE
+    api_versions: Sequence[str] = ()
+    is_upgrade: bool = False
+    chart: Path = CHART
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Manifests by their template, in the order of the file."""
+
+    by_template: Mapping[str, Sequence[Manifest]]
+    notes: str = field(repr=False)
+
+    def __iter__(self) -> Iterator[Manifest]:
+        return (one for found in self.by_template.values() for one in found)
+
+    def one(self, kind: str, name: str | None = None) -> Manifest:
+        [found] = [one for one in self if one["kind"] == kind and name in (None, _name(one))]
+        return found
+
+
+def render(values: Values | None = None, release: Release | None = None) -> Rendered:
+    """Raises RenderFailed, also for values that the schema refuses."""
+    wanted = release or Release()
+    options = {
+        "name": wanted.name,
+        "namespace": wanted.namespace,
+        "kube_version": f"v{wanted.kube}.0",
+        "api_versions": list(wanted.api_versions),
+        "is_upgrade": wanted.is_upgrade,
+    }
+    with helm.Chart.load(str(wanted.chart)) as chart:
+        try:
+            answer = helm._native.call_string(
+                "helm_render", chart._raw(), json.dumps(values or {}), json.dumps(options)
+            )
+        except helm.HelmError as error:
+            raise RenderFailed(str(error)) from None
+    texts: dict[str, str] = json.loads(answer)
+    start = f"{CHART.name}/"
+    notes = texts.pop(f"{start}templates/NOTES.txt")
+    found = {
+        path.removeprefix(start): [one for one in yaml.safe_load_all(text) if one]
+        for path, text in texts.items()
+    }
+    return Rendered(found, notes)
+
+
+def profiles() -> dict[str, Any]:
+    """The values of each of the chart's profiles, by its name."""
+    files = sorted((CHART / "ci").glob("*-values.yaml"))
+    return {
+        file.name.removesuffix("-values.yaml"): yaml.safe_load(file.read_text()) for file in files
+    }
+
+
+def _name(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["name"])

@@ -1,0 +1,120 @@
+"""The chart as Helm renders it: profiles on several versions of Kubernetes, and its own suites."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.helm.chart import (
+    CHART,
+    OPERATED,
+    Manifest,
+    Release,
+    Rendered,
+    helm,
+    profiles,
+    render,
+)
+from tests.helm.generate import generated
+from tests.helm.unit_suite import Case, read_suite, run
+
+from baton.platform.config.deployment import parse_config
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+KUBES = ("1.29", "1.33", "1.37")
+CASES = [case for path in sorted((CHART / "tests").glob("*.yaml")) for case in read_suite(path)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_of_the_charts_own_suites_passes(case: Case) -> None:
+    run(case)
+
+
+@pytest.mark.parametrize("kube", KUBES)
+@pytest.mark.parametrize("profile", profiles())
+def test_every_object_of_a_profile_is_one_that_kubernetes_knows(profile: str, kube: str) -> None:
+    release = Release(kube=kube, api_versions=OPERATED)
+
+    rendered = render(profiles()[profile], release)
+
+    builtin = [one for one in rendered if "." not in one["apiVersion"].partition("/")[0]]
+    builtin += [one for one in rendered if one["apiVersion"].split("/")[0].endswith(".k8s.io")]
+    builtin = [one for one in builtin if not one["apiVersion"].startswith("gateway.")]
+    assert len(builtin) > 5
+    for manifest in [*builtin, *pods_as_templates(rendered)]:
+        kubernetes_validate.validate(manifest, kube, strict=True)
+    names = [(one["kind"], one["metadata"]["name"]) for one in rendered]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("profile", profiles())
+def test_a_profiles_deployment_is_one_that_serves(profile: str) -> None:
+    service = render(profiles()[profile]).one("RayService")
+
+    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+
+    config = parse_config(application["args"])
+    assert config.gateway.host == "0.0.0.0"
+    assert config.decode.placement.labels == {"baton-role": "decode"}
+
+
+@pytest.mark.parametrize("profile", ["kind", "wide-ep"])
+def test_pods_meet_the_restricted_standard_but_for_rdma(profile: str) -> None:
+    for pod in pods(render(profiles()[profile])):
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"]["drop"] == ["ALL"]
+            has_rdma = "rdma/ib" in container["resources"]["limits"]
+            assert security["capabilities"].get("add", []) == ["IPC_LOCK"] * has_rdma
+
+
+def test_another_version_of_the_chart_leaves_the_cluster_byte_for_byte(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "baton")
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    about |= {"version": "9.9.9", "appVersion": "9.9.9"}
+    (tmp_path / "baton" / "Chart.yaml").write_text(yaml.safe_dump(about))
+    values = profiles()["pd-4node"]
+
+    old = render(values)
+    new = render(values, Release(chart=tmp_path / "baton", is_upgrade=True))
+
+    assert old.one("ServiceAccount") != new.one("ServiceAccount")
+    assert yaml.safe_dump(old.one("RayService")["spec"]) == yaml.safe_dump(
+        new.one("RayService")["spec"]
+    )
+
+
+def test_the_chart_passes_strict_lint() -> None:
+    found = helm.lint(str(CHART), {}, strict=True, kube_version="v1.33.0")["messages"]
+
+    assert [one for one in found if one["severity"] > 1] == []
+
+
+def test_the_generated_files_are_those_of_make_chart() -> None:
+    stale = [path.name for path, text in generated().items() if path.read_text() != text]
+
+    assert not stale, "run `make chart`"
+
+
+def pods(rendered: Rendered) -> list[Manifest]:
+    """Templates of all pods of the RayService."""
+    cluster = rendered.one("RayService")["spec"]["rayClusterConfig"]
+    groups: list[dict[str, Any]] = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"] for group in groups]
+
+
+def pods_as_templates(rendered: Rendered) -> list[Manifest]:
+    """The same as objects of a kind that Kubernetes itself has."""
+    return [
+        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "p"}, "template": pod}
+        for pod in pods(rendered)
+    ]

@@ -1,0 +1,186 @@
+"""Each row of what KubeRay does with a change: docs/kubernetes.md has the table."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from baton.platform.cli.main import app
+from baton.platform.kubernetes.upgrade import Outcome, predict
+
+Spec = dict[str, Any]
+
+
+def group(name: str, **changes: Any) -> Spec:
+    pod: Spec = {"spec": {"containers": [{"name": "ray-worker", "image": "baton:1"}]}}
+    return {
+        "groupName": name,
+        "replicas": 1,
+        "minReplicas": 1,
+        "maxReplicas": 1,
+        "template": pod,
+    } | (changes)
+
+
+def service(upgrade: str = "NewCluster", **changes: Any) -> Spec:
+    """`spec` of a RayService with two groups; `args` are the application's."""
+    args = changes.pop("args", {"model": "demo"})
+    deployments = changes.pop("deployments", [])
+    application = {"name": "baton", "import_path": "a:b", "args": args, "deployments": deployments}
+    return {
+        "upgradeStrategy": {"type": upgrade},
+        "serveConfigV2": yaml.safe_dump({"applications": [application]}),
+        "rayClusterConfig": {
+            "rayVersion": "2.60.0",
+            "headGroupSpec": {"template": {"spec": {"containers": [{"name": "ray-head"}]}}},
+            "workerGroupSpecs": [group("gateway"), group("decode")],
+        }
+        | changes,
+    }
+
+
+def outcomes(old: Spec, new: Spec, *, has_new_operator: bool = False) -> dict[str, Outcome]:
+    """By the last two steps of the path."""
+    effects = predict(old, new, has_new_operator=has_new_operator)
+    return {".".join(effect.path.split(".")[-2:]): effect.outcome for effect in effects}
+
+
+def test_nothing_comes_of_no_change() -> None:
+    assert predict(service(), service()) == []
+
+
+def test_an_argument_of_the_application_restarts_replicas_in_the_same_cluster() -> None:
+    assert outcomes(service(), service(args={"model": "other"})) == {"args.model": Outcome.RESTART}
+
+
+def test_a_number_of_serves_replicas_restarts_nobody() -> None:
+    old = service(deployments=[{"name": "Decode", "num_replicas": 2}])
+    new = service(deployments=[{"name": "Decode", "num_replicas": 3}])
+
+    assert list(outcomes(old, new).values()) == [Outcome.IN_PLACE]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"replicas": 2},
+        {"minReplicas": 0},
+        {"maxReplicas": 4},
+        {"scaleStrategy": {"workersToDelete": ["pod-1"]}},
+    ],
+)
+def test_counts_of_a_group_are_ignored(changes: Spec) -> None:
+    new = service(workerGroupSpecs=[group("gateway"), group("decode", **changes)])
+
+    assert list(outcomes(service(), new).values()) == [Outcome.IGNORED]
+
+
+@pytest.mark.parametrize("key", ["tolerations", "schedulingGates"])
+def test_tolerations_and_gates_of_pods_are_ignored(key: str) -> None:
+    new = service()
+    new["rayClusterConfig"]["workerGroupSpecs"][1]["template"]["spec"][key] = [{"name": "a"}]
+    newer = copy.deepcopy(new)
+    newer["rayClusterConfig"]["workerGroupSpecs"][1]["template"]["spec"][key] = [{"name": "b"}]
+
+    assert set(outcomes(service(), new).values()) == {Outcome.IGNORED}
+    assert set(outcomes(new, newer).values()) == {Outcome.IGNORED}
+
+
+def test_a_clusters_own_upgrade_strategy_is_ignored_and_the_services_is_not() -> None:
+    new = service(upgradeStrategy={"type": "Recreate"})
+
+    assert list(outcomes(service(), new).values()) == [Outcome.IGNORED]
+    assert outcomes(service(), service("None")) == {"upgradeStrategy.type": Outcome.IN_PLACE}
+
+
+def test_a_group_at_the_end_is_added_and_brings_counts_that_were_ignored_with_it() -> None:
+    groups = [group("gateway"), group("decode", replicas=3), group("late")]
+
+    found = outcomes(service(), service(workerGroupSpecs=groups))
+
+    assert len(found) == 2
+    assert set(found.values()) == {Outcome.IN_PLACE}
+
+
+def test_a_group_before_others_is_a_new_cluster() -> None:
+    groups = [group("gateway"), group("early"), group("decode")]
+
+    assert set(outcomes(service(), service(workerGroupSpecs=groups)).values()) == {
+        Outcome.NEW_CLUSTER
+    }
+
+
+def test_a_group_that_is_gone_is_a_new_cluster() -> None:
+    new = service(workerGroupSpecs=[group("gateway")])
+
+    assert list(outcomes(service(), new).values()) == [Outcome.NEW_CLUSTER]
+
+
+def test_a_label_of_a_pod_is_a_new_cluster_which_begins_with_all_other_changes() -> None:
+    new = service(args={"model": "other"})
+    groups = new["rayClusterConfig"]["workerGroupSpecs"]
+    groups[1] |= {"replicas": 5}
+    groups[1]["template"]["metadata"] = {"labels": {"team": "a"}}
+
+    found = outcomes(service(), new)
+
+    assert len(found) == 3
+    assert set(found.values()) == {Outcome.NEW_CLUSTER}
+
+
+def test_with_the_type_none_what_needs_a_new_cluster_is_ignored_and_serve_is_told() -> None:
+    new = service("None", args={"model": "other"}, rayVersion="2.61.0")
+
+    assert outcomes(service("None"), new) == {
+        "args.model": Outcome.RESTART,
+        "rayClusterConfig.rayVersion": Outcome.IGNORED,
+    }
+
+
+def test_a_new_operator_writes_what_was_ignored() -> None:
+    new = service(workerGroupSpecs=[group("gateway"), group("decode", replicas=2)])
+
+    assert list(outcomes(service(), new, has_new_operator=True).values()) == [Outcome.IN_PLACE]
+
+
+def manifest(spec: Spec) -> str:
+    ours = {"kind": "RayService", "metadata": {"name": "baton"}, "spec": spec}
+    return yaml.safe_dump_all([{"kind": "Service", "metadata": {"name": "baton"}}, ours])
+
+
+def test_the_command_reads_manifests_and_says_what_comes_of_each_change(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text(manifest(service()))
+    (tmp_path / "new").write_text(manifest(service(rayVersion="2.61.0")))
+
+    result = CliRunner().invoke(app, ["k8s", "diff", f"{tmp_path}/old", f"{tmp_path}/new"])
+
+    assert result.exit_code == 0
+    assert 'rayClusterConfig.rayVersion: "2.60.0" -> "2.61.0"' in result.output
+    assert result.output.startswith("NEW CLUSTER")
+    assert "a new cluster comes up beside the old one" in result.output
+
+
+def test_the_command_renders_values_with_helm_and_asks_for_the_chart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).write_text("config: {}\n")
+    (tmp_path / "manifest").write_text(manifest(service()))
+    helm = tmp_path / "helm"
+    helm.write_text(f"#!/bin/sh\ncat {tmp_path}/manifest\n")
+    helm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    command = ["k8s", "diff", f"{tmp_path}/old", f"{tmp_path}/new"]
+
+    without = CliRunner().invoke(app, command)
+    rendered = CliRunner().invoke(app, [*command, "--chart", "helm/baton"])
+
+    assert without.exit_code == 2
+    assert "--chart" in without.output
+    assert rendered.output.strip() == "nothing changes"
