@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from baton.platform.machine.accelerators import of_device
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -28,23 +29,6 @@ class Datasheet:
         return f"{self.name}: {', '.join(said) or 'unknown'}"
 
 
-KNOWN: Mapping[str, tuple[float, float]] = {
-    "H200": (4800, 989),
-    "H100 NVL": (3900, 835),
-    "H100 PCIe": (2000, 756),
-    "H100": (3350, 989),
-    "B200": (8000, 2250),
-    "A100-SXM4-80GB": (2039, 312),
-    "A100-SXM4-40GB": (1555, 312),
-    "A100 80GB PCIe": (1935, 312),
-    "L40S": (864, 362),
-    "L4": (300, 121),
-    "A10G": (600, 70),
-    "RTX 4090": (1008, 165),
-}
-"""GB/s and dense bfloat16 TFLOP/s, by what is part of the device's name; the first that fits."""
-
-
 def datasheet(device: str) -> Datasheet:
     kind = torch.device(device).type
     if kind == "cuda":
@@ -53,10 +37,10 @@ def datasheet(device: str) -> Datasheet:
 
 
 def of_name(name: str) -> Datasheet:
-    for part, (read_gb_s, bf16_tflop_s) in KNOWN.items():
-        if part in name:
-            return Datasheet(name, read_gb_s, bf16_tflop_s)
-    return Datasheet(name)
+    known = of_device(name)
+    if known is None:
+        return Datasheet(name)
+    return Datasheet(name, known.read_gb_s, known.tflop_s["bf16"])
 
 
 def _cpu_name() -> str:

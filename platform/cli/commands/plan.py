@@ -1,4 +1,4 @@
-"""`baton plan`: what each way to spread a model over ranks would cost."""
+"""`baton plan`: how many accelerators a load takes, and what each way to spread a model costs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from typing import Annotated, Any
 import typer
 
 from baton.platform.cli.options.completion import complete_model
-from baton.platform.cli.options.config_options import PLAN_OPTIONS, with_config_options
+from baton.platform.cli.options.config_options import (
+    PLAN_OPTIONS,
+    SIZE_OPTIONS,
+    with_config_options,
+)
+from baton.platform.cli.options.load_options import panel
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.config.deployment import configure
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
 
+app = typer.Typer(help="Plan before anything is rented or started.", no_args_is_help=True)
+of_load, of_machine = panel("Load and promise"), panel("Accelerators")
+of_answer = panel("Answer")
 
+
+@app.callback()
+def plan() -> None:
+    """Plan before anything is rented or started."""
+
+
+@app.command()
 @with_config_options(PLAN_OPTIONS)
-def plan(  # noqa: PLR0913 - one parameter an option
+def layout(  # noqa: PLR0913 - one parameter an option
     changes: dict[str, Any],
     model: Annotated[
         str,
@@ -53,11 +68,11 @@ def plan(  # noqa: PLR0913 - one parameter an option
     All layouts on up to --ranks ranks side by side; or, if one is given, its transfers one by one.
     Nothing but the model's config.json is read, and nothing is started.
     """
-    with told_in_one_line("baton plan"):
+    with told_in_one_line("baton plan layout"):
         config = configure(None, {**changes, "model": model})
         folder = find_model(model, wants_weights=False)
         config = with_draft(config, folder, wants_weights=False)
-        from baton.platform.cli.runs.plan import Job, run  # torch is imported from here on
+        from baton.platform.cli.runs.plan_layout import Job, run  # torch is imported from here on
         from baton.platform.layout_plan.layout import Traffic
 
         job = Job(
@@ -71,3 +86,107 @@ def plan(  # noqa: PLR0913 - one parameter an option
         )
         with warnings_silenced():
             run(config, folder, job)
+
+
+@app.command()
+@with_config_options(SIZE_OPTIONS)
+def size(  # noqa: PLR0913 - one parameter an option
+    changes: dict[str, Any],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Model folder, Hugging Face id, `demo`, or a known shape such as llama-3.3-70b.",
+            autocompletion=complete_model,
+        ),
+    ],
+    accelerator: Annotated[
+        str, of_machine(help="Such as h100-sxm, or `cpu`: a core of this machine, measured.")
+    ] = "h100-sxm",
+    precision: Annotated[
+        str,
+        of_machine(
+            help="Of weights that are multiplied: bf16, fp8 or fp4.", show_default="the dtype's"
+        ),
+    ] = "",
+    max_ranks: Annotated[int, of_machine(min=1, help="Of one replica.")] = 8,
+    price: Annotated[
+        float | None, of_machine(min=0.0, help="Of an accelerator for an hour, in any money.")
+    ] = None,
+    rate: Annotated[
+        float | None, of_load(min=1e-6, help="Requests a second.", show_default="the trace's, or 1")
+    ] = None,
+    input_tokens: Annotated[
+        float, of_load("--input", min=1, help="Tokens of a prompt that are computed, on average.")
+    ] = 1000.0,
+    input_cv: Annotated[
+        float, of_load(min=0.0, help="Their standard deviation over their mean.")
+    ] = 0.0,
+    output_tokens: Annotated[
+        float, of_load("--output", min=1, help="Tokens of an answer, on average.")
+    ] = 200.0,
+    trace: Annotated[
+        Path | None,
+        of_load(
+            exists=True, dir_okay=False, help="Lengths, and the rate, of a trace instead of these."
+        ),
+    ] = None,
+    ttft: Annotated[float, of_load(min=0.0, help="Seconds to a first token.")] = 1.0,
+    itl: Annotated[float, of_load(min=0.0, help="Seconds from one token to the next.")] = 0.05,
+    share: Annotated[
+        float, of_load(min=0.5, max=0.999, help="Of requests that are to get them so soon.")
+    ] = 0.9,
+    apart: Annotated[
+        bool | None,
+        of_answer(
+            "--apart/--together",
+            help="Prefill replicas, or prompts computed where they decode.",
+            show_default="whatever takes less",
+        ),
+    ] = None,
+    explain: Annotated[bool, of_answer("--explain", help="Show the arithmetic.")] = False,
+    simulate: Annotated[
+        int | None,
+        of_answer(min=1, help="So many requests, to hold the forecast to the simulator."),
+    ] = None,
+    yaml_file: Annotated[
+        Path | None, of_answer("--yaml", help="Write the configuration there, for `baton serve`.")
+    ] = None,
+    device_file: Annotated[
+        Path | None, of_answer("--device-file", help="Write what `baton simulate --device` takes.")
+    ] = None,
+    as_json: Annotated[bool, of_answer("--json", help="All of it as one JSON object.")] = False,
+) -> None:
+    """Say how many accelerators a load takes, what it would get, and what that costs.
+
+    Memory, rooflines, layouts, replicas of both roles, times, cost, and a configuration. Nothing
+    but the model's config.json is read, and nothing is started.
+    """
+    with told_in_one_line("baton plan size"):
+        from baton.platform.cli.runs.plan_size import Job, run  # torch is imported from here on
+        from baton.platform.planner.capacity import Load, Promise
+
+        job = Job(
+            model=model,
+            changes=changes,
+            accelerator=accelerator,
+            precision=precision,
+            max_ranks=max_ranks,
+            price=price,
+            rate=rate,
+            load=Load(
+                rate=rate or 1.0,
+                prompt_tokens=input_tokens,
+                output_tokens=output_tokens,
+                prompt_cv2=input_cv**2,
+            ),
+            trace=trace,
+            promise=Promise(ttft_s=ttft, itl_s=itl, share=share),
+            is_apart=apart,
+            is_explained=explain,
+            num_simulated=simulate,
+            yaml_file=yaml_file,
+            device_file=device_file,
+            is_json=as_json,
+        )
+        with warnings_silenced():
+            run(job)

@@ -1,4 +1,4 @@
-"""`baton plan`: what layouts cost, told from a model's config.json alone."""
+"""`baton plan`: what layouts cost, and how many accelerators a load takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.tiny_checkpoints import make_deepseek_v3, make_llama, make_mixtral
 from typer.testing import CliRunner, Result
 
 from baton.platform.cli.main import app
+from baton.platform.config.deployment import read_config
 from baton.platform.layout_plan.report import shown
+from baton.platform.simulator.fleet.devices import devices_in
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def without_weights(folder: Path) -> Path:
 
 
 def baton(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    return CliRunner().invoke(app, ["plan", "layout", *map(str, arguments)])
 
 
 def planned(*arguments: object) -> dict[str, Any]:
@@ -35,6 +37,10 @@ def planned(*arguments: object) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+def sized(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["plan", "size", *map(str, arguments)])
 
 
 def of_tensor(layouts: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -177,3 +183,57 @@ def test_a_table_is_made_for_people(folder: Path) -> None:
 )
 def test_bytes_are_told_in_the_unit_that_fits(num_bytes: int, text: str) -> None:
     assert shown(num_bytes) == text
+
+
+def test_the_configuration_of_a_sized_load_is_one_that_serve_takes(
+    folder: Path, tmp_path: Path
+) -> None:
+    files = tmp_path / "baton.yaml", tmp_path / "device.json"
+
+    result = sized(
+        folder, "--accelerator", "a100-80gb", "--dtype", "bfloat16", "--apart", "--rate", 400,
+        "--input", 500, "--yaml", files[0], "--device-file", files[1], "--explain",
+        "--price", 2, "--simulate", 10,
+    )  # fmt: skip
+
+    assert result.exit_code == 0, result.output
+    served = read_config(files[0])
+    assert served.prefill.replicas >= 1 and served.decode.resources.num_gpus == 1
+    assert devices_in(files[1].read_bytes(), "it").decode.step_times.is_known
+    for word in ("weights", "ridge", "forecast", "simulated", "Erlang", "a million tokens in"):
+        assert word in result.output
+
+
+def test_a_load_is_that_of_a_trace_if_one_is_given(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [(0, 100, 7), (1000, 300, 9), (2000, 200, 5)]
+    trace.write_text(
+        "\n".join(
+            json.dumps({"timestamp": at, "input_length": long, "output_length": out})
+            for at, long, out in lines
+        )
+    )
+
+    result = sized(folder, "--dtype", "bfloat16", "--trace", trace, "--json")
+
+    load = json.loads(result.stdout)["load"]
+    assert (load["rate"], load["prompt_tokens"], load["output_tokens"]) == (1.5, 200, 7)
+    assert load["prompt_cv2"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--accelerator", "h1000"), "--accelerator h1000: give one of a100-40gb"),
+        (("--precision", "fp4"), "h100-sxm multiplies bf16, fp8"),
+        (("--dtype", "float32"), "give --dtype bfloat16"),
+        (("--accelerator", "l4", "--max-ranks", 1, "--input", 10**9), "no layout on up to 1 l4"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused_with_the_remedy(
+    folder: Path, options: tuple[object, ...], told: str
+) -> None:
+    result = sized(folder, "--dtype", "bfloat16", *options)
+
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())

@@ -1,4 +1,4 @@
-"""What `baton plan` does once its model is found: plan each layout, show them."""
+"""What `baton plan layout` does once its model is found: plan each layout, show them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""What `baton plan size` does: find the model's shape and the accelerator, ask, show the answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from baton.core.errors import InvalidConfig
+from baton.engine.checkpoint.load import read_config
+from baton.engine.models.config.model_config import ModelConfig, architecture_of
+from baton.engine.models.registry import family_of
+from baton.platform.cli.runs.simulate import FILE_WIDTH, read
+from baton.platform.cli.terminal.output_files import check_writable
+from baton.platform.config.deployment import DeploymentConfig, configure
+from baton.platform.doctor.demand import served_dtype
+from baton.platform.machine.accelerators import Accelerator, accelerator
+from baton.platform.models.model_folder import find_model
+from baton.platform.planner.capacity import Load, Promise
+from baton.platform.size_plan.check import simulated
+from baton.platform.size_plan.deployment import devices_of
+from baton.platform.size_plan.named_shapes import NAMED_SHAPES
+from baton.platform.size_plan.question import Question, load_of
+from baton.platform.size_plan.report import show, show_simulated, tree, yaml_of
+from baton.platform.size_plan.size import size
+from baton.platform.size_plan.this_cpu import PRECISIONS, this_core
+
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    model: str
+    changes: Mapping[str, Any]
+    accelerator: str
+    precision: str
+    max_ranks: int
+    price: float | None
+    rate: float | None
+    load: Load
+    trace: Path | None
+    promise: Promise
+    is_apart: bool | None
+    is_explained: bool
+    num_simulated: int | None
+    yaml_file: Path | None
+    device_file: Path | None
+    is_json: bool
+
+
+def run(job: Job) -> None:
+    """Raises CheckpointError, or InvalidConfig that names the option."""
+    for file, option in ((job.yaml_file, "--yaml"), (job.device_file, "--device-file")):
+        if file is not None:
+            check_writable(file, option)
+    answer = size(_question(job))
+    figures = None
+    if job.num_simulated is not None:
+        figures = simulated(answer.question, answer.chosen, job.num_simulated, SEED)
+    if job.yaml_file is not None:
+        job.yaml_file.write_text(yaml_of(answer) + "\n")
+    if job.device_file is not None:
+        devices = msgspec.json.encode(devices_of(answer.question, answer.chosen))
+        job.device_file.write_bytes(msgspec.json.format(devices) + b"\n")
+    if job.is_json:
+        found = tree(answer) | {"simulated": figures}
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    console = Console(highlight=False, markup=False, width=width)
+    show(console, answer, is_explained=job.is_explained)
+    if figures is not None:
+        show_simulated(console, answer, figures)
+
+
+def _question(job: Job) -> Question:
+    config, model = _model(job)
+    dtype = served_dtype(config.dtype, model)
+    chip = this_core(dtype) if job.accelerator == "cpu" else accelerator(job.accelerator)
+    return Question(
+        config=config,
+        model=model,
+        accelerator=chip,
+        precision=_precision(job, chip, dtype),
+        load=job.load if job.trace is None else load_of(read(job.trace), job.rate),
+        promise=job.promise,
+        max_ranks=job.max_ranks,
+        price=job.price,
+        is_disaggregated=job.is_apart,
+    )
+
+
+def _model(job: Job) -> tuple[DeploymentConfig, ModelConfig]:
+    """A known shape stands for the model of its id."""
+    shape = NAMED_SHAPES.get(job.model)
+    if shape is not None:
+        config = configure(None, {**job.changes, "model": shape.model})
+        return config, family_of(architecture_of(shape.config)).parse_config(dict(shape.config))
+    config = configure(None, {**job.changes, "model": job.model})
+    return config, read_config(find_model(job.model, wants_weights=False))
+
+
+def _precision(job: Job, chip: Accelerator, dtype: str) -> str:
+    precision = job.precision or PRECISIONS[dtype]
+    if precision in chip.tflop_s:
+        return precision
+    known = ", ".join(chip.tflop_s)
+    remedy = "give --dtype bfloat16, or another" if not job.precision else "give another"
+    raise InvalidConfig(f"--precision {precision}: {chip.name} multiplies {known}; {remedy}")

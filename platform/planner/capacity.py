@@ -1,0 +1,244 @@
+"""How many replicas a load needs so that what was promised is kept.
+
+    prefill    one queue, a server a replica: wait + the prompt's passes  <=  TTFT
+    decode     as many requests at once as keep the step below ITL and fit into the KV
+    mixed      decode replicas that compute prompts (`mixed.py`)
+
+What is kept is kept for a share of all requests (90 % say), so a queue is taken at that share, and
+the number that decode at once as Poisson numbers of their mean scatter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+from statistics import NormalDist
+from typing import Protocol
+
+from baton.core.step_times import StepTimes, StepWork
+from baton.platform.planner.queueing import Service, wait_s
+
+MAX_REPLICAS = 4096
+MAX_ROUNDS = 200
+MIN_BATCH = 0.2
+"""Requests on a replica of which two seldom meet: further ones would change nothing."""
+BUSIEST = 0.95
+"""Share of its time that a replica is planned to compute at most, however long the promise."""
+
+
+class PassTimes(Protocol):
+    """How long passes of a replica take."""
+
+    def prompt_s(self, num_tokens: int, num_before: int) -> float:
+        """Some tokens of one prompt alone, behind others of it."""
+
+    def step_s(self, num_requests: int, context: float, piece: int = 0) -> float:
+        """One token each of so many requests, and a piece of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPasses:
+    """By the coefficients that a replica has fitted to its own steps."""
+
+    times: StepTimes
+
+    def prompt_s(self, num_tokens: int, num_before: int) -> float:
+        num_pairs = num_tokens * num_before + num_tokens * (num_tokens - 1) // 2
+        return self.times.predict_s(StepWork(num_tokens, num_pairs, 0, 1))
+
+    def step_s(self, num_requests: int, context: float, piece: int = 0) -> float:
+        num_pairs = piece * (piece - 1) // 2
+        work = StepWork(
+            num_requests + piece,
+            num_pairs,
+            round(num_requests * context),
+            num_requests + bool(piece),
+        )
+        return self.times.predict_s(work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What arrives. Tokens are means."""
+
+    rate: float
+    """Requests a second."""
+    prompt_tokens: float
+    """Those that are computed: what caches hold is left out."""
+    output_tokens: float
+    prompt_cv2: float = 0.0
+    """Variance of the prompts' lengths over the square of their mean."""
+
+    @property
+    def context(self) -> float:
+        """Of a request that decodes, on average over its life."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def held_tokens(self) -> float:
+        """KV of a request at its end."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """The SLO: kept by `share` of all requests."""
+
+    ttft_s: float
+    itl_s: float
+    share: float = 0.9
+
+    @property
+    def deviations(self) -> float:
+        """Of a normal value, so many above its mean keep the share below."""
+        return NormalDist().inv_cdf(self.share)
+
+    def peak(self, mean: float) -> float:
+        """What a Poisson number of that mean is at most, for the share of the time."""
+        return mean + self.deviations * sqrt(mean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaModel:
+    """One replica of a role."""
+
+    passes: PassTimes
+    max_chunk: int
+    """Tokens of a prompt in one pass."""
+    num_kv_tokens: int
+    max_requests: int
+    """That decode at once."""
+    overhead_s: float = 0.0
+    """On the way of a first token, outside of its passes: gateway, messages, KV that travels."""
+
+    def prefill_s(self, num_tokens: float) -> float:
+        """A prompt alone, in its passes."""
+        whole, rest = divmod(max(round(num_tokens), 1), self.max_chunk)
+        total = sum(
+            self.passes.prompt_s(self.max_chunk, piece * self.max_chunk) for piece in range(whole)
+        )
+        return total + (self.passes.prompt_s(rest, whole * self.max_chunk) if rest else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Replicas of a role, and what is foreseen with them."""
+
+    num_replicas: int
+    busy: float
+    """Share of their time that they compute; of decoding, of the requests that they may have."""
+    seconds: float
+    """What the share of requests gets at most: to the first token, or from token to token."""
+    batch: float = 0.0
+    """Requests that decode on one of them, on average."""
+    is_kept: bool = True
+    """Whether the promise is: else as many as work through what comes."""
+    typical_s: float = 0.0
+    """The same of the median request."""
+
+
+def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
+    """As few replicas as keep TTFT; if none could, as many as are not overrun."""
+    asked = load.rate * model.prefill_s(load.prompt_tokens)
+    num_replicas = max(ceil(asked / BUSIEST), 1)
+    found = prefill_with(load, model, promise, num_replicas)
+    alone = prefill_with(load, model, promise, MAX_REPLICAS)  # nobody waits
+    while alone.is_kept and not found.is_kept:
+        num_replicas += 1
+        found = prefill_with(load, model, promise, num_replicas)
+    return found
+
+
+def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas: int) -> Need:
+    """What is foreseen with so many."""
+    service = Service(model.prefill_s(load.prompt_tokens), load.prompt_cv2)
+    longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
+    longest_s = model.overhead_s + model.prefill_s(longest)
+    seconds = longest_s + wait_s(load.rate, service, num_replicas, promise.share)
+    waits_s = wait_s(load.rate, service, num_replicas, 0.5)
+    return Need(
+        num_replicas=num_replicas,
+        busy=load.rate * service.mean_s / num_replicas,
+        seconds=seconds,
+        typical_s=model.overhead_s + service.mean_s + waits_s,
+        is_kept=seconds <= promise.ttft_s,
+    )
+
+
+def decode_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
+    """As few replicas as keep ITL, and have places for those who decode at once."""
+    limit = max_batch(load, model, promise)
+    if not limit:  # not even one keeps it: as many as hold all
+        limit = most_held(load, model)
+    num_replicas = 1
+    batch = batch_of(load, model, num_replicas)
+    while promise.peak(batch) > max(limit, 1) and num_replicas < MAX_REPLICAS:
+        num_replicas += 1
+        batch = batch_of(load, model, num_replicas)
+        if batch < MIN_BATCH:
+            break  # alone on its replica nearly always
+    return decode_with(load, model, promise, num_replicas)
+
+
+def decode_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas: int) -> Need:
+    """What is foreseen with so many."""
+    limit = max_batch(load, model, promise)
+    batch = batch_of(load, model, num_replicas)
+    if batch == inf:
+        return Need(
+            num_replicas=num_replicas,
+            busy=inf,
+            seconds=inf,
+            typical_s=inf,
+            batch=inf,
+            is_kept=False,
+        )
+    peak = max(promise.peak(batch), 1.0)
+    return Need(
+        num_replicas=num_replicas,
+        busy=batch / max(most_held(load, model), 1),
+        seconds=model.passes.step_s(ceil(peak), load.context),
+        typical_s=model.passes.step_s(max(round(batch), 1), load.context),
+        batch=batch,
+        is_kept=bool(limit) and (peak <= limit or batch < MIN_BATCH),
+    )
+
+
+def max_batch(load: Load, model: ReplicaModel, promise: Promise, piece: int = 0) -> int:
+    """Requests that may decode at once on a replica, each step with a piece of a prompt; 0 if not
+    even one keeps ITL."""
+    low, high = 0, most_held(load, model)
+    while low < high:  # steps only grow with requests
+        middle = (low + high + 1) // 2
+        is_kept = model.passes.step_s(middle, load.context, piece) <= promise.itl_s
+        low, high = (middle, high) if is_kept else (low, middle - 1)
+    return low
+
+
+def most_held(load: Load, model: ReplicaModel) -> int:
+    """Requests whose KV and places a replica has."""
+    return int(min(model.num_kv_tokens / max(load.held_tokens, 1.0), model.max_requests))
+
+
+def batch_of(load: Load, model: ReplicaModel, num_replicas: int) -> float:
+    """Requests that decode on each of so many, on average: as many as come while one is answered.
+    Infinite if they come faster."""
+    rate = load.rate / num_replicas * load.output_tokens  # tokens a second
+    return settled(
+        lambda batch: rate * model.passes.step_s(max(round(batch), 1), load.context),
+        2 * max(most_held(load, model), 1),
+    )
+
+
+def settled(following: Callable[[float], float], most: float) -> float:
+    """The number that follows from itself; infinite above `most`."""
+    batch = 0.0
+    for _ in range(MAX_ROUNDS):
+        found = following(batch)
+        if found > most:
+            return inf
+        if abs(found - batch) <= 0.005 * found:
+            return found
+        batch = found
+    return batch

@@ -1,0 +1,1 @@
+"""How many accelerators a load takes: memory, rooflines, replicas, forecasts and their cost."""

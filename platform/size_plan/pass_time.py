@@ -1,0 +1,262 @@
+"""How long a pass of a layout takes on an accelerator, from the model's shape and a data sheet.
+
+stage     sum over parts   max(FLOPs / (rate x share), bytes / (reading x share))
+ranks     sent bytes / (link x share) + calls x latency
+pass      stage + ranks + constant;  of p stages, m pieces:  (m + p - 1) / m  times the slowest
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from baton.engine.batch.batch import Chunk as RankChunk
+from baton.engine.mesh.mesh import Mesh, Place
+from baton.platform.instruments.model_shape import (
+    AttentionShape,
+    ModelShape,
+    Part,
+    Product,
+    shape_of,
+)
+from baton.platform.instruments.pass_cost import (
+    LOGIT_BYTES,
+    Chunk,
+    Work,
+    attention_work,
+    norm_work,
+    product_work,
+    rope_work,
+    total,
+)
+from baton.platform.layout_plan.pass_transfers import RankModel, transfers
+from baton.platform.layout_plan.transfers import sent_bytes
+from baton.platform.machine.accelerators import Accelerator
+from baton.platform.size_plan.efficiency import Efficiency
+
+BITS = {"fp32": 32, "bf16": 16, "fp8": 8, "fp4": 4}
+"""Of a weight that is multiplied at a precision; fp4 with its scales has some more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """So many requests, each with some tokens in the pass, and so many in the cache after it."""
+
+    num_requests: int
+    num_tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTime:
+    """What one pass takes, and of what."""
+
+    work: Work
+    """Of one rank of the slowest stage, with what one piece has."""
+    compute_s: float
+    """Parts one after the other, each by its own bound."""
+    talk_s: float
+    pass_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutShape:
+    """What the ranks of a layout compute. Layers that are alike are counted: most are."""
+
+    models: Sequence[RankModel]
+    """Of the first rank of each stage."""
+    shape: ModelShape
+    """Of a rank, all stages together."""
+    products: Mapping[Product, float]
+    """Of the mean stage, which may have a part of a layer; the head whole. So are the next."""
+    attentions: Mapping[AttentionShape, float]
+
+    def work(self, asked: Sequence[Asked]) -> Mapping[Part, Work]:
+        shape, mesh = self.shape, self.models[0].mesh
+        rows = sum(one.num_requests * one.num_tokens for one in asked)
+        outputs = sum(one.num_requests for one in asked)
+        work = {part: Work() for part in Part}
+        for product, count in self.products.items():
+            one = _product(product, outputs if product.part is Part.HEAD else rows, shape, mesh)
+            work[product.part] += _times(one, count)
+        for attention, count in self.attentions.items():
+            work[Part.ROPE] += _times(rope_work(attention, rows, shape.item_bytes), count)
+            for each in asked:
+                one = _attention(attention, each, shape.item_bytes)
+                work[Part.ATTENTION] += _times(one, count)
+        items = rows * shape.width
+        work[Part.EMBEDDING] = Work(0.0, 2 * items * shape.item_bytes)
+        work[Part.NORMS] = norm_work(items * shape.num_norms // mesh.pipeline, shape.item_bytes)
+        num_logits = outputs * shape.vocab_size
+        work[Part.SAMPLING] = Work(num_logits, num_logits * LOGIT_BYTES)
+        return {part: one for part, one in work.items() if one.num_bytes}
+
+
+def layout_shape(models: Sequence[RankModel], unstaged: RankModel, precision: str) -> LayoutShape:
+    """`unstaged`: of the same mesh in one stage. Weights are as wide as the precision, however
+    wide they were built."""
+    shape, stages = shape_of(unstaged.own, unstaged.kv, unstaged.dtype), len(models)
+    narrow = BITS[precision] / 8 / next(unstaged.own.parameters()).element_size()
+    products = Counter(
+        replace(one, num_bytes=round(one.num_bytes * narrow)) for one in shape.products
+    )
+    return LayoutShape(
+        models=models,
+        shape=shape,
+        products={
+            one: count if one.part is Part.HEAD else count / stages
+            for one, count in products.items()
+        },
+        attentions={one: count / stages for one, count in Counter(shape.attentions).items()},
+    )
+
+
+class LayoutPasses:
+    """Of one layout, at one efficiency; a `baton.platform.planner.capacity.PassTimes`."""
+
+    def __init__(
+        self,
+        layout: LayoutShape,
+        accelerator: Accelerator,
+        precision: str,
+        efficiency: Efficiency,
+    ) -> None:
+        self._layout = layout
+        self._mesh = mesh = layout.models[0].mesh
+        self._accelerator = accelerator
+        self._precision = precision
+        self._efficiency = efficiency
+        stage_size = mesh.size // mesh.pipeline
+        is_inside = stage_size <= accelerator.num_in_machine
+        link_gb_s = accelerator.link_gb_s if is_inside else accelerator.network_gb_s
+        self._link_bytes_s = link_gb_s * 1e9 * efficiency.link
+        self._seconds = cache(self._timed)
+        self._said = cache(self._said_by)
+
+    def at(self, efficiency: Efficiency) -> LayoutPasses:
+        return LayoutPasses(self._layout, self._accelerator, self._precision, efficiency)
+
+    def prompt_s(self, num_tokens: int, num_before: int) -> float:
+        return self._seconds((Asked(1, num_tokens, num_before + num_tokens),)).seconds
+
+    def step_s(self, num_requests: int, context: float, piece: int = 0) -> float:
+        return self.step(num_requests, context, piece).seconds
+
+    def step(self, num_requests: int, context: float, piece: int = 0) -> PassTime:
+        """Each data place has so many requests, and a piece."""
+        decoding = Asked(num_requests, 1, max(round(context), 1))
+        asked = (decoding,) if num_requests else ()
+        return self._seconds((*asked, Asked(1, piece, piece)) if piece else asked)
+
+    def prompt(self, num_tokens: int) -> PassTime:
+        return self._seconds((Asked(1, num_tokens, num_tokens),))
+
+    def _timed(self, asked: tuple[Asked, ...]) -> PassTime:
+        """All data places compute as much as one."""
+        stages = self._mesh.pipeline
+        pieces = _pieces(asked, stages)
+        work, compute_s = self._stage(pieces.asked)
+        num_tokens = sum(one.num_requests * one.num_tokens for one in asked)
+        talk_s = self._talk(num_tokens, sum(one.num_requests for one in asked))
+        rounds = pieces.count + stages - 1
+        busy_s = compute_s * rounds
+        talking_s = talk_s * rounds / pieces.count
+        together_s = (
+            max(busy_s, talking_s) if self._efficiency.is_overlapped else busy_s + talking_s
+        )
+        return PassTime(
+            work=work,
+            compute_s=busy_s,
+            talk_s=talking_s,
+            pass_s=self._efficiency.pass_s,
+            seconds=together_s + self._efficiency.pass_s,
+        )
+
+    def _stage(self, asked: Sequence[Asked]) -> tuple[Work, float]:
+        work = self._layout.work(asked)
+        rate = self._accelerator.tflop_s[self._precision] * 1e12 * self._efficiency.arithmetic
+        wide = self._accelerator.tflop_s.get("bf16", 0.0) or max(self._accelerator.tflop_s.values())
+        read = self._accelerator.read_gb_s * 1e9 * self._efficiency.read
+        seconds = 0.0
+        for part, one in work.items():
+            of_part = wide * 1e12 * self._efficiency.arithmetic if part is Part.ATTENTION else rate
+            seconds += max(one.flops / of_part, one.num_bytes / read)
+        return total(work), seconds
+
+    def _talk(self, num_tokens: int, num_outputs: int) -> float:
+        """Bytes grow with tokens and with outputs: between powers of two, as a line does."""
+        if self._mesh.size == 1:
+            return 0.0
+        outputs_s = _between(num_outputs, lambda num: self._said(num, num) - self._said(num, 1))
+        return _between(num_tokens, lambda num: self._said(num, 1)) + outputs_s
+
+    def _said_by(self, num_tokens: int, num_outputs: int) -> float:
+        """The slowest stage's first rank."""
+        found = 0.0
+        for stage, model in enumerate(self._layout.models):
+            rank = self._mesh.rank_at(Place(tensor=0, context=0, data=0, stage=stage))
+            chunk = RankChunk(range(num_tokens), 0, range(1), num_outputs)
+            sent = transfers(model, rank, [chunk])
+            calls = sum(one.count for one in sent)
+            seconds = sent_bytes(sent) / self._link_bytes_s + calls * self._efficiency.call_s
+            found = max(found, seconds)
+        return found
+
+
+def _between(number: int, value: Callable[[int], float]) -> float:
+    low = 1 << (max(number, 1).bit_length() - 1)
+    at_low = value(low)
+    return at_low if number <= low else at_low + (value(2 * low) - at_low) * (number - low) / low
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    count: int
+    asked: tuple[Asked, ...]
+    """Of one."""
+
+
+def _pieces(asked: tuple[Asked, ...], stages: int) -> _Pieces:
+    """As many as there are stages, if there is enough for each."""
+    if stages == 1:
+        return _Pieces(1, asked)
+    most = max(max(one.num_requests, one.num_tokens) for one in asked)
+    count = max(min(stages, most), 1)
+    cut = [
+        replace(one, num_tokens=-(-one.num_tokens // count))
+        if one.num_tokens > 1
+        else replace(one, num_requests=-(-one.num_requests // count))
+        for one in asked
+    ]
+    return _Pieces(count, tuple(cut))
+
+
+def _product(product: Product, rows: int, shape: ModelShape, mesh: Mesh) -> Work:
+    """Whole experts of a rank get their even part of the rows of all data places."""
+    if product.experts is None or mesh.expert == 1:
+        return product_work(product, rows, shape.item_bytes)
+    all_rows = rows * mesh.data
+    everywhere = product_work(product, all_rows, shape.item_bytes)
+    read = product.bytes_read(all_rows)
+    share = 1 / mesh.expert
+    return Work(everywhere.flops * share, read + (everywhere.num_bytes - read) * share)
+
+
+def _attention(attention: AttentionShape, asked: Asked, item_bytes: int) -> Work:
+    """What a further request that is like the first adds is what the second does: matrices that
+    all share are read once."""
+    chunk = Chunk(asked.num_tokens, asked.context)
+    one = attention_work(attention, [chunk], item_bytes)
+    both = attention_work(attention, [chunk, chunk], item_bytes)
+    more = asked.num_requests - 1
+    return Work(
+        one.flops + more * (both.flops - one.flops),
+        one.num_bytes + more * (both.num_bytes - one.num_bytes),
+    )
+
+
+def _times(work: Work, count: float) -> Work:
+    return Work(work.flops * count, work.num_bytes * count)

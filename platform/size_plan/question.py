@@ -1,0 +1,58 @@
+"""What is asked: a model on accelerators, a load, and what it is promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+
+from baton.core.errors import InvalidConfig
+from baton.engine.models.config.model_config import ModelConfig
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.accelerators import Accelerator
+from baton.platform.planner.capacity import Load, Promise
+from baton.platform.size_plan.efficiency import ON_CPU, ON_GPU, Efficiency
+from baton.platform.traces.trace import Trace
+
+FRONT_S = 0.005
+"""From a client to a replica and back: HTTP, a template, tokens, messages. Assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    config: DeploymentConfig
+    """Of the dtype, the cache and what else does not follow from the load."""
+    model: ModelConfig
+    accelerator: Accelerator
+    precision: str
+    load: Load
+    promise: Promise
+    max_ranks: int = 8
+    """Of one replica."""
+    price: float | None = None
+    """Of an accelerator for an hour, in whatever money."""
+    is_disaggregated: bool | None = None
+    """None: whatever takes fewer accelerators."""
+
+    @property
+    def efficiencies(self) -> tuple[Efficiency, Efficiency, Efficiency]:
+        """Low, expected, high."""
+        return ON_CPU if self.accelerator.is_cpu else ON_GPU
+
+
+def load_of(trace: Trace, rate: float | None) -> Load:
+    """Of all its requests; a closed loop has no rate of its own. Raises InvalidConfig."""
+    lengths = [request.input_length for request in trace.requests]
+    mean = fmean(lengths)
+    if rate is None:
+        arrivals = [request.arrival_s for request in trace.requests]
+        known = [one for one in arrivals if one is not None]
+        lasts_s = max(known) - min(known) if len(known) == len(arrivals) else 0.0
+        if lasts_s <= 0:
+            raise InvalidConfig(f"--trace {trace.name}: its arrivals give no rate; give --rate")
+        rate = len(known) / lasts_s
+    return Load(
+        rate=rate,
+        prompt_tokens=mean,
+        prompt_cv2=pvariance(lengths) / mean**2,
+        output_tokens=fmean(request.output_length for request in trace.requests),
+    )
