@@ -94,13 +94,15 @@ def test_passes_measured_on_two_accelerators_lie_in_the_interval(chip: str, hard
             )
             if machine != ("llama2-70b", f"{hardware}-80gb", "2") or batch > 1:
                 continue
-            for measured_ms, of in (
-                (row["prompt_time"], lambda one, n=prompt: one.prompt_s(n, 0)),
-                (row["token_time"], lambda one, n=prompt + output // 2: one.step_s(1, n)),
-            ):
-                slow, expected, quick = (of(passes.at(one)) * 1e3 for one in ON_GPU)
-                assert quick <= float(measured_ms) <= slow
-                ratios.append(expected / float(measured_ms))
+            for name in ("prompt_time", "token_time"):
+                measured_ms = float(row[name])
+                slow, expected, quick = (
+                    1e3 * (one.prompt_s(prompt, 0) if name == "prompt_time"
+                           else one.step_s(1, prompt + output // 2))
+                    for one in map(passes.at, ON_GPU)
+                )  # fmt: skip
+                assert quick <= measured_ms <= slow
+                ratios.append(expected / measured_ms)
     assert ratios and median(ratios) == pytest.approx(1.0, abs=0.25)
 
 
