@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from baton.core.messages import (
@@ -112,6 +113,16 @@ class Generating:
             return update
         return replace(update, receipt=self.receipt(replica_id))
 
+    def _notes_of_engine(self) -> Iterator[str]:
+        if self.request is None:
+            return
+        yield from self.request.cache_notes
+        if num_missing := self.request.num_draft_missing:
+            yield (
+                f"drafted without {num_missing} tokens, of which the head was shown nothing: "
+                "computed by another replica, or found in the cache"
+            )
+
     def receipt(self, replica_id: str) -> Receipt:
         done, transfer = self.prefill, self.transfer
         return Receipt(
@@ -131,7 +142,7 @@ class Generating:
             prefill_ms=done.prefill_ms if done else self._local_prefill_ms(),
             transfer_ms=transfer.transfer_ms if transfer else 0.0,
             decode_ms=self._decode_ms(),
-            notes=(*self.notes, *(self.request.cache_notes if self.request else ())),
+            notes=(*self.notes, *self._notes_of_engine()),
         )
 
     def _num_cached(self) -> int:

@@ -8,8 +8,10 @@ from typing import TypedDict, Unpack
 
 import torch
 
+from baton.core.errors import InvalidConfig
 from baton.engine.cache_plan import plan_cache
 from baton.engine.checkpoint.load import LoadedModel, load_model
+from baton.engine.checkpoint.load_heads import load_eagle_head, load_medusa_heads, load_mtp_head
 from baton.engine.config import EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import GrammarCompiler
@@ -21,7 +23,7 @@ from baton.engine.ranks.assemble import check_alike, following_runner, lead_runn
 from baton.engine.ranks.lead import LeadRunner, follow
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.engine.sharding.expert_balancer import ExpertBalancer
-from baton.engine.speculation.assemble import speculation_of
+from baton.engine.speculation.assemble import Drafting, speculation_of
 from baton.kernels.paging.window import Streaming
 
 
@@ -51,7 +53,7 @@ def assemble_engine(
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups, progress)
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
-    draft = load_draft(config.speculation, loaded.info.dtype, device)
+    draft = load_draft(config.speculation, folder, loaded, device)
     return engine_around(loaded, config, device, grammars, draft)
 
 
@@ -81,12 +83,29 @@ def _load(
     )
 
 
-def load_draft(config: SpeculationConfig, dtype: str, device: str) -> LoadedModel | None:
-    """The small model in the folder that `config` names, to compute in the dtype of the large one;
-    None if none is asked for. Raises CheckpointError."""
-    if config.method != "draft":
-        return None
-    return load_model(Path(config.model), dtype=dtype, device=device)
+def load_draft(
+    config: SpeculationConfig, folder: Path, loaded: LoadedModel, device: str
+) -> Drafting | None:
+    """What drafts for the model that was read from `folder`, to compute in its dtype: the heads or
+    the small model that `config` names; None if it needs neither.
+
+    Raises CheckpointError, and InvalidConfig if ranks share the model and heads are asked for.
+    """
+    if config.method in ("mtp", "eagle", "medusa") and loaded.groups.mesh.size > 1:
+        raise InvalidConfig(
+            f"speculation.method {config.method}: its head reads hidden states on one device, and "
+            f"this model is on {loaded.groups.mesh.size} ranks; take suffix, ngram or draft"
+        )
+    match config.method:
+        case "mtp":
+            return load_mtp_head(folder, loaded, device=device)
+        case "eagle":
+            return load_eagle_head(Path(config.model), loaded, device=device)
+        case "medusa":
+            return load_medusa_heads(Path(config.model), loaded, device=device)
+        case "draft":
+            return load_model(Path(config.model), dtype=loaded.info.dtype, device=device)
+    return None
 
 
 def find_device(device: str) -> str:
@@ -101,10 +120,10 @@ def engine_around(
     config: EngineConfig,
     device: str,
     grammars: GrammarCompiler | None = None,
-    draft: LoadedModel | None = None,
+    draft: Drafting | None = None,
 ) -> Engine:
-    """A model may be in several engines: nothing is written to it. `draft` is the small model that
-    drafts for it, if one does. Raises InvalidConfig."""
+    """A model may be in several engines: nothing is written to it. `draft` is the small model, or
+    the head, that drafts for it, if one does. Raises InvalidConfig."""
     speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
     plan, groups = plan_cache(loaded, config, device), loaded.groups
     if groups.mesh.size > 1:
@@ -116,7 +135,8 @@ def engine_around(
         cache = KvCache(
             plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits
         )
-        own = ModelRunner(loaded, cache)
+        reader = None if speculation is None else speculation.reader
+        own = ModelRunner(loaded, cache, None if reader is None else reader.taps)
     if loaded.held is not None:
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
     if isinstance(groups.data, RankGroup):

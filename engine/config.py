@@ -86,16 +86,17 @@ class SchedulerConfig:
 class SpeculationConfig:
     """Guessing tokens ahead, and verifying many in one pass. Changes no token and no logprob."""
 
-    method: Literal["off", "suffix", "ngram", "draft"] = "off"
+    method: Literal["off", "suffix", "ngram", "draft", "mtp", "eagle", "medusa"] = "off"
     """Who guesses. `suffix`: what stood behind the same tokens in the request, and in outputs that
     ended lately (of the same tenant and salt). `ngram`: in the request alone. `draft`: a smaller
-    model of the same tokenizer."""
+    model of the same tokenizer. `mtp`: the head behind the last layer of the model itself. `eagle`,
+    `medusa`: heads that were trained for it."""
     model: str = ""
-    """The smaller model of the method `draft`: what `model` may be, too. Empty for the demo: the
-    draft that comes with it."""
+    """The smaller model of the method `draft`, or the heads of `eagle` or `medusa`, named as models
+    are. Empty for the demo: what comes with it."""
     memory_gib: float | None = None
-    """Memory of the KV of who drafts by a model. None: room for 2,048 tokens of each request that
-    may run, but 0.5 GiB at most. Who has no room there is not drafted for."""
+    """Memory of the KV of who drafts by a model or a head. None: room for 2,048 tokens of each
+    request that may run, but 0.5 GiB at most. Who has no room there is not drafted for."""
     max_tokens: int = 8
     """Tokens guessed of a request in one step, at most."""
     adaptive: bool = True
@@ -104,7 +105,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check_positive(max_tokens=self.max_tokens, memory_gib=self.memory_gib)
-        if self.model and self.method in ("off", "suffix", "ngram"):
+        if self.model and self.method in ("off", "suffix", "ngram", "mtp"):
             raise ValueError(
                 f"speculation.model (--draft-model) {self.model} does nothing with the method "
                 f"{self.method}: set speculation.method to draft (--speculate draft), or drop it"

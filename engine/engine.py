@@ -36,6 +36,7 @@ from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts, ScheduledChunk, S
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
 from baton.engine.schedule.verification import Run, runs_of, verified
+from baton.engine.speculation.hidden_reader import Shown
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
@@ -186,7 +187,7 @@ class Engine:
         scheduled_at = self.clock()
         lineup = self._ahead.lineup or self._scheduler.lineup
         work = work_of(chunks, lineup)
-        if lineup is not None and self._ahead.takes(lineup, self.runner):
+        if lineup is not None and self._may_go_ahead(lineup):
             self._ahead.launch(lineup, self.runner, goes_on=self._goes_on)
             forwarded_at = self.clock()
             outputs = self._read(lineup, chunks, hooks)
@@ -223,6 +224,11 @@ class Engine:
         if self.speculation is None or self._ahead.lineup is not None:
             return NO_DRAFTS
         return self.speculation.draft(self._scheduler.running)
+
+    def _may_go_ahead(self, lineup: Lineup) -> bool:
+        """What is launched ahead is shown to nobody."""
+        is_read = self.speculation is not None and self.speculation.reader is not None
+        return not is_read and self._ahead.takes(lineup, self.runner)
 
     @property
     def _goes_on(self) -> bool:
@@ -282,14 +288,25 @@ class Engine:
 
         if lineup is not None:
             hidden = self.runner.forward(lineup.decoding, on_layer)
+            self._show([Shown(r, r.num_computed, 1) for r in lineup.requests], hidden)
             lineup.computed()
             return self.runner.logits(hidden)
         inputs = [self._input(chunk) for chunk in chunks]
         hidden = self.runner.forward(inputs, on_layer)
+        requests = [chunk.request for chunk in chunks]
+        starts = [each.start + len(each.tokens) - each.num_outputs for each in inputs]
+        nums = [each.num_outputs for each in inputs]
+        self._show(list(map(Shown, requests, starts, nums)), hidden)
         for chunk in chunks:
             self._count_computed(chunk.request, chunk.num_tokens)
-        hidden = read_prompts([chunk.request for chunk in chunks], inputs, hidden, self.runner)
+        nums_drafted = [len(chunk.drafted) for chunk in chunks]
+        hidden = read_prompts(requests, nums_drafted, inputs, hidden, self.runner)
         return self.runner.logits(hidden) if len(hidden) else None
+
+    def _show(self, shown: Sequence[Shown], hidden: Tensor) -> None:
+        """Let whoever drafts by it see what the pass gave."""
+        if self.speculation is not None and self.speculation.reader is not None:
+            self.speculation.reader.read(shown, hidden)
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """So many more of its known tokens are in the cache: whoever asks may have them."""
@@ -307,11 +324,16 @@ class Engine:
             tokens=[*request.tokens[start:end], *chunk.drafted],
             start=start,
             blocks=self.pool.table(request.holder)[:num_blocks],
-            num_outputs=(
-                chunk.num_tokens if request.needs_every_token else int(is_last) + num_drafted
-            ),
+            num_outputs=num_drafted + (chunk.num_tokens if self._wants_all(request) else is_last),
             lane=request.lane,
         )
+
+    def _wants_all(self, request: Request) -> bool:
+        """Whether all rows of its chunks are read, and not only those that are sampled from."""
+        if request.needs_every_token:
+            return True
+        is_read = self.speculation is not None and self.speculation.reader is not None
+        return is_read and request.embedding is None
 
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
         """Finish the requests that only wanted an embedding and have it now."""

@@ -126,7 +126,7 @@ def load_model(  # noqa: PLR0913  # what the configuration says of a model
     held = HeldExperts(model, config, groups)
     placements = held.own(placements)
     own_entries = {p.source: entries[p.source] for p in placements}
-    reading = CheckpointReader(config, placements, own_entries, progress, cutter)
+    reading = CheckpointReader(config.heads, placements, own_entries, progress, cutter)
     installer = QuantizedInstaller(
         placements, own_entries, getattr(torch, wanted), device, quantize
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.files.tensor_files import TensorEntry
-from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.layers.attention import HeadShape
 from baton.engine.sharding.cutting import Cutter
 from baton.engine.sharding.placement import WeightPlacement
 from baton.kernels.cpu import huge_pages
@@ -28,13 +28,13 @@ class CheckpointReader:
 
     def __init__(
         self,
-        config: ModelConfig,
+        heads: HeadShape,
         placements: Sequence[WeightPlacement],
         entries: Mapping[str, TensorEntry],
         progress: Progress | None,
         cutter: Cutter | None,
     ) -> None:
-        self._config = config
+        self._heads = heads
         self._cutter = cutter
         self._entries = entries
         self._progress = progress
@@ -73,7 +73,7 @@ class CheckpointReader:
             stored = entry.load_matrix(source.expert, dtype)
         else:
             stored = entry.load(dtype)
-        loaded = source.arrangement.ours(stored, self._config.heads)
+        loaded = source.arrangement.ours(stored, self._heads)
         self._count(source)
         return loaded if self._cutter is None else self._cutter.cut(source, loaded)
 

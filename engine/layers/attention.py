@@ -51,14 +51,16 @@ class Attention(nn.Module):
         *,
         biases: tuple[bool, bool] = (False, False),
         head_norm: Callable[[], RmsNorm] | None = None,
+        input_width: int | None = None,
     ) -> None:
-        """`biases` says whether qkv and out have one."""
+        """`biases` says whether qkv and out have one; `input_width` is for what reads more than it
+        gives."""
         super().__init__()
         self.heads = heads
         self.kind = kind
         query_width = heads.num_heads * heads.head_dim
         kv_width = heads.num_kv_heads * heads.head_dim
-        self.qkv = Linear(width, query_width, kv_width, kv_width, has_bias=biases[0])
+        self.qkv = Linear(input_width or width, query_width, kv_width, kv_width, has_bias=biases[0])
         self.out = Linear(query_width, width, has_bias=biases[1], split=Split.INPUTS)
         self.sinks: nn.Parameter | None = None  # [N]
         if kind.has_sinks:

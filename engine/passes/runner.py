@@ -15,6 +15,7 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.layers.moe import MoeFeedForward
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
+from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.cuda_graphs import DecodeGraphs, capture_decoding
 from baton.engine.passes.taped_model import record
 from baton.engine.sharding.expert_balancer import ExpertBalancer
@@ -48,8 +49,9 @@ class ModelRunner:
     GPU those that decode are graphs.
     """
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
-        """Nothing lies in the cache yet. Passes within its limits are prepared for."""
+    def __init__(self, loaded: LoadedModel, cache: KvCache, taps: Taps | None = None) -> None:
+        """Nothing lies in the cache yet. Passes within its limits are prepared for. `taps` are told
+        of the model's stream in each; there are no graphs then."""
         layout = cache.layout
         if layout != loaded.own(loaded.info.layout(layout.block_size, layout.dtype)):
             raise ValueError(f"the cache is laid out for another model: {layout}")
@@ -65,8 +67,10 @@ class ModelRunner:
         self._layers = cache.layers
         batch = StaticBatch(cache.limits, layout.block_size, cache.device)
         is_whole = self.groups.mesh.has_whole_models  # what ranks say to each other is on neither
-        self.taped = record(loaded, cache, batch) if is_whole else None
-        self.graphs = capture_decoding(loaded.model, cache, batch) if is_whole else None
+        self.taped = record(loaded, cache, batch, taps) if is_whole else None
+        has_graphs = is_whole and taps is None
+        self.graphs = capture_decoding(loaded.model, cache, batch) if has_graphs else None
+        self._taps = taps
         self._model = loaded.model
         parts = loaded.model.modules()  # layer by layer, as passes go
         self._mixtures = [part for part in parts if isinstance(part, MoeFeedForward)]
@@ -83,7 +87,7 @@ class ModelRunner:
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
                 return self._replay(self.graphs, chunks, size, on_layer)
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
-            hidden: Tensor = self._model(batch, self._layers, on_layer)
+            hidden: Tensor = self._model(batch, self._layers, on_layer, self._taps)
         return hidden
 
     def join(self) -> None:

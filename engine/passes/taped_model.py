@@ -23,6 +23,7 @@ from baton.engine.batch.static_batch import StaticBatch
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.taps import Taps
 from baton.kernels.cpu import operators
 from baton.kernels.cpu.operators import Pass
 from baton.kernels.cpu.tape import NUM_OUTPUTS, NUM_TOKENS, NotRecordable, Recorder, Tape
@@ -43,6 +44,8 @@ class TapedModel:
     """Rows of hidden states that the second tape takes."""
     latent: LatentShape | None = None
     """The shape of latents, if long chunks are computed in another form, which no tape has."""
+    taps: Taps | None = None
+    """What is told of the stream within the model, if anybody is."""
 
     def fits(self, chunks: Sequence[Chunk]) -> bool:
         return self.batch.fits(chunks) and not self._is_expanded(chunks)
@@ -64,6 +67,8 @@ class TapedModel:
         A pass of decodes is too short to be stopped after each layer: they are told of afterwards.
         """
         tape, of = self.forward_tape, pass_of(batch)
+        if self.taps is not None:
+            self.taps.found = [rows[: of.num_outputs] for rows in tape.further]
         if on_layer is ignore_layer:
             tape.play(of)
         elif batch.sequences.max_query_len > 1:
@@ -96,15 +101,17 @@ def pass_of(batch: Batch) -> Pass:
 
 
 @torch.inference_mode()
-def record(loaded: LoadedModel, cache: KvCache, batch: StaticBatch) -> TapedModel | None:
+def record(
+    loaded: LoadedModel, cache: KvCache, batch: StaticBatch, taps: Taps | None = None
+) -> TapedModel | None:
     """None, said in the log, if the model must be run as it is. The cache is empty, before and
     after."""
     model, dtype = loaded.model, getattr(torch, loaded.info.dtype)
-    trials = _trials(cache, batch)
+    trials = _trials(cache, batch, taps)
     if trials is None or not operators.runs(torch.empty(0, dtype=dtype, device=cache.device)):
         return None
     try:
-        taped = _record(model, cache, batch, trials.recorded)
+        taped = _record(model, cache, batch, trials.recorded, taps)
         if trials.run_taped(taped) == trials.run_model(model):
             return taped
         reason = "a part of it computes with torch"
@@ -117,12 +124,21 @@ def record(loaded: LoadedModel, cache: KvCache, batch: StaticBatch) -> TapedMode
 
 
 def _record(
-    model: Decoder, cache: KvCache, batch: StaticBatch, chunks: Sequence[Chunk]
+    model: Decoder,
+    cache: KvCache,
+    batch: StaticBatch,
+    chunks: Sequence[Chunk],
+    taps: Taps | None,
 ) -> TapedModel:
     limits = batch.limits
     with Recorder() as recorder:
-        hidden = model(batch.fill(chunks), cache.layers, recorder.mark)
-    forward = recorder.tape(hidden, max_tokens=limits.max_tokens, max_outputs=limits.max_tokens)
+        hidden = model(batch.fill(chunks), cache.layers, recorder.mark, taps)
+    forward = recorder.tape(
+        hidden,
+        max_tokens=limits.max_tokens,
+        max_outputs=limits.max_tokens,
+        further=() if taps is None else taps.found,
+    )
     given = hidden.clone()
     with Recorder() as recorder:
         logits = model.logits(given)
@@ -132,6 +148,7 @@ def _record(
         logits_tape=recorder.tape(logits, max_tokens=0, max_outputs=limits.max_logits, given=given),
         max_logits=limits.max_logits,
         latent=model.latent,
+        taps=taps,
     )
 
 
@@ -145,6 +162,7 @@ class _Trials:
     """One request, of which all but the first two outputs are wanted."""
     played: Sequence[Sequence[Chunk]]
     """One of more tokens than were recorded; two new requests; the next token of both."""
+    taps: Taps | None
 
     def run_taped(self, taped: TapedModel) -> list[bytes]:
         """All bits of outputs and KV."""
@@ -152,7 +170,7 @@ class _Trials:
         found = []
         for chunks in self.played:
             hidden = taped.forward(taped.batch.fill(chunks))
-            found += [_bits(hidden), _bits(taped.logits(hidden))]
+            found += [_bits(hidden), *self._tapped(), _bits(taped.logits(hidden))]
         return found + self._kv()
 
     def run_model(self, model: Decoder) -> list[bytes]:
@@ -161,19 +179,22 @@ class _Trials:
         found = []
         for chunks in self.played:
             batch = make_batch(chunks, self.cache.layout.block_size, self.cache.device)
-            hidden = model(batch, self.cache.layers, ignore_layer)
-            found += [_bits(hidden), _bits(model.logits(hidden))]
+            hidden = model(batch, self.cache.layers, ignore_layer, self.taps)
+            found += [_bits(hidden), *self._tapped(), _bits(model.logits(hidden))]
         return found + self._kv()
 
     def wipe(self) -> None:
         for plane in self.cache.planes:
             plane[: self.num_blocks].zero_()
 
+    def _tapped(self) -> list[bytes]:
+        return [] if self.taps is None else [_bits(found) for found in self.taps.found]
+
     def _kv(self) -> list[bytes]:
         return [_bits(plane[: self.num_blocks]) for plane in self.cache.planes]
 
 
-def _trials(cache: KvCache, batch: StaticBatch) -> _Trials | None:
+def _trials(cache: KvCache, batch: StaticBatch, taps: Taps | None) -> _Trials | None:
     """None if there is no room for a few tokens."""
     layout, limits = cache.layout, batch.limits
     first = layout.num_blocks_for(NUM_TOKENS)
@@ -199,6 +220,7 @@ def _trials(cache: KvCache, batch: StaticBatch) -> _Trials | None:
             [Chunk([3, 1, 4], 0, one, 1), Chunk([5, 2], 0, other, 2, lane=1)],
             [Chunk([6], 3, one, 1), Chunk([0], 2, other, 1, lane=1)],
         ],
+        taps=taps,
     )
 
 

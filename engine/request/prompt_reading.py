@@ -15,21 +15,24 @@ from baton.engine.request.request import Request
 
 
 def read_prompts(
-    requests: Sequence[Request], chunks: Sequence[Chunk], hidden: Tensor, runner: Runner
+    requests: Sequence[Request],
+    nums_drafted: Sequence[int],
+    chunks: Sequence[Chunk],
+    hidden: Tensor,
+    runner: Runner,
 ) -> Tensor:
-    """Let each request read the rows its chunk asked for; return those of the tokens to sample."""
-    if all(request.embedding is None and request.prompt_logprobs is None for request in requests):
-        return hidden
+    """Let each request read the rows its chunk asked for; return those to sample from: of the last
+    known token, and of what is drafted behind it."""
     to_sample: list[int] = []
     end = 0
-    for request, chunk in zip(requests, chunks, strict=True):
+    for request, num_drafted, chunk in zip(requests, nums_drafted, chunks, strict=True):
         first, end = end, end + chunk.num_outputs
-        if first < end:
+        if first < end and (request.embedding is not None or request.prompt_logprobs is not None):
             start = chunk.start + len(chunk.tokens) - chunk.num_outputs
             _read(request, start, hidden[first:end], runner)
         if request.awaits_token:
-            to_sample.extend(range(end - 1 if request.needs_every_token else first, end))
-    return hidden[to_sample]
+            to_sample.extend(range(end - 1 - num_drafted, end))
+    return hidden if len(to_sample) == len(hidden) else hidden[to_sample]
 
 
 def _read(request: Request, start: int, hidden: Tensor, runner: Runner) -> None:

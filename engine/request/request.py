@@ -101,6 +101,9 @@ class Request:
         """Drafted tokens run through the model besides."""
         self.num_accepted = 0
         """Those of them that are in the output, and in `num_run`."""
+        self.num_draft_missing = 0
+        """Known tokens that it is drafted without: whoever drafts was not shown what the model
+        computed of them."""
         self.num_preemptions = 0
         self.num_overtaken = 0
         """Requests admitted before it, out of turn, since it came to the head of the queue."""

@@ -9,36 +9,46 @@ from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import EngineConfig
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
+from baton.engine.models.heads.draft_head import DraftHead
+from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.medusa_drafter import MedusaDrafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.suffix import SuffixDrafter
 
+Drafting = LoadedModel | DraftHead | MedusaHeads
+"""What is read from a checkpoint to draft with."""
 TOKENS_OF_REQUEST, MAX_DRAFT_BYTES = 2048, 1 << 29
 """Of its KV a draft model has room for so many tokens of each request that may run, or more of
 fewer; and for so many bytes at most, unless the configuration says how many."""
 
 
 def speculation_of(
-    config: EngineConfig, info: ModelInfo, device: str, draft: LoadedModel | None = None
+    config: EngineConfig, info: ModelInfo, device: str, draft: Drafting | None = None
 ) -> Speculation | None:
-    """None if nothing is to be drafted. `draft` is the small model of the method `draft`.
+    """None if nothing is to be drafted. `draft` is the small model of the method `draft`, or the
+    head of a method that has one.
 
-    Raises InvalidConfig if that has other tokens than the model.
+    Raises InvalidConfig if it is missing, or a model of other tokens.
     """
     speculation = config.speculation
     if speculation.method == "off":
         return None
     budget = PayingBudget if speculation.adaptive else FixedBudget
-    drafter = _drafter(config, info, device, draft)
-    return Speculation(drafter, budget(speculation.max_tokens))
+    decided = budget(speculation.max_tokens)
+    if speculation.method in ("mtp", "eagle", "medusa"):
+        reader = _reader(config, info, device, draft)
+        return Speculation(reader, decided, reader=reader)
+    return Speculation(_drafter(config, info, device, draft), decided)
 
 
 def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int) -> int:
-    """Blocks of KV, laid out so, of a small model of so many tokens a request. Raises InvalidConfig
+    """Blocks of KV, laid out so, of what drafts for so many tokens a request. Raises InvalidConfig
     if there is no room for one."""
     of_request = layout.num_blocks_for(min(max_model_len, TOKENS_OF_REQUEST))
     num_wanted = max(
@@ -55,15 +65,29 @@ def num_draft_blocks(config: EngineConfig, layout: KvLayout, max_model_len: int)
     return memory_bytes // layout.block_bytes
 
 
-def _drafter(
-    config: EngineConfig, info: ModelInfo, device: str, draft: LoadedModel | None
-) -> Drafter:
+def _reader(
+    config: EngineConfig, info: ModelInfo, device: str, head: Drafting | None
+) -> HeadDrafter | MedusaDrafter:
+    """What drafts by the hidden states that it is shown."""
+    method = config.speculation.method
+    if isinstance(head, MedusaHeads):
+        return MedusaDrafter(head, eos_token_ids=info.eos_token_ids)
+    if head is None or isinstance(head, LoadedModel):
+        raise InvalidConfig(f"speculation.method {method}: there is no head to draft with")
+    scheduler, layout = config.scheduler, head.layout(info.layout(config.cache.block_size))
+    longest = min(info.max_model_len, scheduler.max_model_len or info.max_model_len)
+    num_blocks = num_draft_blocks(config, layout, longest)
+    cache = KvCache(layout, num_blocks, device, dtype=info.dtype)
+    return HeadDrafter(method, head, cache, eos_token_ids=info.eos_token_ids)
+
+
+def _drafter(config: EngineConfig, info: ModelInfo, device: str, draft: Drafting | None) -> Drafter:
     match config.speculation.method:
         case "suffix":
             return SuffixDrafter()
         case "ngram":
             return NgramDrafter()
-    if draft is None:
+    if not isinstance(draft, LoadedModel):
         raise InvalidConfig("speculation.method draft: speculation.model names no model")
     return _model_drafter(config, info, device, draft)
 

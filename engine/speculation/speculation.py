@@ -19,6 +19,7 @@ from baton.engine.schedule.lineup import Lineup
 from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts
 from baton.engine.speculation.draft_budget import DraftBudget
 from baton.engine.speculation.drafter import Draft, Drafter
+from baton.engine.speculation.hidden_reader import HiddenReader
 from baton.engine.speculation.survival import Survival
 
 COLLAPSED = 0.2
@@ -40,8 +41,12 @@ class DraftCounts(NamedTuple):
 class Speculation:
     """Belongs to the engine's thread; `metrics` is for any."""
 
-    def __init__(self, drafter: Drafter, budget: DraftBudget) -> None:
+    def __init__(
+        self, drafter: Drafter, budget: DraftBudget, *, reader: HiddenReader | None = None
+    ) -> None:
+        """`reader` is the drafter itself, if it drafts by what the model computes."""
         self.drafter = drafter
+        self.reader = reader
         self._budget = budget
         self._survival = Survival()
         self._confidences: dict[Request, Sequence[float]] = {}
@@ -119,6 +124,7 @@ class Speculation:
             "speculation_collapsed": float(self.is_collapsed),
             "draft_acceptance": 0.0 if self._acceptance is None else self._acceptance,
             "proposed_tokens_total": counts.num_proposed,
+            "draft_missing_tokens_total": 0 if self.reader is None else self.reader.num_missing,
             **_by_position("verified_tokens_at_total", counts.num_verified_at),
             **_by_position("accepted_tokens_at_total", counts.num_accepted_at),
         }

@@ -105,16 +105,21 @@ class Recorder:
         self._calls.append(replace(call, rows=_rows_of(call.rows)))
 
     def tape(
-        self, result: Tensor, *, max_tokens: int, max_outputs: int, given: Tensor | None = None
+        self,
+        result: Tensor,
+        *,
+        max_tokens: int,
+        max_outputs: int,
+        given: Tensor | None = None,
+        further: Sequence[Tensor] = (),
     ) -> Tape:
-        """`result` is the tensor, written by an operator, that a pass is played for.
+        """`result` is the tensor, written by an operator, that a pass is played for, and `further`
+        are others that are wanted besides.
 
         `given` is a constant of which every pass may have another; see `Tape.give`.
         """
-        found = self._find(result.data_ptr())
-        if found is None or found.tensor.data_ptr() != result.data_ptr():
-            raise NotRecordable("no operator wrote the result")
-        found.last = len(self._calls)
+        found = self._kept(result)
+        kept = [self._kept(tensor) for tensor in further]
         rows = {ROWS_TOKENS: max_tokens, ROWS_OUTPUTS: max_outputs}
         memory = torch.empty(_allot(self._buffers, rows) + ALIGNMENT, dtype=torch.uint8)
         shift = -memory.data_ptr() % ALIGNMENT
@@ -135,8 +140,12 @@ class Recorder:
         for each, call in zip(args, self._calls, strict=True):
             for field in signature_of(call.name).tensors:
                 setattr(each, field, moved(getattr(each, field)))
-        start = shift + found.start
-        whole = memory[start : start + found.bytes_per_row * rows[found.rows]]
+
+        def whole(buffer: _Buffer, tensor: Tensor) -> Tensor:
+            start = shift + buffer.start
+            bytes_of_all = memory[start : start + buffer.bytes_per_row * rows[buffer.rows]]
+            return bytes_of_all.view(tensor.dtype).view(-1, *tensor.shape[1:])
+
         entries = [call.entry(each) for call, each in zip(self._calls, args, strict=True)]
         return Tape(
             calls=tuple(self._calls),
@@ -144,9 +153,18 @@ class Recorder:
             entries=(Entry * len(entries))(*entries),
             marks=tuple(self._marks),
             memory=memory,
-            result=whole.view(result.dtype).view(-1, *result.shape[1:]),
+            result=whole(found, result),
+            further=tuple(map(whole, kept, further)),
             given=tuple(fields),
         )
+
+    def _kept(self, tensor: Tensor) -> _Buffer:
+        """Its memory, which nothing else gets until the pass is over."""
+        found = self._find(tensor.data_ptr())
+        if found is None or found.tensor.data_ptr() != tensor.data_ptr():
+            raise NotRecordable("no operator wrote the result")
+        found.last = len(self._calls)
+        return found
 
     def _find(self, address: int) -> _Buffer | None:
         at = bisect_right(self._by_address, address, key=_address_of) - 1
@@ -202,6 +220,8 @@ class Tape:
     memory: Tensor
     result: Tensor
     """Where every pass leaves what it was played for: the first rows of it."""
+    further: tuple[Tensor, ...]
+    """The same of what is wanted besides."""
     given: tuple[tuple[Args, str], ...]
 
     def give(self, tensor: Tensor) -> None:

@@ -103,7 +103,7 @@ def load_measured(
         max_model_len=config.decode.scheduler.max_model_len,
     )
     engine_config = _sized(config.decode.engine, loaded, device, sizes, max_running)
-    draft = load_draft(config.decode.speculation, loaded.info.dtype, device)
+    draft = load_draft(config.decode.speculation, folder, loaded, device)
     engine = engine_around(loaded, engine_config, device, draft=draft)
     ready_s = time.perf_counter() - started
     cache = engine.runner.cache

@@ -1,4 +1,4 @@
-"""Finding the draft model, and that it has the tokens of the model it drafts for."""
+"""Finding the draft model or the heads, and that they have the tokens of their model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from pathlib import Path
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
 from baton.platform.models.hub import DownloadReport
-from baton.platform.models.model_folder import find_model
+from baton.platform.models.model_folder import built_in_folder, find_model
 
+DRAFTS = {
+    "draft": "a smaller model of the same tokenizer",
+    "eagle": "a head of EAGLE or EAGLE-3 that was trained for the model",
+    "medusa": "Medusa heads that were trained for the model",
+}
+"""What a method of speculation must be told of."""
 TOKENIZER = "tokenizer.json"
 
 
@@ -19,22 +25,24 @@ def with_draft(
     wants_weights: bool = True,
     report: DownloadReport | None = None,
 ) -> DeploymentConfig:
-    """The configuration with the draft model by its folder, if it names one, for the model in
-    `folder`.
+    """The configuration with the draft model or the heads by their folder, if it wants any, for the
+    model in `folder`.
 
     Raises CheckpointError if it cannot be found, InvalidConfig if none is named, or if a token of
     one is another token of the other.
     """
     speculation = config.decode.speculation
-    if speculation.method != "draft":
+    method, model = speculation.method, speculation.model
+    if method not in DRAFTS:
         return config
-    model = speculation.model or ("draft" if config.model == DEMO_MODEL else "")
-    if not model:
+    if model:
+        draft = find_model(model, wants_weights=wants_weights, report=report)
+    elif config.model == DEMO_MODEL:
+        draft = built_in_folder(method)
+    else:
         raise InvalidConfig(
-            "speculation.method draft needs speculation.model (--draft-model): a smaller model of "
-            "the same tokenizer"
+            f"speculation.method {method} needs speculation.model (--draft-model): {DRAFTS[method]}"
         )
-    draft = find_model(model, wants_weights=wants_weights, report=report)
     _check_same_tokens(folder, draft, model)
     return override(config, {"decode.speculation.model": str(draft)})
 

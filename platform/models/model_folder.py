@@ -16,6 +16,11 @@ BUILT_IN = {
     "draft": (_PACKAGE / "draft_model", _CHECKOUT / "draft"),
 }
 """Models that come with Baton: where they are in a wheel, and in a checkout."""
+HEADS_OF_DEMO = {
+    "eagle": (_PACKAGE / "eagle_head", _CHECKOUT / "eagle"),
+    "medusa": (_PACKAGE / "medusa_heads", _CHECKOUT / "medusa"),
+}
+"""The same of heads, which are no models, by method of speculation."""
 
 
 def find_model(
@@ -23,7 +28,7 @@ def find_model(
 ) -> Path:
     """Return a local folder with the model's files. Raises CheckpointError with what to do."""
     if model in BUILT_IN:
-        return _built_in_folder(model)
+        return built_in_folder(model)
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -37,8 +42,9 @@ def find_model(
     return fetch(HubModel.parse(model), report or NoReport(), wants_weights=wants_weights)
 
 
-def _built_in_folder(name: str) -> Path:
-    for folder in BUILT_IN[name]:
+def built_in_folder(name: str) -> Path:
+    """Of a model, or heads, that come with Baton. Raises CheckpointError."""
+    for folder in {**BUILT_IN, **HEADS_OF_DEMO}[name]:
         if (folder / "config.json").is_file():
             return folder
     raise CheckpointError(f"the model `{name}` is not installed; give a model folder")

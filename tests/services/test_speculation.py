@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.echo_head import EchoHead
 from tests.guessing_drafter import ErringDrafter
 from tests.in_process_fleet import VOCAB_SIZE, echo_engine, running_fleet
 from tests.services.migrating import LONG, PROMPT, SAMPLED, ask_and_drain, busy, is_empty
 
 from baton.core.messages import Role, SamplingParams
 from baton.engine.engine import Engine
+from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.head_drafter import HeadDrafter
 from baton.engine.speculation.speculation import Speculation
 
 PENALISED = replace(SAMPLED, frequency_penalty=0.7, repetition_penalty=1.2, num_logprobs=2)
@@ -48,6 +51,36 @@ async def test_a_replica_that_drains_in_mid_draft_loses_no_token(
         assert receipt.attempts == 2
         assert receipt.computed_tokens == plain.receipt.computed_tokens
         assert receipt.drafted_tokens > receipt.accepted_tokens > 100
+        await is_empty(fleet, drained)
+        await fleet.assert_nothing_is_held()
+
+
+def engine_with_a_head(role: Role) -> Engine:
+    """D drafts by what it computes itself: of a prompt that P computes it is shown nothing."""
+    engine = echo_engine(role)
+    if role is Role.DECODE:
+        assert isinstance(engine.runner, EchoRunner)
+        cache = KvCache(engine.runner.cache.layout, 256)
+        drafter = HeadDrafter("mtp", EchoHead(engine.runner), cache, eos_token_ids=())
+        erring = ErringDrafter(drafter, 5)
+        engine.speculation = Speculation(erring, FixedBudget(4), reader=drafter)
+    return engine
+
+
+@pytest.mark.parametrize("prefill", [0, 1])
+async def test_a_head_says_what_it_drafts_without_and_a_drain_loses_no_token(prefill: int) -> None:
+    async with running_fleet(prefill=prefill, decode=1) as fleet:
+        plain = await fleet.ask(PROMPT, PENALISED)
+
+    async with running_fleet(prefill=prefill, decode=2, make_engine=engine_with_a_head) as fleet:
+        answer, drained = await ask_and_drain(fleet, PENALISED)
+
+        notes = [note for note in answer.receipt.notes if note.startswith("drafted without")]
+        assert answer.tokens == plain.tokens
+        assert answer.logprobs == plain.logprobs
+        assert answer.receipt.attempts == 2
+        assert answer.receipt.accepted_tokens > 100
+        assert len(notes) >= prefill
         await is_empty(fleet, drained)
         await fleet.assert_nothing_is_held()
 

@@ -18,6 +18,7 @@ from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
+from baton.engine.models.skeleton.taps import Tapping, Taps
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.elementwise.add import add
 from baton.kernels.elementwise.soft_cap import soft_cap_
@@ -64,10 +65,20 @@ class Decoder(nn.Module):
             for layer in config.layers
         ]
 
-    def forward(self, batch: Batch, caches: Sequence[LayerCache], on_layer: OnLayer) -> Tensor:
-        """Write the tokens' KV into the caches, one a layer; return the outputs [S, D]."""
+    def forward(
+        self,
+        batch: Batch,
+        caches: Sequence[LayerCache],
+        on_layer: OnLayer,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """Write the tokens' KV into the caches, one a layer; return the outputs [S, D].
+
+        `taps` are given what enters their layers.
+        """
         x = self.embedded(batch)
-        x, residual = self.through(x, None, batch.sequences, caches, on_layer)
+        tapping = None if taps is None else Tapping(taps, batch.output_rows)
+        x, residual = self.through(x, None, batch.sequences, caches, on_layer, tapping)
         return self.outputs(x, residual, batch.output_rows)
 
     def embedded(self, batch: Batch) -> Tensor:
@@ -84,10 +95,13 @@ class Decoder(nn.Module):
         sequences: Sequences,
         caches: Sequence[LayerCache],
         on_layer: OnLayer,
+        tapping: Tapping | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The layers that are here, of which each has an cache; both [T, D]."""
         rotations = [angles(sequences.positions) for angles in self.angles]
         for layer, cache in zip(self.layers, caches, strict=True):
+            if tapping is not None:
+                tapping.see(layer, x, residual)
             index = self.angles_of_block[layer]
             rotation = None if index is None else rotations[index]
             x, residual = self.blocks[layer](x, residual, rotation, cache, sequences)

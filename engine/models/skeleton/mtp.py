@@ -1,10 +1,11 @@
 """The head that predicts one token further (DeepSeek V3, 2024): a layer behind the last.
 
     y[t]  = W (norm(embedding of token t + 1), norm(h[t]))          h: what the model gives
-    g     = the layer, over y                                       with KV of its own
-    logits of token t + 2 = head(norm(g[t]))
+    g     = norm(the layer, over y)                                 with KV of its own
+    logits of token t + 2 = head(g[t])
 
-Embedding and head are the model's own; checkpoints repeat them. Plain decoding has no use for it.
+Embedding and head are the model's own; checkpoints repeat them. To guess further, g[t] stands for
+h[t + 1].
 
 T tokens, D model width, V vocabulary.
 """
@@ -40,6 +41,8 @@ OWN = {
 
 
 class MtpHead(nn.Module):
+    taps: tuple[int, ...] = ()
+
     def __init__(self, config: ModelConfig, family: Family) -> None:
         """Without weights. Its layer is made as the model's last, with an index of its own."""
         super().__init__()
@@ -65,11 +68,18 @@ class MtpHead(nn.Module):
     def forward(
         self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
     ) -> Tensor:
-        """What the model gave [T, D], and the tokens behind [T] -> logits [T, V] float32."""
+        """What the model gave [T, D], and the tokens behind [T] -> [T, D]"""
         embedded = self.embed_norm(self.layer.embed(next_tokens))
         x = self.join(torch.cat((embedded, self.hidden_norm(hidden)), dim=-1))
         x, residual = self.layer.through(x, None, sequences, (cache,), ignore_layer)
-        out, _ = self.layer.norm(x, residual)
+        out: Tensor = self.layer.norm(x, residual)[0]
+        return out
+
+    def joined(self, features: Tensor) -> Tensor:
+        return features.clone()
+
+    def logits(self, out: Tensor) -> Tensor:
+        """[S, D] -> float32 [S, V]"""
         return self.layer.logits(out)
 
 

@@ -27,6 +27,7 @@ from baton.engine.layers.rope import RotaryAngles
 from baton.engine.layers.router import Router
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.taps import Taps
 from baton.kernels.attention.layer_kv import LayerCache
 from baton.kernels.cache_write.rotation import Rotation
 from baton.kernels.elementwise.take_rows import take_rows
@@ -88,7 +89,14 @@ class StreamDecoder(Decoder):
         self.num_streams = config.hyper.num_streams
         self.collapse = HyperHead(width, config.hyper, eps)
 
-    def forward(self, batch: Batch, caches: Sequence[LayerCache], on_layer: OnLayer) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        caches: Sequence[LayerCache],
+        on_layer: OnLayer,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        assert taps is None, "taps are of one stream"
         streams = spread_streams(self.embedded(batch), self.num_streams)  # [T, n, D]
         rotations = [angles(batch.sequences.positions) for angles in self.angles]
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from baton.engine.assemble import find_device
 from baton.engine.checkpoint.load import load_model
-from baton.engine.checkpoint.load_mtp import load_mtp_head
+from baton.engine.checkpoint.load_heads import load_mtp_head
 from baton.gateway.text.served_model import ServedModel
 from baton.platform.cli.terminal.output_files import check_writable
 from baton.platform.config.deployment import DeploymentConfig

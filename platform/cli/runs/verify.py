@@ -21,6 +21,7 @@ from baton.engine.assemble import engine_around, find_device, load_draft
 from baton.engine.checkpoint.load import LoadedModel, load_model
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.speculation.assemble import Drafting
 from baton.kv_transfer.transports import usable_transports
 from baton.platform.cli.terminal.progress import weights_bar
 from baton.platform.config.deployment import DeploymentConfig
@@ -54,7 +55,7 @@ def run(config: DeploymentConfig, folder: Path, trial: Trial, *, is_json: bool) 
             streaming=config.streaming,
             progress=progress,
         )
-    draft = load_draft(config.decode.speculation, loaded.info.dtype, device)
+    draft = load_draft(config.decode.speculation, folder, loaded, device)
     tolerance = trial.tolerance
     if tolerance is None:
         tolerance = gap_bound_of(loaded, device)
@@ -84,7 +85,7 @@ def _chosen(option: str, names: Sequence[str], known: Sequence[str]) -> Sequence
 
 
 def _make_engine(
-    loaded: LoadedModel, device: str, role: Role, config: EngineConfig, *, draft: LoadedModel | None
+    loaded: LoadedModel, device: str, role: Role, config: EngineConfig, *, draft: Drafting | None
 ) -> Engine:
     return engine_around(loaded, config, device, draft=draft)
 

@@ -104,7 +104,7 @@ def _logits_after(
     own = KvCache(mtp.layout(layout), cache.num_blocks, cache.device)
     next_tokens = torch.cat((batch.tokens[1:], logits.argmax(dim=-1)))
     found: Tensor = mtp(hidden, next_tokens, batch.sequences, own.layers[0])
-    return found[-1]
+    return mtp.logits(found[-1:])[0]
 
 
 def _experts(routed: Routed | None) -> list[list[tuple[int, float]]]:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from baton.core.errors import CheckpointError
 from baton.engine.batch.batch import Chunk, make_batch
 from baton.engine.checkpoint.load import load_model
-from baton.engine.checkpoint.load_mtp import load_mtp_head
+from baton.engine.checkpoint.load_heads import load_mtp_head
 from baton.engine.memory.kv_cache import KvCache
 
 NUM_LAYERS, WIDTH, BLOCK_SIZE = 3, 32, 4
@@ -49,29 +49,50 @@ def with_head(make: Callable[..., Path], folder: Path) -> tuple[Path, Path]:
     return whole, shorter
 
 
-def reference(whole: Path, tensors: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
-    """Logits [T, V], of all tokens but the last with the token behind it."""
-    model = AutoModelForCausalLM.from_pretrained(whole)
-    layers, body = model.model.layers, model.model
+class Reference:
+    """The model and its head, put together from what transformers has."""
 
-    def normalised(x: Tensor, name: str) -> Tensor:
-        weight = tensors[f"{LAYER}{name}.weight"]
-        return functional.rms_norm(x, (WIDTH,), weight, model.config.rms_norm_eps)
+    def __init__(self, whole: Path, tensors: dict[str, Tensor]) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(whole)
+        self._tensors = tensors
+        self._layers = self.model.model.layers
+        self._norm = self.model.model.norm.weight.data
+        self._head_norm = tensors[LAYER + "shared_head.norm.weight"]
 
-    def through(part: slice, **inputs: Tensor) -> Tensor:
-        body.layers = layers[part]
+    def hidden(self, tokens: Sequence[int]) -> Tensor:
+        """[1, T, D] What the model gives."""
+        ids = torch.tensor([tokens])
+        return self._through(slice(NUM_LAYERS), self._norm, input_ids=ids)
+
+    def pairs(self, tokens: Sequence[int], hidden: Tensor) -> Tensor:
+        """[1, T, D] What enters the head's layer, of hidden states and the tokens behind them."""
+        embedded = self.model.model.embed_tokens(torch.tensor([tokens]))
+        both = self._normalised(embedded, "enorm"), self._normalised(hidden, "hnorm")
+        return torch.cat(both, dim=-1) @ self._tensors[LAYER + "eh_proj.weight"].T
+
+    def outputs(self, pairs: Tensor) -> Tensor:
+        """[1, T, D] What the head gives."""
+        return self._through(slice(NUM_LAYERS, None), self._head_norm, inputs_embeds=pairs)
+
+    def _normalised(self, x: Tensor, name: str) -> Tensor:
+        weight = self._tensors[f"{LAYER}{name}.weight"]
+        return functional.rms_norm(x, (WIDTH,), weight, self.model.config.rms_norm_eps)
+
+    def _through(self, part: slice, norm: Tensor, **inputs: Tensor) -> Tensor:
+        body = self.model.model
+        body.layers = self._layers[part]
         body.config.num_hidden_layers = len(body.layers)
+        body.norm.weight.data = norm
         out: Tensor = body(**inputs, use_cache=False).last_hidden_state
         return out
 
-    with torch.inference_mode():
-        ids = torch.tensor([tokens])
-        hidden = through(slice(NUM_LAYERS), input_ids=ids[:, :-1])
-        embedded = body.embed_tokens(ids[:, 1:])
-        pair = torch.cat((normalised(embedded, "enorm"), normalised(hidden, "hnorm")), dim=-1)
-        body.norm.weight.data = tensors[LAYER + "shared_head.norm.weight"]
-        x = pair @ tensors[LAYER + "eh_proj.weight"].T
-        logits: Tensor = model.lm_head(through(slice(NUM_LAYERS, None), inputs_embeds=x))[0]
+
+@torch.inference_mode()
+def reference(whole: Path, tensors: dict[str, Tensor], tokens: Sequence[int]) -> Tensor:
+    """Logits [T, V], of all tokens but the last with the token behind it."""
+    made = Reference(whole, tensors)
+    pairs = made.pairs(tokens[1:], made.hidden(tokens[:-1]))
+    logits: Tensor = made.model.lm_head(made.outputs(pairs))[0]
     return logits
 
 
@@ -90,7 +111,8 @@ def test_it_gives_the_logits_of_one_token_further(
     batch = make_batch([Chunk(tokens[:-1], 0, range(8), 30)], BLOCK_SIZE, "cpu")
     with torch.inference_mode():
         hidden = loaded.model(batch, cache.layers, lambda layer: None)
-        found = head(hidden, torch.tensor(tokens[1:]), batch.sequences, own.layers[0])
+        out = head(hidden, torch.tensor(tokens[1:]), batch.sequences, own.layers[0])
+        found = head.logits(out)
     expected = reference(whole, load_file(folder / "model.safetensors"), tokens)
     assert_near(found, expected)
 

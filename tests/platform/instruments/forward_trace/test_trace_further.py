@@ -15,7 +15,7 @@ from tests.platform.instruments.forward_trace.test_forward_trace import TEXT, TO
 from tests.tiny_checkpoints import make_deepseek_v32, make_llama
 
 from baton.engine.checkpoint.load import load_model
-from baton.engine.checkpoint.load_mtp import load_mtp_head
+from baton.engine.checkpoint.load_heads import load_mtp_head
 from baton.platform.instruments.forward_trace.forward import trace_forward
 from baton.platform.instruments.forward_trace.page import page
 from baton.platform.instruments.forward_trace.table import show

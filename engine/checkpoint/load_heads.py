@@ -1,0 +1,190 @@
+"""Reading the heads that guess a model's next tokens: its own MTP head, EAGLE's, Medusa's.
+
+MTP       the layer behind the last of the model's own folder
+EAGLE     a folder of its own: fc, layers.0           embedding and head are the model's
+EAGLE-3   the same: fc, midlayer, norm, lm_head, d2t  only the embedding is
+Medusa    a folder of its own: medusa_lm_head.pt      heads of their own, or the model's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.errors import CheckpointError, InvalidConfig
+from baton.engine.checkpoint.files.bin_file import read_bin
+from baton.engine.checkpoint.files.safetensors_file import read_safetensors
+from baton.engine.checkpoint.files.tensor_files import StoredEntry, read_entries
+from baton.engine.checkpoint.install import dtype_of, install, install_expert
+from baton.engine.checkpoint.load import LoadedModel, read_config
+from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
+from baton.engine.checkpoint.reading import CheckpointReader
+from baton.engine.layers.attention import HeadShape
+from baton.engine.models.config.keys import ConfigKeys
+from baton.engine.models.config.model_config import ModelConfig, read_json
+from baton.engine.models.families.llama import LLAMA
+from baton.engine.models.heads import eagle, eagle3, medusa
+from baton.engine.models.heads.eagle import EagleHead
+from baton.engine.models.heads.eagle3 import Eagle3Head
+from baton.engine.models.heads.medusa import MedusaHeads
+from baton.engine.models.registry import family_of
+from baton.engine.models.skeleton.family import Family
+from baton.engine.models.skeleton.mtp import MtpHead, names_of
+from baton.engine.models.skeleton.stream_decoder import StreamDecoder
+from baton.engine.sharding.placement import place
+
+MEDUSA_FILES: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {
+    "medusa_lm_head.safetensors": read_safetensors,
+    "medusa_lm_head.pt": read_bin,
+}
+
+
+def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
+    """Load the head of a model read from the same folder, whole. Its weights are kept wide.
+
+    Raises CheckpointError if the checkpoint has none, or not all of it.
+    """
+    config = read_config(folder).serving(loaded.info.max_model_len)
+    family = family_of(config.architecture)
+    stored = read_entries(folder)
+    names = names_of(family, config.num_layers)
+    if not family.further_layers or names.checkpoint["join.weight"][0] not in stored:
+        raise CheckpointError(f"{folder} has no head that predicts the token after the next")
+    head = MtpHead(config, family)
+    _read(head, names, folder, stored, loaded.info.dtype, device, heads=config.heads)
+    head.share(loaded.model)
+    return head.to(device).eval()
+
+
+def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleHead | Eagle3Head:
+    """Load a head trained for a model, of the first EAGLE or the third, whichever lies there.
+
+    Raises CheckpointError if it is of another model, or not whole, and InvalidConfig for a model
+    of another kind than it can read.
+    """
+    raw = read_json(folder / "config.json")
+    stored = read_entries(folder)
+    config = LLAMA.parse_config({**raw, "architectures": ["LlamaForCausalLM"]})
+    config = replace(config, max_model_len=loaded.info.max_model_len)
+    _check_model(folder, config, loaded)
+    head: EagleHead | Eagle3Head
+    if "norm.weight" in stored:
+        if isinstance(loaded.model, StreamDecoder):
+            raise InvalidConfig(
+                f"speculation.method eagle: a head of EAGLE-3 reads one residual stream, and "
+                f"{loaded.info.architecture} has several; take suffix or ngram"
+            )
+        head = Eagle3Head(config, _taps(raw, loaded), _target_ids(stored))
+        names = eagle3.CHECKPOINT
+    else:
+        head = EagleHead(config, has_bias="fc.bias" in stored)
+        names = eagle.CHECKPOINT
+    family = replace(LLAMA, checkpoint=names, other_names=(eagle3.OTHER_NAMES,))
+    _read(head, family, folder, stored, loaded.info.dtype, device, heads=config.heads)
+    head.share(loaded.model)
+    return head.to(device).eval()
+
+
+def load_medusa_heads(folder: Path, loaded: LoadedModel, *, device: str) -> MedusaHeads:
+    """Load heads trained for a model. Raises CheckpointError if they are not whole."""
+    keys = ConfigKeys(read_json(folder / "config.json"))
+    num_layers = keys.count("medusa_num_layers", 1)
+    stored = _medusa_entries(folder)
+    present = {int(name.partition(".")[0]) for name in stored if name[0].isdigit()}
+    num_heads = min(keys.count("medusa_num_heads", len(present)), len(present))
+    width, vocab_size = loaded.model.width, loaded.info.vocab_size
+    heads = MedusaHeads(
+        width,
+        vocab_size,
+        num_heads=num_heads,
+        num_layers=num_layers,
+        has_own_heads=f"0.{num_layers}.weight" in stored,
+    )
+    family = replace(LLAMA, checkpoint=medusa.checkpoint(num_layers), other_names=())
+    no_heads = HeadShape(num_heads=1, num_kv_heads=1, head_dim=width)  # it attends to nothing
+    _read(
+        heads, family, folder, stored, loaded.info.dtype, device,
+        heads=no_heads, num_layers=num_heads,
+    )  # fmt: skip
+    heads.share(loaded.model)
+    return heads.to(device).eval()
+
+
+def _read(  # noqa: PLR0913  # what is read, from where, as what
+    head: nn.Module,
+    names: Family,
+    folder: Path,
+    stored: Mapping[str, StoredEntry],
+    dtype: str,
+    device: str,
+    *,
+    heads: HeadShape,
+    num_layers: int = 1,
+) -> None:
+    """Give `head` its weights, kept wide. Raises CheckpointError, naming what does not fit."""
+    placements = list(place(head, names, num_layers, stored.keys()))
+    layout = parse_layout(read_json(folder / "config.json"))
+    entries = as_whole(stored, layout, {placement.source for placement in placements})
+    odd = [
+        placement.source
+        for placement in placements
+        if placement.source not in entries or entries[placement.source].shape != placement.shape
+    ]
+    if odd:
+        raise CheckpointError(
+            f"{folder}: tensors that are missing, or of another shape: {', '.join(odd)}"
+        )
+    reading = CheckpointReader(heads, placements, entries, None, None)
+    for (target, slot), sources in groupby(placements, lambda each: (each.target, each.slot)):
+        with reading.assembled(list(sources), dtype_of(head, target, dtype)) as tensor:
+            if slot is None:
+                install(head, target, tensor, device)
+            else:
+                install_expert(head, target, slot, tensor, device)
+
+
+def _check_model(folder: Path, config: ModelConfig, loaded: LoadedModel) -> None:
+    found = config.hidden_size, config.vocab_size
+    wanted = loaded.model.width, loaded.info.vocab_size
+    if found != wanted:
+        raise CheckpointError(
+            f"{folder}: a head for a model of width {found[0]} and {found[1]} tokens, and this "
+            f"has {wanted[0]} and {wanted[1]}; take the one that was trained for it"
+        )
+
+
+def _taps(raw: Mapping[str, object], loaded: LoadedModel) -> tuple[int, ...]:
+    """The layers before which the model's stream is read, where `config.json` does not say so."""
+    num_layers = loaded.info.num_layers
+    said = raw.get("eagle_config")
+    taps = said.get("eagle_aux_hidden_state_layer_ids") if isinstance(said, Mapping) else None
+    if taps is None:
+        taps = [2, num_layers // 2, num_layers - 3]
+    if not isinstance(taps, list) or not all(
+        isinstance(tap, int) and 0 <= tap < num_layers for tap in taps
+    ):
+        raise CheckpointError(
+            "config.json: `eagle_aux_hidden_state_layer_ids` must be layers of the model, of which "
+            f"there are {num_layers}, not {taps!r}"
+        )
+    return tuple(taps)
+
+
+def _target_ids(stored: Mapping[str, StoredEntry]) -> Tensor | None:
+    """[V'] The model's tokens by those of the head, of which the file has the differences."""
+    if "d2t" not in stored:
+        return None
+    further = stored["d2t"].load(torch.int64)
+    return further + torch.arange(len(further))
+
+
+def _medusa_entries(folder: Path) -> Mapping[str, StoredEntry]:
+    for name, read in MEDUSA_FILES.items():
+        if (folder / name).exists():
+            return read(folder / name)
+    raise CheckpointError(f"{folder} holds neither {' nor '.join(MEDUSA_FILES)}")

@@ -1,0 +1,40 @@
+"""What a head is that guesses a model's tokens one after the other.
+
+    features of token t, token t + 1  ->  out[t]  ->  logits of token t + 2
+                                            |
+                                            +->  stands for the features of token t + 1, and so on
+
+It has KV of its own, a place for each such pair.
+
+T tokens, S rows whose logits are wanted, F width of features, D of the model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.core.kv_layout import KvLayout
+from baton.kernels.attention.layer_kv import LayerCache
+from baton.kernels.paging.sequences import Sequences
+
+
+class DraftHead(Protocol):
+    taps: tuple[int, ...]
+    """The layers whose inputs, side by side, are its features; if there are none, what the model
+    gives is."""
+
+    def layout(self, of_model: KvLayout) -> KvLayout:
+        """The layout of its own KV."""
+
+    def joined(self, features: Tensor) -> Tensor:
+        """[T, F] -> [T, D], in memory of its own."""
+
+    def __call__(
+        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+    ) -> Tensor:
+        """Joined features, or what stands for them [T, D], and the tokens behind [T] -> [T, D]"""
+
+    def logits(self, out: Tensor) -> Tensor:
+        """[S, D] -> float32 [S, V]"""

@@ -1,0 +1,124 @@
+"""EAGLE (Li et al. 2024): one Llama layer that continues the hidden states of a model.
+
+    x[t] = W (embedding of token t + 1, h[t])            h: what the model gives, after its norm
+    g    = the layer, over x                             without a norm before its attention
+    logits of token t + 2 = the model's own head(g[t])   g[t] stands for h[t + 1]
+
+Embedding and head are the model's. T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.errors import CheckpointError
+from baton.core.kv_layout import KvLayout
+from baton.engine.layers.attention import Attention
+from baton.engine.layers.block import Block
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.norm import AddRmsNorm
+from baton.engine.layers.rope import RotaryAngles
+from baton.engine.mesh.split import Split
+from baton.engine.models.config.model_config import LayerConfig, ModelConfig
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.feed_forwards import feed_forward_of
+from baton.kernels.attention.layer_kv import LayerCache
+from baton.kernels.elementwise.add import add
+from baton.kernels.paging.sequences import Sequences
+
+LAYER = {
+    "attn.qkv.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
+    "attn.qkv.bias": tuple(f"self_attn.{part}_proj.bias" for part in "qkv"),
+    "attn.out.weight": ("self_attn.o_proj.weight",),
+    "attn.out.bias": ("self_attn.o_proj.bias",),
+    "ffn_norm.weight": ("post_attention_layernorm.weight",),
+    "ffn.gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "ffn.down.weight": ("mlp.down_proj.weight",),
+}
+"""Ours <- theirs, of the layer."""
+CHECKPOINT = {
+    "join.weight": ("fc.weight",),
+    "join.bias": ("fc.bias",),
+    **{
+        f"block.{ours}": tuple(f"layers.0.{name}" for name in theirs)
+        for ours, theirs in LAYER.items()
+    },
+}
+
+
+class _Unnormed(nn.Module):
+    """Begins a block as a norm does that changes nothing."""
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        total = x if residual is None else add(x, residual)
+        return total, total
+
+
+class EagleHead(nn.Module):
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
+        """Without weights. `has_bias`: of what joins a token and a hidden state."""
+        super().__init__()
+        width, layer = config.hidden_size, only_layer(config)
+        self.config = config
+        self.join = Linear(2 * width, width, has_bias=has_bias, split=Split.NONE)
+        self.block = Block(
+            attn_norm=_Unnormed(),
+            attn=Attention(
+                width,
+                config.heads,
+                layer.attention,
+                biases=(config.has_qkv_bias, config.has_out_bias),
+            ),
+            ffn_norm=AddRmsNorm(width, config.norm_eps),
+            ffn=feed_forward_of(config, layer),
+        )
+        assert layer.rope is not None
+        self.angles = RotaryAngles(layer.rope, config.max_model_len)
+
+    def layout(self, of_model: KvLayout) -> KvLayout:
+        return layout_of(self.config, of_model)
+
+    def share(self, model: Decoder) -> None:
+        """Once there are weights: embedding and head are those of `model`."""
+        self.model = model
+
+    def joined(self, features: Tensor) -> Tensor:
+        return features.clone()
+
+    def forward(
+        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+    ) -> Tensor:
+        x = self.join(torch.cat((self.model.embed(next_tokens), hidden), dim=-1))
+        rotation = self.angles(sequences.positions)
+        x, residual = self.block(x, None, rotation, cache, sequences)
+        return add(x, residual)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return self.model.logits(out)
+
+
+def only_layer(config: ModelConfig) -> LayerConfig:
+    """Raises CheckpointError if there are several."""
+    if config.num_layers != 1:
+        raise CheckpointError(
+            f"config.json: `num_hidden_layers` of an EAGLE head is {config.num_layers}; "
+            "supported is 1"
+        )
+    return config.layers[0]
+
+
+def layout_of(config: ModelConfig, of_model: KvLayout) -> KvLayout:
+    """KV of one Llama layer, in the blocks and the dtype of a model's."""
+    return replace(
+        of_model,
+        num_layers=1,
+        num_kv_heads=config.heads.num_kv_heads,
+        head_dim=config.heads.head_dim,
+        num_vectors=2,
+        side_caches=(),
+    )

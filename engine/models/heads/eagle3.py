@@ -1,0 +1,108 @@
+"""EAGLE-3 (Li et al. 2025): one layer over features of three layers of a model.
+
+    h[t]  = W (inputs of three layers at token t)        or out[t - 1], where these are not known
+    pair  = (norm(embedding of token t + 1), norm(h[t]))
+    out   = the layer: attention reads pair, and is added to h
+    logits of token t + 2 = head(norm(out[t]))           of the tokens that are drafted at all
+
+The embedding is the model's, the head its own. T tokens, D model width, F width of three features,
+V vocabulary, of which V' tokens are drafted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.layers.attention import Attention
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.norm import AddRmsNorm, RmsNorm
+from baton.engine.layers.rope import RotaryAngles
+from baton.engine.mesh.split import Split
+from baton.engine.models.config.model_config import ModelConfig
+from baton.engine.models.heads.eagle import LAYER, layout_of, only_layer
+from baton.engine.models.skeleton.decoder import Decoder
+from baton.engine.models.skeleton.feed_forwards import feed_forward_of
+from baton.kernels.attention.layer_kv import LayerCache
+from baton.kernels.elementwise.add import add
+from baton.kernels.paging.sequences import Sequences
+from baton.kernels.products.linear import logits
+
+_LAYER = {
+    **LAYER,
+    "embed_norm.weight": ("input_layernorm.weight",),
+    "hidden_norm.weight": ("hidden_norm.weight",),
+}
+
+
+def _named(prefix: str) -> dict[str, tuple[str, ...]]:
+    return {ours: tuple(prefix + name for name in theirs) for ours, theirs in _LAYER.items()}
+
+
+CHECKPOINT = {
+    "join.weight": ("fc.weight",),
+    **_named("midlayer."),
+    "norm.weight": ("norm.weight",),
+    "head.weight": ("lm_head.weight",),
+}
+OTHER_NAMES = _named("layers.0.")
+"""As vLLM's tools call the same layer."""
+NEVER = -1e30
+"""The logit of tokens that are not drafted: a number, for logits that are none mean an error."""
+
+
+class Eagle3Head(nn.Module):
+    def __init__(
+        self, config: ModelConfig, taps: tuple[int, ...], target_ids: Tensor | None
+    ) -> None:
+        """Without weights. `target_ids` [V']: the tokens that are drafted; None for all."""
+        super().__init__()
+        width, eps, layer = config.hidden_size, config.norm_eps, only_layer(config)
+        self.config = config
+        self.taps = taps
+        self.target_ids = target_ids
+        self.join = Linear(len(taps) * width, width, split=Split.NONE)
+        self.embed_norm = RmsNorm(width, eps)
+        self.hidden_norm = RmsNorm(width, eps)
+        self.attn = Attention(
+            width,
+            config.heads,
+            layer.attention,
+            biases=(config.has_qkv_bias, config.has_out_bias),
+            input_width=2 * width,
+        )
+        self.ffn_norm = AddRmsNorm(width, eps)
+        self.ffn = feed_forward_of(config, layer)
+        self.norm = RmsNorm(width, eps)
+        num_drafted = config.vocab_size if target_ids is None else len(target_ids)
+        self.head = Linear(width, num_drafted)
+        assert layer.rope is not None
+        self.angles = RotaryAngles(layer.rope, config.max_model_len)
+
+    def layout(self, of_model: KvLayout) -> KvLayout:
+        return layout_of(self.config, of_model)
+
+    def share(self, model: Decoder) -> None:
+        """Once there are weights: the embedding is that of `model`."""
+        self.embed = model.embed
+
+    def joined(self, features: Tensor) -> Tensor:
+        joined: Tensor = self.join(features)
+        return joined
+
+    def forward(
+        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+    ) -> Tensor:
+        embedded = self.embed_norm(self.embed(next_tokens))
+        pair = torch.cat((embedded, self.hidden_norm(hidden)), dim=-1)
+        x = self.attn(pair, self.angles(sequences.positions), cache, sequences)
+        x, residual = self.ffn_norm(x, hidden)
+        return add(self.ffn(x), residual)
+
+    def logits(self, out: Tensor) -> Tensor:
+        found = logits(self.norm(out), self.head.weight)
+        if self.target_ids is None:
+            return found
+        spread = found.new_full((len(found), self.config.vocab_size), NEVER)
+        return spread.index_copy_(1, self.target_ids.to(found.device), found)

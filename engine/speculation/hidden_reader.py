@@ -1,0 +1,39 @@
+"""Who drafts by what the model computes: it is shown the hidden states of each pass.
+
+    the pass   tokens 5 6 7 | drafted x y      rows of all of them, also of what turns out wrong
+    read       (request, 5, 5), rows [5, D]    before tokens count as computed
+    propose    of these the rows of known tokens
+
+Where nobody reads them a pass gives the rows that are sampled from, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from baton.engine.models.skeleton.taps import Taps
+from baton.engine.request.request import Request
+
+
+class Shown(NamedTuple):
+    """The next rows are of `num_rows` tokens of a request, from position `start` on."""
+
+    request: Request
+    start: int
+    num_rows: int
+
+
+class HiddenReader(Protocol):
+    """Belongs to the engine's thread."""
+
+    taps: Taps | None
+    """What the passes are to tell of besides, for it to read."""
+    num_missing: int
+    """Tokens so far whose hidden states it was not shown, but those behind them: computed by
+    another replica, or found in the prefix cache. Its drafts are made without them."""
+
+    def read(self, shown: Sequence[Shown], hidden: Tensor) -> None:
+        """A pass is computed; `hidden` [S, D] stays until the next."""

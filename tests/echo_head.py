@@ -1,0 +1,60 @@
+"""A head for `EchoRunner`: it knows what comes, and finds any pair that is not where it must be.
+
+    hidden[t]  the digest of the tokens up to t
+    out[t]     the same with token t + 1, so it is hidden[t + 1]
+
+In its KV the place of a pair holds its `out`. So what is before a pair must be its own `hidden`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.core.kv_layout import KvLayout
+from baton.engine.passes.echo import MULTIPLIER, EchoRunner
+from baton.kernels.attention.layer_kv import LayerCache, LayerKv
+from baton.kernels.paging.sequences import Sequences
+
+_MULTIPLIER = MULTIPLIER - 2**64 if MULTIPLIER >= 2**63 else MULTIPLIER
+"""As int64 has it."""
+
+
+class EchoHead:
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, runner: EchoRunner) -> None:
+        self._runner = runner
+        self.num_pairs = 0
+        """Computed so far."""
+        self.num_first = 0
+        """Of these, the ones that have nothing before them, or what does not belong there."""
+
+    def layout(self, of_model: KvLayout) -> KvLayout:
+        return of_model
+
+    def joined(self, features: Tensor) -> Tensor:
+        return features.clone()
+
+    def __call__(
+        self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
+    ) -> Tensor:
+        assert isinstance(cache, LayerKv) and isinstance(cache.arena, Tensor)
+        cells = cache.arena.view(torch.int64)[:, 0, 0, :, 0]  # [blocks, S]
+        out = hidden[:, 0] * _MULTIPLIER + next_tokens + 1  # as the runner's, mod 2^64
+        starts, size = sequences.query_starts.tolist(), sequences.block_size
+        for request, table in enumerate(sequences.block_tables.tolist()):
+            rows = range(starts[request], starts[request + 1])
+            for row in rows:
+                place = int(sequences.positions[row])
+                if place:
+                    before = cells[table[(place - 1) // size], (place - 1) % size]
+                    self.num_first += int(before != hidden[row, 0])
+                else:
+                    self.num_first += 1
+                cells[table[place // size], place % size] = out[row]
+                self.num_pairs += 1
+        return out.unsqueeze(1)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return self._runner.logits(out)

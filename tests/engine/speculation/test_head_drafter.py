@@ -1,0 +1,176 @@
+"""Drafting by hidden states: what the head is shown, what it keeps, and what it misses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
+from tests.echo_head import EchoHead
+from tests.guessing_drafter import ErringDrafter
+
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import SamplingParams
+from baton.engine.config import SchedulerConfig
+from baton.engine.engine import Engine
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.passes.echo import EchoRunner, echo_output
+from baton.engine.request.request import Request
+from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.speculation import Speculation
+
+
+class Never(FixedBudget):
+    """Until it is told otherwise."""
+
+    is_on = False
+
+    def begins(self, num_running: int) -> bool:
+        return self.is_on
+
+
+def with_head(
+    engine: Engine, *, num_blocks: int = 256, errs_every: int = 0, budget: FixedBudget | None = None
+) -> EchoHead:
+    assert isinstance(engine.runner, EchoRunner)
+    head = EchoHead(engine.runner)
+    cache = KvCache(head.layout(engine.runner.cache.layout), num_blocks)
+    drafter = HeadDrafter("mtp", head, cache, eos_token_ids=())
+    drafting = ErringDrafter(drafter, errs_every) if errs_every else drafter
+    engine.speculation = Speculation(drafting, budget or FixedBudget(3), reader=drafter)
+    return head
+
+
+def ask(engine: Engine, prompt: Sequence[int], num_tokens: int = 40, name: str = "r") -> Request:
+    request = make_request(name, prompt, max_tokens=num_tokens)
+    engine.add(request)
+    run(engine)
+    assert request.output == echo_output(prompt, num_tokens, VOCAB)
+    return request
+
+
+def test_a_head_reads_each_token_once_where_all_it_says_is_right() -> None:
+    engine = make_engine()
+    head = with_head(engine)
+
+    request = ask(engine, range(11))
+
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 28
+    assert head.num_first == 1  # only the first pair has none before it
+    assert head.num_pairs - engine.stats.num_drafted <= len(request.tokens)
+
+
+@pytest.mark.parametrize("errs_every", [1, 3])
+def test_what_was_drafted_wrong_leaves_nothing_behind(errs_every: int) -> None:
+    engine = make_engine()
+    head = with_head(engine, errs_every=errs_every)
+
+    ask(engine, range(11))
+
+    assert engine.stats.num_accepted < engine.stats.num_drafted
+    assert head.num_first == 1
+
+
+def test_prompts_in_chunks_and_preempted_requests_are_read_without_a_gap() -> None:
+    engine = make_engine(num_blocks=60, scheduler=SchedulerConfig(max_batch_tokens=80))
+    head = with_head(engine, errs_every=4)
+    prompts = [[(13 * i + j) % 500 for i in range(90)] for j in range(3)]
+    requests = [make_request(str(j), prompt, max_tokens=60) for j, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+
+    run(engine)
+
+    assert [r.output for r in requests] == [echo_output(p, 60, VOCAB) for p in prompts]
+    assert engine.stats.num_preempted > 0
+    assert head.num_first == 3
+    assert [r.num_draft_missing for r in requests] == [0, 0, 0]
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
+    engine = make_engine()
+    head = with_head(engine)
+    ask(engine, range(40), 8, "before")
+    num_pairs = head.num_pairs
+
+    again = ask(engine, range(40), 8, "again")
+
+    assert (again.num_cached, again.num_draft_missing, head.num_first) == (36, 0, 1)
+    assert head.num_pairs - num_pairs < 20
+    assert engine.stats.num_accepted == engine.stats.num_drafted
+
+
+def test_a_prompt_that_goes_on_otherwise_misses_at_most_a_block() -> None:
+    engine = make_engine()
+    with_head(engine)
+    ask(engine, range(40), 8, "before")
+
+    other = ask(engine, [*range(24), *range(100, 120)], 8, "other")
+
+    assert other.num_cached == 24
+    assert 0 < other.num_draft_missing <= BLOCK_SIZE
+    assert engine.stats.num_accepted == engine.stats.num_drafted
+
+
+def test_a_prompt_that_another_replica_computed_is_drafted_for_from_its_first_token_on() -> None:
+    engine = make_engine()
+    head = with_head(engine)
+    prompt = list(range(32))
+    [first] = echo_output(prompt, 1, VOCAB)
+    other = make_engine()
+    ask(other, prompt, 2)
+    lease = Holder(HolderKind.LEASE, "lease")
+    engine.pool.reserve(lease, prompt, b"")
+    assert isinstance(engine.runner, EchoRunner)
+    copy_kv(other, engine, lease, prompt)
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    request = Request("r", prompt, output=[first], sampling=sampling)
+
+    engine.adopt(request, lease)
+    run(engine)
+
+    assert request.output == echo_output(prompt, 30, VOCAB)
+    assert request.num_draft_missing == 32
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 15
+    assert head.num_first == 1
+    assert engine.speculation is not None
+    assert engine.speculation.metrics()["draft_missing_tokens_total"] == 32
+
+
+def test_while_nothing_is_drafted_the_head_keeps_up() -> None:
+    budget = Never(3)
+    engine = make_engine()
+    head = with_head(engine, budget=budget)
+    request = make_request("r", range(11), max_tokens=260)
+    engine.add(request)
+    for _ in range(200):
+        engine.step()
+    num_read = head.num_pairs
+    budget.is_on = True
+
+    run(engine)
+
+    assert num_read > 100
+    assert head.num_first == 1
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 30
+
+
+def test_without_blocks_of_its_own_the_head_says_nothing() -> None:
+    engine = make_engine()
+    with_head(engine, num_blocks=4)
+
+    request = ask(engine, range(11), 60)
+
+    assert engine.stats.num_drafted < 30 < request.num_sampled
+
+
+def copy_kv(source: Engine, target: Engine, lease: Holder, prompt: Sequence[int]) -> None:
+    """What was computed there, block by block, into the blocks of `lease`."""
+    kept = Holder(HolderKind.LEASE, "kept")
+    source.pool.hold_cached(kept, prompt, b"")
+    for index in range(len(target.pool.table(lease))):
+        for plane in range(target.pool.layout.num_planes):
+            if index < len(source.pool.table(kept)):
+                view = source.pool.view(kept, index, plane)
+                target.pool.write(lease, index, plane, view)

@@ -1,0 +1,243 @@
+"""Heads of real models draft what the published formulas say, and change no token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.engine.model_runs import make_prompt
+from tests.engine.models.test_mtp import MAKERS, Reference, with_head
+from tests.tiny_checkpoints import TINY, VOCAB_SIZE, make_llama, make_qwen3
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from baton.core.errors import BatonError, CheckpointError
+from baton.core.messages import SamplingParams
+from baton.engine.assemble import engine_around, load_draft
+from baton.engine.checkpoint.load import load_model
+from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
+from baton.engine.engine import Engine
+from baton.engine.request.request import Request
+
+PROMPT = make_prompt(23)
+ALMOST_GREEDY = SamplingParams(temperature=1e-4, seed=1, max_tokens=24, ignore_eos=True)
+"""A draft of it goes on however unlikely it is."""
+WARM = SamplingParams(
+    temperature=0.8, top_p=0.95, frequency_penalty=0.5, seed=3, max_tokens=24, ignore_eos=True
+)
+NUM_DRAFTED = 3
+
+
+def make_engine(folder: Path, method: Any, heads: Path | None = None) -> Engine:
+    loaded = load_model(folder)
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4, num_blocks=64),
+        speculation=SpeculationConfig(
+            method=method, model=str(heads or ""), max_tokens=NUM_DRAFTED, adaptive=False
+        ),
+    )
+    draft = load_draft(config.speculation, folder, loaded, "cpu")
+    return engine_around(loaded, config, "cpu", draft=draft)
+
+
+def answer(engine: Engine, sampling: SamplingParams) -> list[int]:
+    request = Request("r", PROMPT, sampling=sampling)
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return request.output
+
+
+def first_draft(engine: Engine) -> tuple[list[int], list[int]]:
+    """What is known, and what is drafted behind it."""
+    request = Request("first", PROMPT, sampling=ALMOST_GREEDY)
+    engine.add(request)
+    engine.step()
+    assert engine.speculation is not None
+    (draft,) = engine.speculation.drafter.propose([request], NUM_DRAFTED)
+    engine.abort("first")
+    return request.tokens, list(draft.tokens)
+
+
+def chained(
+    tokens: list[int],
+    hidden: Tensor,
+    step: Callable[[list[int], Tensor], Tensor],
+    best: Callable[[Tensor], int],
+) -> list[int]:
+    """`step` gives what the head does of tokens and what stands for hidden states [1, T, D]."""
+    behind, drafted = tokens[1:], []
+    for _ in range(NUM_DRAFTED):
+        out = step(behind, hidden)
+        drafted.append(best(out[:, -1]))
+        behind, hidden = [*behind, drafted[-1]], torch.cat((hidden, out[:, -1:]), dim=1)
+    return drafted
+
+
+def changes_no_token(plain: Engine, drafting: Engine) -> None:
+    for sampling in (ALMOST_GREEDY, WARM):
+        assert answer(drafting, sampling) == answer(plain, sampling)
+    assert drafting.stats.num_drafted > 20
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@torch.inference_mode()
+def test_mtp_drafts_what_its_formulas_say(make: Callable[..., Path], tmp_path: Path) -> None:
+    whole, folder = with_head(make, tmp_path)
+    engine = make_engine(folder, "mtp")
+    made = Reference(whole, load_file(folder / "model.safetensors"))
+
+    tokens, drafted = first_draft(engine)
+
+    assert drafted == chained(
+        tokens,
+        made.hidden(tokens[:-1]),
+        lambda behind, hidden: made.outputs(made.pairs(behind, hidden)),
+        lambda out: int(made.model.lm_head(out).argmax()),
+    )
+    changes_no_token(make_engine(folder, "off"), engine)
+
+
+NUM_IDS = 40
+
+
+class EagleReference:
+    """A head of either kind of random weights, out of the parts that transformers has."""
+
+    def __init__(self, kind: Literal[1, 3], target: Path, folder: Path) -> None:
+        torch.manual_seed(5)
+        self.kind = kind
+        self.model = AutoModelForCausalLM.from_pretrained(target)
+        config = LlamaConfig(**{**TINY, "num_hidden_layers": 1})
+        config._attn_implementation = "eager"
+        width = config.hidden_size
+        self.layer = LlamaDecoderLayer(config, 0)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.tensors: dict[str, Tensor] = {}
+        for name, weight in self.layer.named_parameters():
+            is_wide = kind == 3 and any(f"{part}_proj" in name for part in "qkv")
+            shape = (len(weight), 2 * width) if is_wide else weight.shape
+            weight.data = torch.rand(shape) + 0.5 if weight.dim() == 1 else torch.randn(shape) / 5
+            self.tensors[f"layers.0.{name}"] = weight.data
+        num_inputs = 2 if kind == 1 else 3
+        self.tensors["fc.weight"] = torch.randn(width, num_inputs * width) / 4
+        if kind == 1:
+            setattr(self.layer, "input_layernorm", torch.nn.Identity())  # noqa: B010
+            del self.tensors["layers.0.input_layernorm.weight"]
+            self.tensors["fc.bias"] = torch.randn(width)
+        else:
+            self.tensors = {
+                name.replace("layers.0.", "midlayer."): weight
+                for name, weight in self.tensors.items()
+            }
+            self.tensors["midlayer.hidden_norm.weight"] = torch.rand(width) + 0.5
+            self.tensors["norm.weight"] = torch.rand(width) + 0.5
+            self.tensors["lm_head.weight"] = torch.randn(NUM_IDS, width)
+            self.ids = torch.randperm(VOCAB_SIZE)[:NUM_IDS].sort().values
+            self.tensors["d2t"] = self.ids - torch.arange(NUM_IDS)
+            self.tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
+        folder.mkdir()
+        save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        raw = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+        raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+        (folder / "config.json").write_text(json.dumps(raw))
+
+    def features(self, tokens: list[int]) -> Tensor:
+        found = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        if self.kind == 1:
+            last: Tensor = found[-1]
+            return last
+        return torch.cat((found[0], found[1], found[1]), dim=-1) @ self.tensors["fc.weight"].T
+
+    def step(self, behind: list[int], hidden: Tensor) -> Tensor:
+        embedded = self.model.model.embed_tokens(torch.tensor([behind]))
+        positions = self.rotary(hidden, torch.arange(len(behind)).unsqueeze(0))
+        mask = torch.full((len(behind), len(behind)), -torch.inf).triu(1)[None, None]
+        inputs = {"position_embeddings": positions, "attention_mask": mask}
+        if self.kind == 1:
+            both = torch.cat((embedded, hidden), dim=-1)
+            x = functional.linear(both, self.tensors["fc.weight"], self.tensors["fc.bias"])
+            found = self.layer(x, **inputs)
+            out: Tensor = found[0] if isinstance(found, tuple) else found
+            return out
+        normed = self._normed(hidden, "midlayer.hidden_norm")
+        both = torch.cat((self.layer.input_layernorm(embedded), normed), dim=-1)
+        x = hidden + self.layer.self_attn(hidden_states=both, **inputs)[0]
+        mixed: Tensor = x + self.layer.mlp(self.layer.post_attention_layernorm(x))
+        return mixed
+
+    def best(self, out: Tensor) -> int:
+        if self.kind == 1:
+            return int(self.model.lm_head(out).argmax())
+        logits = self._normed(out, "norm") @ self.tensors["lm_head.weight"].T
+        return int(self.ids[logits.argmax()])
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        weight = self.tensors[f"{name}.weight"]
+        return functional.rms_norm(x, weight.shape, weight, self.model.config.rms_norm_eps)
+
+
+@pytest.mark.parametrize(("kind", "make"), [(1, make_llama), (3, make_qwen3)])
+@torch.inference_mode()
+def test_eagle_drafts_what_its_formulas_say(
+    kind: Literal[1, 3], make: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = make(tmp_path / "target")
+    made = EagleReference(kind, target, tmp_path / "head")
+    engine = make_engine(target, "eagle", tmp_path / "head")
+
+    tokens, drafted = first_draft(engine)
+
+    assert drafted == chained(tokens, made.features(tokens[:-1]), made.step, made.best)
+    changes_no_token(make_engine(target, "off"), engine)
+
+
+@pytest.mark.parametrize("has_own_heads", [True, False])
+@torch.inference_mode()
+def test_medusa_drafts_what_its_formulas_say(has_own_heads: bool, tmp_path: Path) -> None:
+    target, folder = make_llama(tmp_path / "target"), tmp_path / "heads"
+    torch.manual_seed(7)
+    width = TINY["hidden_size"]
+    tensors: dict[str, Tensor] = {}
+    for number in range(NUM_DRAFTED):
+        tensors[f"{number}.0.linear.weight"] = torch.randn(width, width) / 2
+        tensors[f"{number}.0.linear.bias"] = torch.randn(width)
+        if has_own_heads:
+            tensors[f"{number}.1.weight"] = torch.randn(VOCAB_SIZE, width)
+    folder.mkdir()
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    (folder / "config.json").write_text(
+        json.dumps({"medusa_num_heads": NUM_DRAFTED, "medusa_num_layers": 1})
+    )
+    engine = make_engine(target, "medusa", folder)
+
+    tokens, drafted = first_draft(engine)
+
+    model = AutoModelForCausalLM.from_pretrained(target)
+    hidden = model.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
+    expected = []
+    for number in range(NUM_DRAFTED):
+        weight = tensors[f"{number}.0.linear.weight"]
+        x = hidden + functional.silu(weight @ hidden + tensors[f"{number}.0.linear.bias"])
+        head = tensors.get(f"{number}.1.weight", model.lm_head.weight)
+        expected.append(int((head @ x).argmax()))
+    assert drafted == expected
+    changes_no_token(make_engine(target, "off"), engine)
+
+
+def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
+    target = make_llama(tmp_path / "target")
+    EagleReference(1, target, tmp_path / "head")
+    other = make_llama(tmp_path / "other", hidden_size=64)
+
+    with pytest.raises(CheckpointError, match="head for a model of width 32"):
+        make_engine(other, "eagle", tmp_path / "head")
+    with pytest.raises(BatonError, match="no head that predicts"):
+        make_engine(other, "mtp")
