@@ -75,6 +75,16 @@ class DecodeWorker:
         self.core.is_draining = True
         self._publish_capacity()
 
+    def end_drain(self) -> None:
+        """Take requests again. Repeatable."""
+        self.core.is_draining = False
+        self._publish_capacity()
+
+    def allow(self, max_open: int) -> None:
+        """From now on; what is open beyond it finishes."""
+        self.max_open = self._places.budget = max_open
+        self._publish_capacity()
+
     async def drain(self) -> None:
         """Return when the last request has left, and its KV with it."""
         self.begin_drain()

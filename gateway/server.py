@@ -56,6 +56,10 @@ class GatewayServer:
         """The bound one, once started."""
         return self._grpc.port
 
+    def reconfigure(self, config: GatewayConfig, wanted: Wanted) -> None:
+        """What `Gateway.reconfigure` does. Ports and certificates are those of the start."""
+        self._gateway.reconfigure(config, wanted)
+
     async def start(self) -> None:
         """Raises OSError or RuntimeError if a port cannot be bound; then nothing stays bound."""
         await self._http.start()

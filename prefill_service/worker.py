@@ -38,6 +38,7 @@ from baton.replica_core.replica_core import ReplicaCore, RoleHooks
 
 class PrefillWorker:
     def __init__(self, engine: Engine, parts: ExchangeParts, *, max_queued_tokens: int) -> None:
+        self._max_queued_tokens = max_queued_tokens
         self.prompts = OpenPrompts(max_queued_tokens)
         self._lending = Lending(self.prompts, engine.max_chunk)
         self._given_up = ""
@@ -111,6 +112,17 @@ class PrefillWorker:
         self.core.is_draining = True
         self.prompts.max_queued_tokens = 0
         self._publish_capacity()
+
+    def end_drain(self) -> None:
+        """Accept prompts again. May be repeated."""
+        self.core.is_draining = False
+        self.allow(self._max_queued_tokens)
+
+    def allow(self, max_queued_tokens: int) -> None:
+        """From now on; while it drains, nothing all the same."""
+        self._max_queued_tokens = max_queued_tokens
+        self.prompts.max_queued_tokens = 0 if self.core.is_draining else max_queued_tokens
+        self._on_tick()
 
     async def drain(self) -> None:
         """Accept nothing more and return when the last request has left."""

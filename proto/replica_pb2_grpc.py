@@ -336,6 +336,11 @@ class ReplicaStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/baton.replica.v1.Replica/Undrain',
+                request_serializer=baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.ProbePeer = channel.unary_unary(
                 '/baton.replica.v1.Replica/ProbePeer',
                 request_serializer=baton_dot_proto_dot_replica__pb2.ProbePeerRequest.SerializeToString,
@@ -383,6 +388,13 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """The opposite. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ProbePeer(self, request, context):
         """Measure the way from another replica to this one.
         """
@@ -424,6 +436,11 @@ def add_ReplicaServicer_to_server(servicer, server):
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.DrainRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.DrainReply.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.DrainReply.SerializeToString,
             ),
@@ -549,6 +566,33 @@ class Replica:
             request,
             target,
             '/baton.replica.v1.Replica/Drain',
+            baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/Undrain',
             baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
             options,

@@ -171,6 +171,8 @@ class ReplicaStub:
     """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
     Drain: _grpc.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
     """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
+    """The opposite. Safe to repeat."""
     ProbePeer: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]
     """Measure the way from another replica to this one."""
     Unsettle: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]
@@ -188,6 +190,8 @@ class ReplicaAsyncStub(ReplicaStub):
     """What `baton doctor` asks: the machine below this replica, and the ways to it that are known."""
     Drain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]  # type: ignore[assignment]
     """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]  # type: ignore[assignment]
+    """The opposite. Safe to repeat."""
     ProbePeer: _aio.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]  # type: ignore[assignment]
     """Measure the way from another replica to this one."""
     Unsettle: _aio.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]  # type: ignore[assignment]
@@ -226,6 +230,14 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.DrainReply, _abc.Awaitable[_replica_pb2.DrainReply]]:
         """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _replica_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.DrainReply, _abc.Awaitable[_replica_pb2.DrainReply]]:
+        """The opposite. Safe to repeat."""
 
     @_abc_1.abstractmethod
     def ProbePeer(

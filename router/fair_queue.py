@@ -67,6 +67,12 @@ class FairQueue(Generic[T]):
         self._num_tokens = 0.0
         self._num_served = 0.0
 
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """What was used so far stays used."""
+        self._weights = weights
+        for name, tenant in self._tenant_by_name.items():
+            tenant.weight = weights.get(name, 1.0)
+
     def __len__(self) -> int:
         return self._num
 

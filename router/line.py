@@ -49,6 +49,10 @@ class Line:
         self._offered: WeakKeyDictionary[Candidate, tuple[int, float]] = WeakKeyDictionary()
         """Its books' version and the time when nobody was better off there."""
 
+    def go_by(self, policy: RoutingPolicy) -> None:
+        """From now on; who waits keeps the choice that it waits for."""
+        self._policy = policy
+
     def __len__(self) -> int:
         return len(self._waiting)
 

@@ -96,6 +96,13 @@ class Placer:
         self._numbers = count()
         self._sessions = Sessions()
 
+    def reroute(self, routing: Routing) -> None:
+        """Go by another policy from now on. What was measured of pulls stays."""
+        self._policy = routing.policy
+        self._answers = Answers(routing.policy)
+        self._local_prefill_tokens = routing.local_prefill_tokens
+        self._line.go_by(routing.policy)
+
     def __len__(self) -> int:
         """Prompts in line."""
         return len(self._in_line)

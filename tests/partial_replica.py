@@ -12,6 +12,7 @@ class PartialReplica(ReplicaServicer):
     Inspect = ReplicaServicer.Inspect
     Examine = ReplicaServicer.Examine
     Drain = ReplicaServicer.Drain
+    Undrain = ReplicaServicer.Undrain
     ProbePeer = ReplicaServicer.ProbePeer
     Unsettle = ReplicaServicer.Unsettle
     WatchKv = ReplicaServicer.WatchKv

@@ -9,14 +9,9 @@ find them again in tiers that outlive the deployment.
 
 from __future__ import annotations
 
-import secrets
 from hashlib import blake2b
 
 SALT_BYTES = 32
-
-
-def draw_secret() -> str:
-    return secrets.token_hex(32)
 
 
 class CacheSalts:

@@ -71,7 +71,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
     never use one that was just closed."""
     api_keys: frozenset[str] = frozenset()
-    """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in."""
+    """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in. Here as in
+    the other secrets, `file:/path` and `env:NAME` say where to read them."""
     operator_keys: frozenset[str] = frozenset()
     """Keys that may also drain replicas, read /debug/* and ask for any `priority`."""
     min_priority: Priority = 0
@@ -80,8 +81,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     tenants: dict[str, TenantConfig] = msgspec.field(default_factory=dict)
     """By name: clients with keys of their own, whose cached KV nobody else can find."""
     cache_secret: str = ""
-    """Keys the names of tenants' cached KV. Empty: drawn at each start, so that tiers which outlive
-    the deployment hold nothing for its tenants."""
+    """Keys the names of tenants' cached KV. Empty: made of what the Ray cluster drew when it began,
+    so that tiers which outlive the cluster hold nothing for its tenants."""
     max_waiting: Count = 1024
     """Requests that may wait here for a place; more are refused (429)."""
     max_wait_s: Seconds | None = None

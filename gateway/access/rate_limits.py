@@ -33,14 +33,14 @@ class Bucket:
         self.unit = unit
         self.limit = limit
         self._period_s = period_s
-        self._share = 1.0
+        self.share = 1.0
         self._level = float(limit)
         self._at_s = now
 
     @property
     def size(self) -> float:
         """What it holds here."""
-        return self.limit * self._share
+        return self.limit * self.share
 
     def level(self, now: float) -> float:
         """What is left of it."""
@@ -57,7 +57,7 @@ class Bucket:
     def be_share(self, share: float, now: float) -> None:
         """From now on. More is not there at once: it fills up at the new rate."""
         self._level, self._at_s = self.level(now), now
-        self._share = share
+        self.share = share
         self._level = min(self._level, self.size)
 
     @property
@@ -97,6 +97,17 @@ class RateLimits:
         self._buckets = {name: _buckets(name, tenant, clock()) for name, tenant in tenants.items()}
         limited = [name for name, buckets in self._buckets.items() if buckets]
         self._demand = {name: _Demand(clock()) for name in limited}
+
+    def reconfigure(self, tenants: Mapping[str, TenantConfig]) -> None:
+        """Buckets whose limits stay keep their level; others begin full, at the same share."""
+        now = self._clock()
+        before = {one.setting: one for buckets in self._buckets.values() for one in buckets}
+        self._buckets = {
+            name: [_kept(one, before.get(one.setting), now) for one in _buckets(name, tenant, now)]
+            for name, tenant in tenants.items()
+        }
+        limited = [name for name, buckets in self._buckets.items() if buckets]
+        self._demand = {name: self._demand.get(name) or _Demand(now) for name in limited}
 
     def admit(self, tenant: str, num_tokens: int) -> None:
         """Let a request with so many tokens of prompt in. Raises RateLimited."""
@@ -153,6 +164,15 @@ class RateLimits:
         for tenant, share in share_by_tenant.items():
             for bucket in self._buckets.get(tenant, ()):
                 bucket.be_share(share, now)
+
+
+def _kept(new: Bucket, old: Bucket | None, now: float) -> Bucket:
+    if old is None:
+        return new
+    if old.limit == new.limit:
+        return old
+    new.be_share(old.share, now)
+    return new
 
 
 def _buckets(name: str, tenant: TenantConfig, now: float) -> list[Bucket]:

@@ -104,6 +104,11 @@ class AdmissionQueue(Generic[T]):
         self._pace = Pace()
         self._entry_by_request: dict[RequestId | None, Entry[_Waiter[T]]] = {}
 
+    def reconfigure(self, max_waiting: int, weights: Mapping[str, float]) -> None:
+        """Whoever waits already stays, also if fewer may."""
+        self._max_waiting = max_waiting
+        self._line.reweigh(weights)
+
     def __len__(self) -> int:
         return len(self._line)
 

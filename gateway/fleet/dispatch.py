@@ -23,7 +23,7 @@ from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog
-from baton.gateway.fleet.draining import drain
+from baton.gateway.fleet.draining import drain, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import leaks_report, metrics_report, status_report
 from baton.gateway.fleet.placed import Placed
@@ -76,6 +76,14 @@ class ReplicaDispatcher:
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts: gone with the requests, which hold them."""
         self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
+
+    def reconfigure(self, routing: Routing, *, max_waiting: int, no_replica_grace_s: float) -> None:
+        """Go by these from now on; requests that have a place keep it."""
+        self._no_replica_grace_s = no_replica_grace_s
+        self._queue.reconfigure(max_waiting, routing.weights)
+        self._placer.reroute(routing)
+        self._log.policy = routing.name
+        self._on_fleet_change()
 
     async def run(self, registry: RegistryClient) -> None:
         looking = asyncio.create_task(self._look_after_line(), name="looks after the line")
@@ -205,6 +213,9 @@ class ReplicaDispatcher:
 
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
         return asdict(await drain(self.fleet, replica_id, is_forced=is_forced))
+
+    async def undrain(self, replica_id: str) -> dict[str, Any]:
+        return asdict(await undrain(self.fleet, replica_id))
 
     async def metrics_text(self) -> str:
         inspections = await self.fleet.inspect(timeout_s=1.0)

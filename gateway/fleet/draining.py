@@ -42,6 +42,16 @@ async def drain(fleet: Fleet, replica_id: str, *, is_forced: bool) -> DrainProgr
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
 
 
+async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
+    """Let a replica that was drained take requests again. Raises as `drain` does. Repeatable."""
+    info = _find(fleet, replica_id)
+    try:
+        num_open = await fleet.undrain(info.epoch)
+    except grpc.aio.AioRpcError as error:
+        raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
+    return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
+
+
 def _find(fleet: Fleet, replica_id: str) -> ReplicaInfo:
     for info in fleet.replicas:
         if info.replica_id == replica_id:

@@ -170,6 +170,8 @@ class Fleet:
             replica = KnownReplica(info, self._new_candidate(info))
             pool.join(replica)
         replica.info = info
+        if not info.is_ready:
+            self._drained_here.discard(info.epoch)
         link = self._link_by_epoch.get(info.epoch) or self._prefill_link_by_epoch[info.epoch]
         self._write(replica, link)
 
@@ -183,6 +185,8 @@ class Fleet:
         replica = self._replica(epoch)
         if link is not None and link.is_connected:
             self._ask(link)  # its stream may be new
+        if link is not None and link.is_draining:
+            self._drained_here.discard(epoch)  # its own word is here, and so will be the next
         if link is not None and replica is not None:
             self._write(replica, link)
             if link.capacity is not None:
@@ -397,6 +401,12 @@ class Fleet:
             if is_first:
                 self._drained_here.discard(epoch)
             raise
+
+    async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
+        """Tell a replica to take requests again. Raises AioRpcError."""
+        num_open = await self._watch_by_epoch[epoch].undrain(timeout_s)
+        self._drained_here.discard(epoch)
+        return num_open
 
     @property
     def open_decode(self) -> Iterator[Epoch]:

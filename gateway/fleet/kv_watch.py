@@ -64,6 +64,12 @@ class KvWatch:
         reply = await self._stub.Drain(request, timeout=timeout_s)
         return reply.num_open
 
+    async def undrain(self, timeout_s: float) -> int:
+        """Tell the replica to take requests again; how many it has."""
+        request = pb.DrainRequest(epoch=self._info.epoch)
+        reply = await self._stub.Undrain(request, timeout=timeout_s)
+        return reply.num_open
+
     async def close(self) -> None:
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)

@@ -82,6 +82,7 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/debug/status", pages.status),
         Route("/debug/decisions", explained.capture),
         Route("/debug/drain", pages.drain, methods=["POST"]),
+        Route("/debug/undrain", pages.undrain, methods=["POST"]),
     ]
 
 

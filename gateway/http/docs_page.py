@@ -31,7 +31,7 @@ class DocsApi:
     """Both are made when first asked for, on another thread: that takes a while."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._needs_key = bool(gateway.keys)
+        self._gateway = gateway
         self._making: asyncio.Task[Docs] | None = None
 
     async def document(self, request: Request) -> Response:
@@ -47,7 +47,9 @@ class DocsApi:
         return await asyncio.shield(self._making)
 
     def _make(self) -> Docs:
-        document = openapi_document(version=version("baton-llm"), needs_key=self._needs_key)
+        document = openapi_document(
+            version=version("baton-llm"), needs_key=bool(self._gateway.keys)
+        )
         return Docs(msgspec.json.encode(document), render(document))
 
 

@@ -22,6 +22,7 @@ from baton.gateway.http.status_pages import (
     DrainBody,
     HealthAnswer,
     ReadyAnswer,
+    UndrainBody,
 )
 from baton.gateway.http.tokenization import (
     DetokenizeAnswer,
@@ -235,6 +236,16 @@ ENDPOINTS = (
         details="Nothing more is placed there, and what runs there moves elsewhere, with its KV. "
         "Ask again to hear how far it is. `baton drain` does.",
         body=DrainBody,
+        answer=DrainAnswer,
+        example={"replica": "decode-b6x7lxkx"},
+    ),
+    Endpoint(
+        path="/debug/undrain",
+        method="post",
+        tag=OPERATIONS,
+        summary="Take a drained replica back into service",
+        details="It takes requests again, with the weights and the KV that it has.",
+        body=UndrainBody,
         answer=DrainAnswer,
         example={"replica": "decode-b6x7lxkx"},
     ),

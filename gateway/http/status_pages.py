@@ -34,6 +34,11 @@ class DrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Also if it is the last decode replica that takes requests."""
 
 
+class UndrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    replica: str
+    """Its id, as /debug/status tells it."""
+
+
 class DrainAnswer(msgspec.Struct, kw_only=True):
     replica: str
     role: str
@@ -80,6 +85,11 @@ class StatusPages:
     async def drain(self, request: Request) -> Response:
         body = decode_body(await read_body(request, self._gateway.config), DrainBody)
         progress = await self._gateway.dispatcher.drain(body.replica, is_forced=body.force)
+        return json_response(msgspec.convert(progress, DrainAnswer))
+
+    async def undrain(self, request: Request) -> Response:
+        body = decode_body(await read_body(request, self._gateway.config), UndrainBody)
+        progress = await self._gateway.dispatcher.undrain(body.replica)
         return json_response(msgspec.convert(progress, DrainAnswer))
 
     async def status(self, request: Request) -> Response:

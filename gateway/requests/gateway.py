@@ -59,6 +59,15 @@ class Gateway:
         self.is_draining = False
         self._last_max_model_len = 0
 
+    def reconfigure(self, config: GatewayConfig, wanted: Wanted) -> None:
+        """Go by these from now on: limits, keys, tenants. Who was let in stays; ports stay, too."""
+        self.config = config
+        self._wanted = wanted
+        self.keys = ApiKeys(callers(config))
+        self.limits.reconfigure(config.tenants)
+        self.keeper.streams.max_bytes = config.max_resumable_bytes
+        self.keeper.streams.window_s = config.resume_window_s
+
     @property
     def max_model_len(self) -> int:
         """The replicas' limit; while none is connected, that of those before, or the model's."""

@@ -130,5 +130,8 @@ class Dispatcher(Protocol):
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
         """What POST /debug/drain does and answers. Raises InvalidRequest, Unavailable."""
 
+    async def undrain(self, replica_id: str) -> dict[str, Any]:
+        """What POST /debug/undrain does and answers. Raises InvalidRequest, Unavailable."""
+
     async def metrics_text(self) -> str:
         """Prometheus text of the replicas, appended to the gateway's own."""

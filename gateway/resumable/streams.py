@@ -63,8 +63,8 @@ class ResumableStreams:
     """A table and its rules; runs nothing itself."""
 
     def __init__(self, *, max_bytes: int, window_s: float) -> None:
-        self._max_bytes = max_bytes
-        self._window_s = window_s
+        self.max_bytes = max_bytes
+        self.window_s = window_s
         self._stream_by_id: dict[str, HeldStream] = {}
         self._delivered: dict[HeldStream, None] = {}
         """Read to the end, in the order in which that happened."""
@@ -86,7 +86,7 @@ class ResumableStreams:
                 retry_after_s=1.0 if expiry is None else max(1.0, expiry - now),
             )
         stream = HeldStream(id=secrets.token_urlsafe(ID_BYTES), owner=owner, kind=kind)
-        stream.expires_at = now + self._window_s  # somebody reads it in a moment
+        stream.expires_at = now + self.window_s  # somebody reads it in a moment
         self._stream_by_id[stream.id] = stream
         self.num_bytes += stream.num_bytes
         return stream
@@ -145,7 +145,7 @@ class ResumableStreams:
             self.remove(stream)
             return False
         if not stream.readers:
-            stream.expires_at = now + self._window_s
+            stream.expires_at = now + self.window_s
         return True
 
     def mark_delivered(self, stream: HeldStream) -> None:
@@ -156,7 +156,7 @@ class ResumableStreams:
     def end(self, stream: HeldStream, now: float) -> None:
         """Its log has ended. It is kept for a while, if there is anything to keep."""
         if not stream.readers:
-            stream.expires_at = now + self._window_s
+            stream.expires_at = now + self.window_s
 
     def remove(self, stream: HeldStream) -> None:
         if self._stream_by_id.pop(stream.id, None) is not None:
@@ -175,7 +175,7 @@ class ResumableStreams:
 
     def _has_room_for(self, num_bytes: int) -> bool:
         """Makes it, as far as that costs nobody anything."""
-        limit = self._max_bytes - num_bytes
+        limit = self.max_bytes - num_bytes
         while self.num_bytes > limit:
             oldest = next((stream for stream in self._delivered if not stream.readers), None)
             if oldest is None:

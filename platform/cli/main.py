@@ -12,8 +12,10 @@ import typer
 from baton.platform.cli.terminal.errors import OneLineErrors
 
 COMMANDS = (
-    "serve", "generate", "chat", "status", "explain", "drain", "models", "plan", "simulate",
-    "replay", "trace", "verify", "profile", "certs", "doctor", "config", "chaos", "k8s", "bench",
+    "serve", "deploy", "scale", "undeploy", "top", "logs", "generate", "chat", "status", "explain",
+    "drain", "undrain", "models", "plan", "simulate",
+    "replay", "trace", "verify", "profile", "certs", "doctor", "config", "chaos", "k8s",
+    "bench",
 )  # fmt: skip
 """In the order in which help lists them: modules of `baton.platform.cli.commands`, each with a
 function of its name, or with an `app` of several commands."""

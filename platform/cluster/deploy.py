@@ -18,56 +18,42 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
-from baton.gateway.access.cache_salt import draw_secret
 from baton.platform.cluster.gateway_actor import GatewayActor
 from baton.platform.cluster.ranks import bundles_of, strategy_of
 from baton.platform.cluster.registry_actor import RegistryActor
 from baton.platform.cluster.replica_actor import DecodeActor, PrefillActor
-from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.cluster.serve_document import drain_limit_s
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import DECODE, GATEWAY, PREFILL, REGISTRY
 from baton.platform.config.pools import PlacementConfig, PoolConfig
 
-APP_NAME = "baton"
-NO_CPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
+NO_CPU: dict[str, Any] = {"num_cpus": 0}
+SUCCESSORS_FIRST: dict[str, Any] = {"max_surge_percent": 100}
+"""Of gateways, whose ports two can have: the new one listens before the old one leaves."""
 HEALTH_CHECK_TIMEOUT_S = 5.0
 """Serve replaces a replica after three of them."""
-SHUTDOWN_SLACK_S = 5.0
-"""What Serve allows on top of the drain before it kills."""
 
 
-def build_app(config: DeploymentConfig, folder: Path) -> serve.Application:
-    """The application as a graph of deployments. `folder` must exist on every node."""
-    registry = _deployment(config, RegistryActor, "Registry", 1, NO_CPU, drain_s=0.1).bind()
+def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Application:
+    """The application as a graph of deployments.
+
+    `folder` must exist on every node; without one, every node finds the model by itself.
+    """
+    anywhere = _placed({**NO_CPU}, PlacementConfig())
+    registry = _deployment(config, RegistryActor, REGISTRY, 1, anywhere).bind(config)
     pools = [
-        _deployment(
-            config,
-            actor,
-            name,
-            pool.replicas,
-            _resources(pool),
-            drain_s=config.health.drain_s,
-        ).bind(config, folder, registry)
+        _deployment(config, actor, name, pool.replicas, _resources(pool)).bind(
+            config, folder, registry
+        )
         for actor, name, pool in (
-            (DecodeActor, "Decode", config.decode),
-            (PrefillActor, "Prefill", config.prefill),
+            (DecodeActor, DECODE, config.decode),
+            (PrefillActor, PREFILL, config.prefill),
         )
         if pool.replicas
     ]
-    gateway = _deployment(
-        config,
-        GatewayActor,
-        "Gateway",
-        config.gateway.replicas,
-        _placed({"num_cpus": 0}, config.gateway.placement),
-        drain_s=config.health.drain_s,
-    )
-    return gateway.bind(with_cache_secret(config), folder, registry, *pools)
-
-
-def with_cache_secret(config: DeploymentConfig) -> DeploymentConfig:
-    """All gateways must name the KV of tenants alike, so what is drawn is drawn here."""
-    if config.gateway.cache_secret:
-        return config
-    return override(config, {"gateway.cache_secret": draw_secret()})
+    faces = _placed({**NO_CPU}, config.gateway.placement) | SUCCESSORS_FIRST
+    gateway = _deployment(config, GatewayActor, GATEWAY, config.gateway.replicas, faces)
+    return gateway.bind(config, folder, registry, *pools)
 
 
 def _resources(pool: PoolConfig) -> dict[str, Any]:
@@ -101,18 +87,20 @@ def _deployment(
     name: str,
     replicas: int,
     resources: dict[str, Any],
-    drain_s: float,
 ) -> serve.Deployment:
     decorate = serve.deployment(
         name=name,
         num_replicas=replicas,
+        user_config={},  # what a document tells in place goes here; it starts replicas, too
         max_ongoing_requests=1000,
         **resources,
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=drain_s + SHUTDOWN_SLACK_S,
+        graceful_shutdown_timeout_s=drain_limit_s(config, name),
         max_constructor_retry_count=3,
-        logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
+        logging_config=LoggingConfig(
+            enable_access_log=False, log_level="WARNING", encoding=config.log_format.upper()
+        ),
     )
     return decorate(actor)

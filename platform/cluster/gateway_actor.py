@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.cluster_secret import cluster_secret
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
-from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.config.live import Plain, with_live
 from baton.platform.faults.events import ChaoticWatch
 from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
-from baton.platform.observe.logs import start_log
+from baton.platform.observe.logs import set_level
+
+if TYPE_CHECKING:
+    from baton.platform.cluster.gateway_node import GatewayNode
 
 READY_PATIENCE_S = 2.0
 
@@ -20,28 +27,53 @@ READY_PATIENCE_S = 2.0
 class GatewayActor:
     """Binds the public ports. `pools` only keep the deployments in one application."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
+    def __init__(
         self,
         config: DeploymentConfig,
-        folder: Path,
+        folder: Path | None,
         registry: Handle,
         *pools: Handle,
     ) -> None:
+        self._config = config
+        self._folder = folder
+        self._registry = registry
+        self._gateway: GatewayNode | None = None
+
+    async def reconfigure(self, told: Plain) -> None:
+        """Serve tells it first, before anybody may come in, and again whenever it is changed."""
+        config = with_live(self._config, told)
+        if self._gateway is None:
+            await self._start(config)
+        else:
+            self._gateway.reconfigure(_whole(config))
+        set_level(config.log_level)
+        self._drain_s = config.health.drain_s
+        self._wanted = config.wanted_replicas
+
+    async def _start(self, config: DeploymentConfig) -> None:
         with collector_at_rest():
             from baton.platform.cluster.gateway_node import GatewayNode  # see `deploy.py`
 
-        start_log(config.log_format, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
-        self._drain_s = config.health.drain_s
-        self._wanted = config.wanted_replicas
-        self._gateway = GatewayNode(config, folder)
-        remote = RemoteRegistry(registry)
+        start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
+        node = GatewayNode(_whole(config), self._folder or await _found(config))
+        remote = RemoteRegistry(self._registry)
         chaos = config.chaos.start("gateway")
         watched = remote if chaos is None else ChaoticWatch(remote, chaos)
-        await self._gateway.start(watched, shares=remote)
+        await node.start(watched, shares=remote)
+        self._gateway = node
         spare_what_stays()
 
+    @property
+    def _node(self) -> GatewayNode:
+        assert self._gateway is not None, "Serve calls nobody that is not started"
+        return self._gateway
+
     async def ports(self) -> tuple[int, int]:
-        return self._gateway.server.http_port, self._gateway.server.grpc_port
+        return self._node.server.http_port, self._node.server.grpc_port
+
+    async def status(self) -> dict[str, Any]:
+        """What /debug/status answers, for who reaches the cluster rather than a port of it."""
+        return await self._node.dispatcher.status()
 
     async def lacks(self) -> str:
         """What is missing until requests are taken by all replicas that are wanted.
@@ -49,7 +81,7 @@ class GatewayActor:
         Nothing is said at once, anything else after a moment and no later: Serve lets a gateway go
         only when no call to it is open.
         """
-        dispatcher = self._gateway.dispatcher
+        dispatcher = self._node.dispatcher
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_PATIENCE_S):
                 await dispatcher.until_complete(self._wanted)
@@ -57,8 +89,23 @@ class GatewayActor:
         return missing or ("" if dispatcher.is_ready() else "a decode replica to take requests")
 
     async def check_health(self) -> None:
-        self._gateway.check_health()
+        self._node.check_health()
 
     async def __del__(self) -> None:
-        if hasattr(self, "_gateway"):
-            await self._gateway.stop(self._drain_s)
+        if getattr(self, "_gateway", None) is not None:
+            await self._node.stop(self._drain_s)
+
+
+def _whole(config: DeploymentConfig) -> DeploymentConfig:
+    """With a secret for the names of tenants' KV, which must be the same for all gateways."""
+    if config.gateway.cache_secret:
+        return config
+    secret = cluster_secret(serve.get_replica_context().app_name)
+    return override(config, {"gateway.cache_secret": secret})
+
+
+async def _found(config: DeploymentConfig) -> Path:
+    """The model's tokenizer and settings on this node."""
+    from baton.platform.models.model_folder import find_model
+
+    return await asyncio.to_thread(find_model, config.model, wants_weights=False)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from baton.core.errors import Unavailable
+from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
@@ -21,11 +21,15 @@ from baton.gateway.text.served_model import ServedModel
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.registry.limit_shares import REPORTS_S
 from baton.platform.security.connections import load_security
+from baton.platform.security.secrets import names_any, with_secrets
 from baton.proto.channels import Channels
 from baton.router.placer import Routing
 from baton.router.policies.by_name import policy
 
 log = logging.getLogger(__name__)
+
+SECRETS_PERIOD_S = 2.0
+"""How often files with keys are looked at."""
 
 
 class SharesRegistry(Protocol):
@@ -54,15 +58,12 @@ async def share_limits(
 
 class GatewayNode:
     def __init__(self, config: DeploymentConfig, folder: Path) -> None:
+        """Raises InvalidConfig if a secret that the configuration names is not here."""
+        self._config = config
         gateway = config.gateway
+        self._known = with_secrets(gateway)
         self.dispatcher = ReplicaDispatcher(
-            Routing(
-                policy(gateway.policy),
-                name=gateway.policy,
-                local_prefill_tokens=gateway.short_prompt_tokens,
-                pull_rates=config.transfer.pull.rates,
-                weights=gateway.weights,
-            ),
+            _routing(config),
             max_waiting=gateway.max_waiting,
             kept_decisions=gateway.kept_decisions,
             no_replica_grace_s=gateway.no_replica_grace_s,
@@ -70,21 +71,62 @@ class GatewayNode:
         )
         model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
         self.server = GatewayServer(
-            model=model, dispatcher=self.dispatcher, config=gateway, wanted=config.wanted_replicas
+            model=model,
+            dispatcher=self.dispatcher,
+            config=self._known,
+            wanted=config.wanted_replicas,
         )
+        self._shares: SharesRegistry | None = None
         self._following: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None
-        self._num_gateways = gateway.replicas
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, registry: RegistryClient, shares: SharesRegistry | None = None) -> None:
         """`shares`: of tenants' limits, where other gateways have the others."""
         self._following = asyncio.create_task(self.dispatcher.run(registry))
-        limits = self.server.limits
-        if shares is not None and limits.demand:
-            limits.be_share(dict.fromkeys(limits.demand, 1 / self._num_gateways))
-            sharing = share_limits(limits, shares, self.dispatcher.epoch)
-            self._sharing = asyncio.create_task(sharing, name="shares limits")
+        self._shares = shares
+        self._begin_what_is_needed()
         await self.server.start()
+
+    def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by `config`'s live settings from now on. Raises InvalidConfig, with nothing done."""
+        self._known = with_secrets(config.gateway)
+        self._config = config
+        self.dispatcher.reconfigure(
+            _routing(config),
+            max_waiting=config.gateway.max_waiting,
+            no_replica_grace_s=config.gateway.no_replica_grace_s,
+        )
+        self.server.reconfigure(self._known, config.wanted_replicas)
+        self._begin_what_is_needed()
+
+    def _begin_what_is_needed(self) -> None:
+        """By the configuration as it is now; what has begun goes on."""
+        gateway, limits = self._config.gateway, self.server.limits
+        if self._sharing is None and self._shares is not None and limits.demand:
+            limits.be_share(dict.fromkeys(limits.demand, 1 / gateway.replicas))
+            sharing = share_limits(limits, self._shares, self.dispatcher.epoch)
+            self._sharing = asyncio.create_task(sharing, name="shares limits")
+        if self._watching is None and names_any(gateway):
+            self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")
+
+    async def _watch_secrets(self) -> None:
+        """For ever. While one cannot be read, those that were read last hold."""
+        trouble = ""
+        while True:
+            await asyncio.sleep(SECRETS_PERIOD_S)
+            try:
+                gateway = await asyncio.to_thread(with_secrets, self._config.gateway)
+            except InvalidConfig as error:
+                if trouble != str(error):
+                    log.warning("%s; the keys of before hold", error)
+                trouble = str(error)
+                continue
+            trouble = ""
+            if gateway != self._known:
+                self._known = gateway
+                self.server.reconfigure(gateway, self._config.wanted_replicas)
+                log.info("keys have changed, and hold from now on")
 
     def check_health(self) -> None:
         """Raise Unavailable if this gateway hears of replicas no more, which nothing else mends."""
@@ -94,7 +136,20 @@ class GatewayNode:
     async def stop(self, drain_s: float) -> None:
         """Turn unready, let the requests under way finish, then close the ports."""
         await self.server.stop(drain_s)
-        tasks = [task for task in (self._following, self._sharing) if task is not None]
+        tasks = [
+            task for task in (self._following, self._sharing, self._watching) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _routing(config: DeploymentConfig) -> Routing:
+    gateway = config.gateway
+    return Routing(
+        policy(gateway.policy),
+        name=gateway.policy,
+        local_prefill_tokens=gateway.short_prompt_tokens,
+        pull_rates=config.transfer.pull.rates,
+        weights=gateway.weights,
+    )

@@ -41,6 +41,13 @@ def ray_environment() -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in os.environ}
 
 
+def joining_environment() -> dict[str, str]:
+    """The same for a cluster that somebody else has started: a token, if there is one, is its."""
+    environment = ray_environment()
+    environment.pop("RAY_AUTH_TOKEN", None)
+    return environment
+
+
 def worker_environment() -> dict[str, str]:
     """What must be set before a node of Ray is started, beside the above."""
     environment = {"RAY_preload_python_modules": "baton.platform.cluster.worker_imports"}

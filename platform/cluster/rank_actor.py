@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import ray
 
 from baton.core.ids import ReplicaId
+from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.rank_seats import own_seat, read_links
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.interpreter import spare_what_stays
 from baton.platform.machine.link_matrix import Seat
-from baton.platform.observe.logs import start_log
+from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.startup import Startup
 
@@ -44,7 +45,7 @@ class RankActor:
 
     async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         """Returns when its lead lets go, and raises when a rank is gone."""
-        start_log(assignment.config.log_format, f"{assignment.replica_id}:rank-{rank}")
+        start_actor_log(assignment.config, f"{assignment.replica_id}:rank-{rank}")
         await asyncio.to_thread(_follow, assignment, meeting, rank)
 
     async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
@@ -54,13 +55,19 @@ class RankActor:
 
         place = meeting.mesh.place(rank)
         own = replace(assignment, replica_id=ReplicaId(f"{assignment.replica_id}.{place.data}"))
-        start_log(own.config.log_format, own.replica_id)
+        start_actor_log(own.config, own.replica_id)
         async with Startup(own.registry, own.replica_id, own.role) as startup:
             life = self._life = Lifetime(own, startup)
             await life.load(await asyncio.to_thread(join, meeting, rank))
             await life.serve(own_address(own.config))
         spare_what_stays()
         await self._has_left.wait()
+
+    async def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by `config`'s live settings from now on."""
+        set_level(config.log_level)
+        if self._life is not None:
+            self._life.reconfigure(config)
 
     async def drain(self) -> None:
         """Drain what this rank leads."""

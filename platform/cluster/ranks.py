@@ -30,6 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from baton.engine.mesh.mesh import Mesh
 from baton.platform.cluster.rank_actor import RankActor, closing
 from baton.platform.cluster.rank_seats import by_rank, own_seat
+from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.replica.assignment import Assignment
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class OtherRanks:
     def share_fate(self) -> None:
         """From now on this process ends as soon as one of them does."""
         self._fate = asyncio.create_task(self._end_with_them())
+
+    async def reconfigure(self, config: DeploymentConfig) -> None:
+        """One that is gone takes all of them along anyway."""
+        told = [actor.reconfigure.remote(config) for actor in self._actors]
+        await asyncio.gather(*told, return_exceptions=True)
 
     async def drain(self) -> None:
         """Drain those that lead; one that is gone has nothing to drain."""

@@ -11,6 +11,10 @@ from ray.serve.handle import DeploymentHandle
 
 from baton.core.ids import Epoch
 from baton.core.messages import Membership, ReplicaInfo, StartingReplica
+from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import Plain, with_live
+from baton.platform.observe.logs import set_level
 from baton.platform.registry.registry import Registry
 
 Handle = DeploymentHandle[Any]
@@ -22,8 +26,13 @@ REGISTRY_TIMEOUT_S = 5.0
 class RegistryActor:
     """All methods are async so that Serve runs them on one event loop, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._config = config
         self._registry = Registry()
+        start_actor_log(config, "registry")
+
+    async def reconfigure(self, told: Plain) -> None:
+        set_level(with_live(self._config, told).log_level)
 
     async def heartbeat(self, info: ReplicaInfo) -> None:
         self._registry.heartbeat(info)

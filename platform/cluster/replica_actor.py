@@ -14,12 +14,15 @@ from ray import serve
 
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role
+from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.rank_actor import own_address
-from baton.platform.cluster.ranks import call_others, together
+from baton.platform.cluster.ranks import OtherRanks, call_others, together
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
-from baton.platform.observe.logs import start_log
+from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.startup import Startup
 
@@ -32,18 +35,37 @@ class ReplicaActor:
 
     role: Role
     _life: Lifetime
+    _others: OtherRanks | None
+    _gauges: asyncio.Task[None]
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: DeploymentConfig, folder: Path, registry: Handle
-    ) -> None:
+    def __init__(self, config: DeploymentConfig, folder: Path | None, registry: Handle) -> None:
+        self._config = config
+        self._folder = folder
+        self._registry = registry
+
+    async def reconfigure(self, told: Plain) -> None:
+        """Serve tells it first, which starts it, and again whenever a live setting is changed."""
+        config = with_live(self._config, told)
+        if not hasattr(self, "_life"):
+            await self._begin(config)
+            return
+        set_level(config.log_level)
+        self._life.reconfigure(config)
+        if self._others is not None:
+            await self._others.reconfigure(config)
+
+    async def _begin(self, config: DeploymentConfig) -> None:
         context = serve.get_replica_context()
         replica_id = ReplicaId(f"{self.role}-{context.replica_id.unique_id}")
-        start_log(config.log_format, replica_id)
-        remote = RemoteRegistry(registry)
-        assignment = Assignment(context.app_name, config, self.role, folder, replica_id, remote)
+        start_actor_log(config, replica_id)
+        remote = RemoteRegistry(self._registry)
         async with Startup(remote, replica_id, self.role) as startup:
             await asyncio.to_thread(_import_engine)
-            await self._start(assignment, startup)
+            folder = self._folder or await _found(config, startup)
+            await self._start(
+                Assignment(context.app_name, config, self.role, folder, replica_id, remote),
+                startup,
+            )
 
     async def _start(self, assignment: Assignment, startup: Startup) -> None:
         from baton.engine.mesh.ranks import ONE_RANK
@@ -61,6 +83,7 @@ class ReplicaActor:
         spare_what_stays()
         if others is not None:
             others.share_fate()
+        self._gauges = asyncio.create_task(keep_gauges(assignment, self._life))
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -70,6 +93,7 @@ class ReplicaActor:
         """Serve awaits this before it ends the replica, for as long as the drain may take."""
         if not hasattr(self, "_life") or not self._life.is_serving:
             return  # it never came up
+        self._gauges.cancel()
         others = self._others
         if others is None:
             await self._life.drain()
@@ -78,6 +102,14 @@ class ReplicaActor:
         await asyncio.gather(self._life.drain(), others.drain())
         await self._life.leave()
         await others.let_go(self._life.engine.runner)
+
+
+async def _found(config: DeploymentConfig, startup: Startup) -> Path:
+    """The model on this node, which may have to be fetched."""
+    from baton.platform.models.model_folder import find_model
+
+    startup.enter("finding the model")
+    return await asyncio.to_thread(find_model, config.model, wants_weights=config.wants_weights)
 
 
 def _import_engine() -> None:

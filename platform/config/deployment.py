@@ -21,7 +21,7 @@ import dataclasses
 import math
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ from baton.kv_transfer.config import ExchangeConfig
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfig, PrefillConfig
 from baton.platform.faults.config import ChaosConfig
-from baton.platform.observe.logs import LogFormat
+from baton.platform.observe.logs import LogFormat, LogLevel
 from baton.platform.security.config import SecurityConfig
 from baton.router.config import PullConfig
 
@@ -102,6 +102,12 @@ class RayConfig(ConfigNode, frozen=True, kw_only=True):
     In a joined cluster the gateway listens on the node it is placed on: `gateway.host` decides who
     reaches it there.
     """
+    app_name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$")] = "baton"
+    """The name of the Serve application. Several, each with a model and ports of its own, can run
+    beside each other on a cluster."""
+    runtime_env: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What Ray prepares for the processes of `baton deploy`, as it takes it: env_vars, pip,
+    working_dir (a URI). No place for secrets: Ray keeps and shows it."""
     dashboard: bool = False
     """Start Ray's dashboard with a local cluster (port 8265)."""
 
@@ -132,6 +138,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
     """The format of the log of every process. `json`: an object a line, with ts, level, source,
     logger, message, and request_id where it is about a request."""
+    log_level: LogLevel = "info"
+    """The least that gateways and replicas write into their logs."""
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
     gateway: GatewayPoolConfig = GatewayPoolConfig()

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 CONTINUED = "  | "
 _TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z ([A-Z]+) ")
@@ -81,6 +82,11 @@ def start_log(
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("baton").setLevel(level)
+
+
+def set_level(level: LogLevel) -> None:
+    """Of what Baton writes; libraries stay as they are."""
+    logging.getLogger("baton").setLevel(level.upper())
 
 
 def as_info(style: LogFormat, source: str, text: str) -> str:

@@ -126,6 +126,9 @@ class LocalDispatcher:
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
         raise InvalidRequest("the only replica there is cannot be drained", field="replica")
 
+    async def undrain(self, replica_id: str) -> dict[str, Any]:
+        raise InvalidRequest("the only replica there is was never drained", field="replica")
+
     async def metrics_text(self) -> str:
         return "".join(f"baton_{name} {value}\n" for name, value in self._worker.metrics().items())
 

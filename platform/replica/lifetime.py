@@ -22,6 +22,7 @@ from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import MeshGroups
 from baton.kernels.cpu.library import library
+from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.faults.events import heartbeat
 from baton.platform.machine.core_share import fair_share, share_of_cores
 from baton.platform.replica.assignment import Assignment
@@ -76,6 +77,25 @@ class Lifetime:
             self._config, self._role, engine, replica_id=self._id, host=host
         )
         self._heart = asyncio.create_task(self._beat(self._replica))
+
+    def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by `config`'s live settings from now on."""
+        before, self._config = self._config, config
+        if self._replica is not None:
+            self._replica.reconfigure(before, config)
+
+    def gauges(self) -> dict[str, float]:
+        """How busy it is, by the names of `platform/cluster/operator_gauges.py`."""
+        if self._replica is None:
+            return {}
+        capacity, num_blocks = self._replica.worker.capacity(), self._replica.info.num_blocks
+        return {
+            "baton_running_requests": capacity.num_running,
+            "baton_waiting_requests": capacity.num_waiting,
+            "baton_queued_tokens": capacity.num_queued_tokens,
+            "baton_kv_used_ratio": 1 - capacity.num_free_blocks / num_blocks,
+            "baton_draining": capacity.is_draining,
+        }
 
     def check_health(self) -> None:
         """Raises EngineFailed. Who does not serve yet is well."""

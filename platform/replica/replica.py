@@ -71,6 +71,20 @@ class Replica:
         """What it tells the registry now."""
         return replace(self.registered, is_ready=not self.worker.core.is_draining)
 
+    def reconfigure(self, before: DeploymentConfig, after: DeploymentConfig) -> None:
+        """Go by the live settings of `after`. Faults that somebody set meanwhile stay, unless the
+        configured ones are others."""
+        if isinstance(self.worker, DecodeWorker):
+            self.worker.allow(after.decode.max_open)
+        else:
+            self.worker.allow(after.prefill.max_queued_tokens)
+        max_open, max_queued_tokens = _limits(after, self.registered.role)
+        self.registered = replace(
+            self.registered, max_open=max_open, max_queued_tokens=max_queued_tokens
+        )
+        if self.chaos is not None and before.chaos != after.chaos:
+            self.chaos.set(after.chaos.rules, after.chaos.seed)
+
     async def drain(self, timeout_s: float) -> bool:
         """Call itself unready and let go what it has; False if the time was not enough."""
         try:
@@ -211,7 +225,7 @@ class _Ingredients:
         KvTransferServicer(kv.outbox, kv.epoch, self.halves, probes).serve(server)
 
     def info(self, role: Role, address: str) -> ReplicaInfo:
-        is_decode = role is Role.DECODE
+        max_open, max_queued_tokens = _limits(self.config, role)
         return ReplicaInfo(
             replica_id=self.replica_id,
             epoch=self.exchange.epoch,
@@ -220,7 +234,14 @@ class _Ingredients:
             layout=self.engine.pool.layout,
             num_blocks=self.engine.pool.num_blocks,
             max_model_len=self.engine.max_model_len,
-            max_open=self.config.decode.max_open if is_decode else 0,
-            max_queued_tokens=0 if is_decode else self.config.prefill.max_queued_tokens,
+            max_open=max_open,
+            max_queued_tokens=max_queued_tokens,
             max_chunk=self.engine.max_chunk,
         )
+
+
+def _limits(config: DeploymentConfig, role: Role) -> tuple[int, int]:
+    """Requests, and tokens of prompts, that a replica takes at once."""
+    if role is Role.DECODE:
+        return config.decode.max_open, 0
+    return 0, config.prefill.max_queued_tokens

@@ -116,6 +116,17 @@ class ReplicaGrpc(ReplicaServicer):
         self._worker.begin_drain()
         return pb.DrainReply(num_open=self._worker.num_open)
 
+    async def Undrain(
+        self,
+        request: pb.DrainRequest,
+        context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
+    ) -> pb.DrainReply:
+        if request.epoch != self._worker.core.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        self._worker.end_drain()
+        return pb.DrainReply(num_open=self._worker.num_open)
+
     async def WatchKv(
         self,
         request: pb.WatchKvRequest,

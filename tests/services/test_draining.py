@@ -32,6 +32,7 @@ from baton.core.messages import (
     SamplingParams,
 )
 from baton.engine.engine import Engine
+from baton.platform.config.deployment import override
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -185,3 +186,40 @@ async def test_a_replica_that_comes_later_takes_what_had_to_stay() -> None:
         assert answer.receipt.decode_replica == "decode-2"
         assert answer.receipt.computed_tokens == len(PROMPT) + 900 - 1
         await fleet.assert_nothing_is_held()
+
+
+async def test_a_drained_replica_that_is_undrained_takes_requests_again() -> None:
+    async with running_fleet(prefill=1, decode=2) as fleet:
+        for one in ("decode-2", "prefill-1"):
+            await fleet.dispatcher.drain(one, is_forced=False)
+        away = await fleet.ask(PROMPT)
+        assert away.receipt.decode_replica == "decode-3"
+        assert not away.receipt.prefill_replica
+
+        for one in ("decode-2", "prefill-1"):
+            await fleet.dispatcher.undrain(one)
+        await fleet.sync()
+        await fleet.dispatcher.drain("decode-3", is_forced=False)
+        again = await fleet.ask(list(range(1, 99)))
+
+        assert again.receipt.decode_replica == "decode-2"
+        assert again.receipt.prefill_replica == "prefill-1"
+        await fleet.assert_nothing_is_held()
+
+
+async def test_limits_of_replicas_change_while_they_run() -> None:
+    async with running_fleet(prefill=1, decode=1) as fleet:
+        before = fleet.config
+        after = override(before, {"decode.max_open": 1, "prefill.max_queued_tokens": 4})
+
+        for replica in fleet.replicas.values():
+            replica.reconfigure(before, after)
+        await fleet.sync()
+        answers = await asyncio.gather(*(fleet.ask(PROMPT) for _ in range(3)))
+
+        assert all(answer.tokens for answer in answers)  # one after the other
+        told = {replica.info.role: replica.info for replica in fleet.replicas.values()}
+        assert told[Role.DECODE].max_open == 1
+        assert told[Role.PREFILL].max_queued_tokens == 4
+        [link] = fleet.dispatcher.fleet.connected
+        assert link.capacity is not None and link.capacity.max_open == 1

@@ -11,7 +11,11 @@ import msgspec
 import typer
 import yaml
 
-from baton.platform.cli.options.config_options import SERVE_OPTIONS, with_config_options
+from baton.platform.cli.options.config_options import (
+    DEPLOY_OPTIONS,
+    SERVE_OPTIONS,
+    with_config_options,
+)
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.config.deployment import configure
 from baton.platform.config.docs import is_secret, json_schema, settings
@@ -43,6 +47,23 @@ def show(
         return
     for line in _yaml_lines(shown, "", marks_defaults=defaults):
         typer.echo(line)
+
+
+@app.command()
+@with_config_options(DEPLOY_OPTIONS)
+def document(
+    changes: dict[str, Any],
+    model: Annotated[str | None, typer.Argument(help="As for `baton deploy`.")] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("-f", "--config", help="The deployment as a YAML file.")
+    ] = None,
+) -> None:
+    """The file for Ray's own `serve deploy`, or a RayService: what `baton deploy` sends."""
+    from baton.platform.cluster.serve_document import document as serve_document
+
+    with told_in_one_line("baton config document"):
+        config = configure(config_file, changes if model is None else {**changes, "model": model})
+        typer.echo(yaml.safe_dump(serve_document(config), sort_keys=False), nl=False)
 
 
 @app.command()

@@ -107,9 +107,15 @@ SERVE_OPTIONS = (
     ConfigOption("--prefill-timeout", TRANSFER, ("transfer.prefill_timeout_s",)),
     ConfigOption("--drain", HEALTH, ("health.drain_s",)),
     ConfigOption("--ray-address", RAY, ("ray.address",)),
+    ConfigOption("--app-name", RAY, ("ray.app_name",)),
     ConfigOption("--dashboard/--no-dashboard", RAY, ("ray.dashboard",)),
     ConfigOption("--log-format", LOG, ("log_format",)),
+    ConfigOption("--log-level", LOG, ("log_level",)),
 )
+DEPLOY_OPTIONS = tuple(
+    option for option in SERVE_OPTIONS if option.paths not in (("ray.address",), ("ray.dashboard",))
+)
+"""Those of `baton deploy`, which has an --address like its siblings, and starts no Ray."""
 _OF_COST = (
     "--dtype", "--quantize", "--device", "--block-size", "--kv-cache-dtype",
     "--micro-batch-tokens", "--speculate", "--draft-model", "--draft-gib",

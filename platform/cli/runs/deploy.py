@@ -9,7 +9,6 @@ Ray is imported inside functions: its environment is set first.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -34,17 +33,38 @@ STATUS_PERIOD_S = 1.0
 
 
 def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple[int, int]:
-    """Return the ports when requests would be answered. Raises RuntimeError if that cannot be."""
+    """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, and
+    InvalidConfig if the application's name is taken."""
     from ray import serve
 
-    from baton.platform.cluster.deploy import APP_NAME, build_app
+    from baton.platform.cluster.applications import served, start_serve
+    from baton.platform.cluster.deploy import build_app
 
+    name = config.ray.app_name
+    if config.ray.address and name in served():
+        raise InvalidConfig(
+            f"ray.app_name: an application is called {name!r} on this cluster already; give "
+            "another with --app-name, or change that one with `baton deploy`"
+        )
     report.enter(f"starting {_counted(config)}")
-    serve.start(proxy_location="Disabled", logging_config={"log_level": logging.ERROR})
-    target = serve.RunTarget(build_app(config, folder), name=APP_NAME, route_prefix=None)
+    start_serve()
+    target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
-    gateway = serve.get_app_handle(APP_NAME)
-    registry = _Answer(serve.get_deployment_handle("Registry", APP_NAME).membership.remote)
+    return come_up(config, report)
+
+
+def come_up(config: DeploymentConfig, report: StartReport) -> tuple[int, int]:
+    """Follow an application that Serve was told of; as `deploy`."""
+    from ray import serve
+
+    from baton.platform.config.live import GATEWAY, REGISTRY
+
+    name = config.ray.app_name
+    while GATEWAY not in _overview(name).deployments:  # a document is built first
+        _raise_if_given_up(name)
+        time.sleep(LOOK_S)
+    gateway = serve.get_deployment_handle(GATEWAY, name)
+    registry = _Answer(serve.get_deployment_handle(REGISTRY, name).membership.remote)
     status_at = time.monotonic() + STATUS_PERIOD_S
 
     def look() -> None:
@@ -52,15 +72,15 @@ def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple
         if registry.has_come(LOOK_S):
             follow(registry.take(), config, report)
         if time.monotonic() > status_at:
-            _raise_if_given_up()
+            _raise_if_given_up(name)
             status_at = time.monotonic() + STATUS_PERIOD_S
 
     ports: tuple[int, int] = wait_for(gateway.ports.remote, look)
     report.enter(f"gateway listening on {config.gateway.host}:{ports[0]}, gRPC on :{ports[1]}")
     while lacking := wait_for(gateway.lacks.remote, look):
         report.wait_for(lacking)
-    while config.gateway.replicas > 1 and not _runs():  # one of them answers for itself alone
-        report.wait_for("the other gateways")
+    while config.ray.address and not _runs(name):  # who answered may be a predecessor
+        report.wait_for("Serve to replace the others")
         look()
         time.sleep(PATIENCE_S)
     return ports
@@ -116,22 +136,20 @@ def _counted(config: DeploymentConfig) -> str:
     return f"{' and '.join(counts)} replicas, {config.gateway.replicas} gateway"
 
 
-def _raise_if_given_up() -> None:
-    overview = _overview()
+def _raise_if_given_up(name: str) -> None:
+    overview = _overview(name)
     if overview.status == "DEPLOY_FAILED":
         raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")
 
 
-def _runs() -> bool:
-    return _overview().status == "RUNNING"
+def _runs(name: str) -> bool:
+    return _overview(name).status == "RUNNING"
 
 
-def _overview() -> ApplicationStatusOverview:
+def _overview(name: str) -> ApplicationStatusOverview:
     from ray import serve
 
-    from baton.platform.cluster.deploy import APP_NAME
-
-    return serve.status().applications[APP_NAME]
+    return serve.status().applications[name]
 
 
 def _reason(overview: ApplicationStatusOverview) -> str:

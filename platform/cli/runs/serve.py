@@ -216,12 +216,10 @@ def _shut_down(config: DeploymentConfig) -> None:
     import ray
     from ray import serve
 
-    from baton.platform.cluster.deploy import APP_NAME
-
     log.warning("finishing requests and stopping")
     _silence()  # Ray reports the end of its own actors as errors
     if config.ray.address:
-        serve.delete(APP_NAME)
+        serve.delete(config.ray.app_name)
     else:
         serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()

@@ -97,3 +97,20 @@ def test_whoever_has_no_limits_is_let_in() -> None:
     limited.admit("somebody else", 10**9)
 
     assert limited.allowances("acme") == [] == limited.allowances("")
+
+
+def test_limits_that_change_while_it_runs_keep_what_was_used_of_the_others() -> None:
+    clock = ManualClock()
+    limited = limits(clock, requests_per_minute=2, tokens_per_minute=1000)
+    limited.admit("acme", 900)
+    other = TenantConfig(api_keys=KEYS, requests_per_minute=3, tokens_per_minute=1000)
+
+    limited.reconfigure({"acme": other, "bell": TenantConfig(api_keys=frozenset({"b"}))})
+
+    with pytest.raises(RateLimited, match="tokens_per_minute"):
+        limited.admit("acme", 900)
+    for _ in range(3):
+        limited.admit("acme", 1)
+    with pytest.raises(RateLimited, match="the 3 requests"):
+        limited.admit("acme", 1)
+    limited.admit("bell", 10**6)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
+import pytest
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, Role, StartingReplica
+from baton.platform.cluster import gateway_node
 from baton.platform.cluster.gateway_node import GatewayNode
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
@@ -59,3 +64,56 @@ async def test_ready_names_all_that_is_configured_and_how_far_it_is() -> None:
         "decode": (1, "decode-1: loading weights 50% (0 s)"),
         "prefill": (2, "Ray to start 2 processes"),
     }
+
+
+@asynccontextmanager
+async def listening(node: GatewayNode) -> AsyncIterator[httpx.AsyncClient]:
+    await node.start(OneStarts())
+    try:
+        url = f"http://127.0.0.1:{node.server.http_port}"
+        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(20):
+            yield http
+    finally:
+        await node.stop(0)
+
+
+async def status_with(http: httpx.AsyncClient, key: str) -> int:
+    answer = await http.get("/v1/models", headers={"authorization": f"Bearer {key}"})
+    return answer.status_code
+
+
+async def test_keys_that_change_in_their_file_hold_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_node, "SECRETS_PERIOD_S", 0.01)
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    config = override(CONFIG, {"gateway.api_keys": [f"file:{keys}"]})
+
+    async with listening(GatewayNode(config, find_model(config.model))) as http:
+        assert [await status_with(http, key) for key in ("old", "new")] == [200, 401]
+        keys.unlink()  # what was read last holds
+        await asyncio.sleep(0.05)
+        assert await status_with(http, "old") == 200
+        keys.write_text("new\n")
+        while await status_with(http, "new") != 200:
+            await asyncio.sleep(0.01)
+        assert await status_with(http, "old") == 401
+
+
+async def test_a_running_gateway_goes_by_other_settings_at_once() -> None:
+    node = GatewayNode(CONFIG, find_model(CONFIG.model))
+    other = {"gateway.operator_keys": ["k"], "gateway.no_replica_grace_s": 0.01,
+             "gateway.policy": "round-robin", "prefill.replicas": 5}  # fmt: skip
+
+    async with listening(node) as http:
+        node.reconfigure(override(CONFIG, other))
+
+        assert await status_with(http, "none") == 401
+        assert await status_with(http, "k") == 200
+        key = {"authorization": "Bearer k"}
+        body = {"prompt": "a", "max_tokens": 1}
+        refused = await http.post("/v1/completions", json=body, headers=key)
+        assert refused.status_code == 503  # after another patience than the 60 s of the start
+        missing = (await http.get("/ready")).json()["missing"]
+        assert {it["role"]: it["wanted"] for it in missing}["prefill"] == 5

@@ -1,0 +1,105 @@
+"""What is done to an application on a Ray cluster: deployed, scaled, ended.
+
+To be called while connected (`cluster_session.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import typer
+
+from baton.core.errors import DeadlineExceeded, InvalidConfig
+from baton.platform.cli.runs.deploy import come_up
+from baton.platform.cli.terminal.progress import start_bars
+from baton.platform.cli.terminal.start_report import StartReport
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.config.live import Change, Plain
+
+POLL_S = 0.5
+
+
+def told_before(wanted: Plain, name: str) -> list[str]:
+    """What a deployment of `wanted` would do to what runs, in lines."""
+    from baton.platform.cluster.applications import deployed, served
+    from baton.platform.cluster.serve_document import difference
+
+    known = deployed(name)
+    if known is None:
+        if name in served():
+            return [f"{name} was not deployed by a document: all of it starts anew"]
+        return [f"{name} starts: nothing of this name runs"]
+    found, restarts = difference(known, wanted)
+    if not found and not restarts:
+        return [f"{name} stays as it is"]
+    width = max((len(one.path) for one in found), default=0)
+    lines = [f"{_how(one):8} {one.path:{width}}  {_shown(one)}" for one in found]
+    if not restarts:
+        return [*lines, f"{name} goes on: no process is started anew"]
+    if all(one.is_live for one in found):
+        lines.append("restart  the document that runs was made in another way")
+    return [*lines, f"{name}: all processes are started anew, some of each pool at a time"]
+
+
+def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
+    """Bring the application to what is wanted, and tell how it goes. Raises as `come_up`."""
+    from baton.platform.cluster.applications import apply
+
+    apply(wanted)
+    if not waits:
+        typer.echo(f"{wanted['name']} is on its way; `baton top` shows how far it is")
+        return
+    port, grpc_port = follow_up(config)
+    typer.echo(
+        f"{wanted['name']} serves {config.model_name} with {config.prefill.num_engines} prefill "
+        f"and {config.decode.num_engines} decode replicas: HTTP on port {port}, gRPC on "
+        f"{grpc_port} of its gateways' nodes"
+    )
+
+
+def follow_up(config: DeploymentConfig) -> tuple[int, int]:
+    """Return the ports once all of it is as it is to be."""
+    on_cluster = override(config, {"ray.address": config.ray.address or "auto"})
+    with start_bars() as bars:
+        say: Callable[[str], None] = (lambda line: None) if bars.are_drawn else typer.echo
+        report = StartReport(say, bars)
+        with report.ticking():
+            return come_up(on_cluster, report)
+
+
+def scale(name: str, counts: dict[str, int], *, waits: bool) -> None:
+    """Raises InvalidConfig for what is no pool, or no number of replicas of it."""
+    from baton.platform.cluster.applications import known_document
+    from baton.platform.cluster.serve_document import configuration, scaled
+
+    before = known_document(name)
+    wanted = scaled(before, counts)
+    deploy_document(wanted, configuration(wanted), waits=waits)
+
+
+def undeploy(name: str, limit_s: float) -> None:
+    """Return when it has ended. Raises InvalidConfig, DeadlineExceeded."""
+    from baton.platform.cluster.applications import remove, served
+
+    if name not in served():
+        there = ", ".join(served()) or "none"
+        raise InvalidConfig(f"no application is called {name!r}; there are: {there}")
+    remove(name)
+    deadline = time.monotonic() + limit_s
+    while name in served():
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"{name} has not ended after {limit_s:g} s; it goes on ending")
+        time.sleep(POLL_S)
+
+
+def _how(change: Change) -> str:
+    return "in place" if change.is_live else "restart"
+
+
+def _shown(change: Change) -> str:
+    return f"{_value(change.before)} -> {_value(change.after)}"
+
+
+def _value(value: object) -> str:
+    return "(none)" if value in (None, "", []) else str(value)

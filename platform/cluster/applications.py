@@ -1,0 +1,181 @@
+"""The applications that Serve runs on the cluster this process is connected to.
+
+Those of a document (`serve deploy`, a RayService, `baton deploy`) are known by that document, and
+Serve takes all of them at once: whoever changes one sends the others as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from baton.core.errors import InvalidConfig
+from baton.platform.cluster.serve_document import CONTROLLER_OPTIONS, IMPORT_PATH, configuration
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import GATEWAY, Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedReplica:
+    """One replica, as Serve knows it."""
+
+    deployment: str
+    unique_id: str
+    state: str
+    node_id: str
+    node_ip: str
+    pid: int | None
+    log_file: str
+    """Below the logs of its node."""
+
+
+def start_serve() -> None:
+    """Where it does not run yet. Gateways bind ports of their own: no proxies."""
+    serve.start(
+        proxy_location="Disabled",
+        logging_config={"log_level": logging.ERROR},
+        controller_options=CONTROLLER_OPTIONS,
+    )
+
+
+def served() -> dict[str, Plain]:
+    """What Serve says of its applications, by name; nothing where Serve does not run."""
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return {}
+    found: dict[str, Plain] = client.get_serve_details()["applications"]
+    return found
+
+
+def deployed(name: str) -> Plain | None:
+    """The document of an application; None if there is none of this name, or if it has none."""
+    document: Plain | None = served().get(name, {}).get("deployed_app_config")
+    return document
+
+
+def known_document(name: str) -> Plain:
+    """Raises InvalidConfig if there is none."""
+    document = deployed(name)
+    if document is not None:
+        return document
+    apps = served()
+    if name in apps:
+        raise InvalidConfig(
+            f"the application {name} was started by `baton serve`, or by a program: it is changed "
+            "where that was; `baton deploy` starts one that can be changed from anywhere"
+        )
+    raise InvalidConfig(
+        f"no application is called {name!r}; there are: {', '.join(apps) or 'none'}"
+    )
+
+
+def apply(document: Plain) -> None:
+    """Let Serve bring one application to what `document` says; others stay as they are.
+
+    Raises InvalidConfig if its ports are those of another.
+    """
+    others = _others(document["name"])
+    check_ports(configuration(document), others)
+    start_serve()
+    _send([*others, document])
+
+
+def remove(name: str) -> None:
+    """Have one application end; others stay. It drains first."""
+    if deployed(name) is None:
+        serve.delete(name, _blocking=False)
+    else:
+        _send(_others(name))
+
+
+def check_ports(config: DeploymentConfig, others: list[Plain]) -> None:
+    """Raises InvalidConfig for a port of another application: gateways share theirs with their
+    successors, so on one node clients of the one would meet the other's model."""
+    for other in others:
+        if other.get("import_path") != IMPORT_PATH:
+            continue
+        theirs = configuration(other).gateway
+        own = {"gateway.port": config.gateway.port, "gateway.grpc_port": config.gateway.grpc_port}
+        for setting, port in own.items():
+            if port and port in (theirs.port, theirs.grpc_port):
+                raise InvalidConfig(
+                    f"{setting}: {port} is a port of the application {other['name']!r} on this "
+                    "cluster; choose another, or 0 for any"
+                )
+
+
+def replicas(name: str) -> Iterator[ServedReplica]:
+    for deployment, details in served().get(name, {}).get("deployments", {}).items():
+        for one in details.get("replicas", ()):
+            yield ServedReplica(
+                deployment=deployment,
+                unique_id=one["replica_id"],
+                state=str(getattr(one["state"], "value", one["state"])),
+                node_id=one.get("node_id") or "",
+                node_ip=one.get("node_ip") or "",
+                pid=one.get("pid"),
+                log_file=one.get("log_file_path") or "",
+            )
+
+
+def gateway_ports(name: str, timeout_s: float) -> tuple[int, int]:
+    """Of HTTP and gRPC. Raises what Ray raises."""
+    handle = serve.get_deployment_handle(GATEWAY, name)
+    http, grpc = handle.ports.remote().result(timeout_s=timeout_s)
+    return http, grpc
+
+
+def gateway_status(name: str, timeout_s: float) -> dict[str, Any]:
+    """What a gateway answers to /debug/status, asked through Ray. Raises what Ray raises."""
+    handle = serve.get_deployment_handle(GATEWAY, name)
+    status: dict[str, Any] = handle.status.remote().result(timeout_s=timeout_s)
+    return status
+
+
+def read_log(replica: ServedReplica, offset: int, num_lines: int) -> tuple[str, int]:
+    """What a replica has logged from `offset` on, and where that ends; from the beginning of its
+    last lines if `offset` is negative. Raises what Ray raises if its node is gone."""
+    there = NodeAffinitySchedulingStrategy(node_id=replica.node_id, soft=False)
+    ask = ray.remote(num_cpus=0)(_tail).options(
+        scheduling_strategy=there, name=f"baton logs {replica.unique_id}"
+    )
+    found: tuple[str, int] = ray.get(ask.remote(replica.log_file, offset, num_lines))
+    return found
+
+
+def _tail(log_file: str, offset: int, num_lines: int) -> tuple[str, int]:
+    node = ray._private.worker._global_node
+    assert node is not None, "tasks run on nodes"
+    path = Path(node.get_logs_dir_path()) / log_file.lstrip("/")
+    data = path.read_bytes() if path.exists() else b""
+    end = data.rfind(b"\n") + 1
+    if offset >= 0:
+        return data[min(offset, end) : end].decode(errors="replace"), end
+    lines = data[:end].splitlines(keepends=True)[-num_lines:]
+    return b"".join(lines).decode(errors="replace"), end
+
+
+def _others(name: str) -> list[Plain]:
+    """Documents of the applications that stay."""
+    return [
+        document
+        for other, details in served().items()
+        if other != name
+        and (document := details.get("deployed_app_config")) is not None
+        and details["status"] != "DELETING"
+    ]
+
+
+def _send(documents: list[Plain]) -> None:
+    client = _get_global_client()
+    assert client is not None, "Serve runs"
+    client.deploy_apps(ServeDeploySchema.model_validate({"applications": documents}))

@@ -1,0 +1,144 @@
+"""A deployment as what Ray Serve deploys: the document of `serve deploy`, and of a RayService.
+
+    name, import_path, runtime_env
+    args            what processes are started with: another value starts all of them anew
+    deployments     for each: how many replicas, and what those that run are told
+
+`baton deploy` sends the same. Pure: nothing here knows a cluster.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from baton.core.errors import InvalidConfig
+from baton.platform.config.deployment import DeploymentConfig, override, parse_config
+from baton.platform.config.live import (
+    DECODE,
+    GATEWAY,
+    LIVE,
+    PREFILL,
+    REGISTRY,
+    Change,
+    Plain,
+    changes,
+    divide,
+    with_live,
+)
+from baton.platform.security.secrets import check_named
+
+IMPORT_PATH = "baton.platform.serve_app:app"
+SHUTDOWN_SLACK_S = 5.0
+"""What Serve allows on top of the drain before it kills."""
+CONTROLLER_OPTIONS: Plain = {
+    "runtime_env": {"env_vars": {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1"}}
+}
+"""A replica that fails its health checks is not asked to leave in its own time first."""
+POOLS = {"prefill": PREFILL, "decode": DECODE, "gateway": GATEWAY}
+"""What may be scaled, and the name of its deployment."""
+_OF_THE_DRIVER = ("address", "app_name", "runtime_env", "dashboard")
+"""Settings of `ray` that processes of the deployment have no use for."""
+
+
+def document(config: DeploymentConfig) -> Plain:
+    """A whole file for `serve deploy`. Raises InvalidConfig for secrets that stand in `config`."""
+    return {
+        "proxy_location": "Disabled",
+        "controller_options": CONTROLLER_OPTIONS,
+        "applications": [application(config)],
+    }
+
+
+def application(config: DeploymentConfig) -> Plain:
+    """One application of it. The same of equal configurations, always."""
+    check_named(config.gateway)
+    division = divide(config)
+    args = dict(division.fixed)
+    ray = {key: value for key, value in args.pop("ray", {}).items() if key not in _OF_THE_DRIVER}
+    if ray:
+        args["ray"] = ray
+    found: Plain = {
+        "name": config.ray.app_name,
+        "route_prefix": None,  # gateways bind ports of their own
+        "import_path": IMPORT_PATH,
+        "args": args,
+        "deployments": [_deployment(config, name, division.live[name]) for name in _names(config)],
+    }
+    if config.ray.runtime_env:
+        found["runtime_env"] = config.ray.runtime_env
+    return found
+
+
+def configuration(deployed: Plain) -> DeploymentConfig:
+    """The reverse: what a deployed application has been told. Raises InvalidConfig."""
+    config = parse_config(deployed.get("args", {}))
+    for deployment in deployed.get("deployments", ()):
+        config = with_live(config, deployment.get("user_config") or {})
+    ray = {"ray.app_name": deployed["name"], "ray.runtime_env": deployed.get("runtime_env") or {}}
+    return override(config, {**_counts(deployed), **ray})
+
+
+def scaled(deployed: Plain, counts: dict[str, int]) -> Plain:
+    """The same application with other numbers of replicas, by pool; nobody is started anew.
+
+    Raises InvalidConfig for what cannot be in place.
+    """
+    before = configuration(deployed)
+    for pool, count in counts.items():
+        if pool not in POOLS:
+            raise InvalidConfig(f"no pool is called {pool!r}; there are {', '.join(POOLS)}")
+        if count < 1 or (pool == "prefill" and before.prefill.replicas == 0):
+            raise InvalidConfig(
+                f"{pool} {count}: from or to no replicas processes start anew; set "
+                f"{pool}.replicas in the file, and `baton deploy` it"
+            )
+    after = override(before, {f"{pool}.replicas": count for pool, count in counts.items()})
+    live = divide(after).live
+    result = deepcopy(deployed)
+    known = {one["name"]: one for one in result.setdefault("deployments", [])}
+    for name in _names(after):
+        one = known.get(name)
+        if one is None:
+            one = {"name": name}
+            result["deployments"].append(one)
+        one["user_config"] = live[name]
+        for pool, count in counts.items():
+            if POOLS[pool] == name:
+                one["num_replicas"] = count
+    return result
+
+
+def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:
+    """What another document would change, and whether that starts all processes anew."""
+    keys = ("args", "import_path", "runtime_env")
+    restarts = any((deployed.get(key) or {}) != (wanted.get(key) or {}) for key in keys)
+    return changes(configuration(deployed), configuration(wanted)), restarts
+
+
+def drain_limit_s(config: DeploymentConfig, name: str) -> float:
+    """What Serve gives a replica of this deployment to leave."""
+    return SHUTDOWN_SLACK_S + (0.1 if name == REGISTRY else config.health.drain_s)
+
+
+def _names(config: DeploymentConfig) -> list[str]:
+    return [name for name in LIVE if name != PREFILL or config.prefill.replicas]
+
+
+def _deployment(config: DeploymentConfig, name: str, live: Plain) -> Plain:
+    found: dict[str, Any] = {"name": name, "user_config": live}
+    for pool, deployment in POOLS.items():
+        if deployment == name:
+            found["num_replicas"] = getattr(config, pool).replicas
+    found["health_check_period_s"] = config.health.check_period_s
+    found["graceful_shutdown_timeout_s"] = drain_limit_s(config, name)
+    return found
+
+
+def _counts(deployed: Plain) -> dict[str, int]:
+    pool_by_name = {name: pool for pool, name in POOLS.items()}
+    return {
+        f"{pool_by_name[one['name']]}.replicas": one["num_replicas"]
+        for one in deployed.get("deployments", ())
+        if one["name"] in pool_by_name and one.get("num_replicas") is not None
+    }

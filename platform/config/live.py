@@ -1,0 +1,156 @@
+"""Which settings a running deployment takes over in place, and which of its deployments hear them.
+
+    divide(config) -> fixed   what processes are started with: another value starts them anew
+                      live    by deployment, what those that run are told: Serve's `user_config`
+    with_live(config, told)   the configuration that follows
+
+A replica is one of its pool whatever the others do, so the numbers of replicas are live, too: but
+not from or to none, for a pool without replicas is no deployment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from baton.platform.config.deployment import DeploymentConfig, parse_config
+
+Plain = dict[str, Any]
+"""A part of the tree as plain data."""
+Path = tuple[str, ...]
+"""The keys that lead to a value: names of tenants may have dots."""
+
+GATEWAY, DECODE, PREFILL, REGISTRY = "Gateway", "Decode", "Prefill", "Registry"
+
+_COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
+_OF_ALL = ("log_level", "health.drain_s", "chaos.rules", "chaos.seed")
+_OF_REPLICAS = (*_OF_ALL, *_COUNTS, "health.stuck_after_s", "health.check_period_s")
+LIVE: Mapping[str, tuple[str, ...]] = {
+    GATEWAY: (
+        *_OF_ALL,
+        *_COUNTS,
+        "gateway.api_keys",
+        "gateway.operator_keys",
+        "gateway.tenants.*",
+        "gateway.min_priority",
+        "gateway.policy",
+        "gateway.short_prompt_tokens",
+        "gateway.max_waiting",
+        "gateway.max_wait_s",
+        "gateway.no_replica_grace_s",
+        "gateway.request_timeout_s",
+        "gateway.body_timeout_s",
+        "gateway.min_body_bytes_per_s",
+        "gateway.max_choices",
+        "gateway.tool_parser",
+        "gateway.reasoning_parser",
+        "gateway.resume_window_s",
+        "gateway.max_resumable_bytes",
+    ),
+    DECODE: (*_OF_REPLICAS, "decode.max_open"),
+    PREFILL: (*_OF_REPLICAS, "prefill.max_queued_tokens"),
+    REGISTRY: ("log_level",),
+}
+"""By deployment, the settings that reach it while it runs."""
+_SET_ASIDE = "gateway.tenants.*.kv_share"
+"""Engines set blocks aside for tenants when they start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    fixed: Plain
+    live: Mapping[str, Plain]
+    """By deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting that differs between two configurations."""
+
+    path: str
+    before: Any
+    after: Any
+    is_live: bool
+
+
+def divide(config: DeploymentConfig) -> Division:
+    """Only what differs from the defaults is named, in either part."""
+    default = dict(_leaves(_plain(DeploymentConfig())))
+    own = {path: value for path, value in _leaves(_plain(config)) if default.get(path) != value}
+    reserved = [name for name, tenant in config.gateway.tenants.items() if tenant.kv_share]
+    kept = {("gateway", "tenants", name, "api_keys") for name in reserved}  # no tenant is without
+    fixed = {path for path in own if not is_live(path) or path in kept}
+    if config.prefill.replicas == 0:
+        fixed.add(("prefill", "replicas"))
+    return Division(
+        _tree({path: own[path] for path in fixed}),
+        {
+            name: _tree({path: value for path, value in own.items() if _is_among(path, patterns)})
+            for name, patterns in LIVE.items()
+        },
+    )
+
+
+def with_live(config: DeploymentConfig, told: Plain) -> DeploymentConfig:
+    """`config` with what a running process was `told`. Raises InvalidConfig."""
+    return parse_config(_merged(_plain(config), told))
+
+
+def changes(before: DeploymentConfig, after: DeploymentConfig) -> list[Change]:
+    """In the order of their names."""
+    old, new = dict(_leaves(_plain(before))), dict(_leaves(_plain(after)))
+    found: list[Change] = []
+    for path in sorted(old.keys() | new.keys()):
+        one, other, name = old.get(path), new.get(path), ".".join(path)
+        if one != other:
+            is_pool = name in _COUNTS and 0 in (one, other)
+            found.append(Change(name, one, other, is_live(path) and not is_pool))
+    return found
+
+
+def is_live(path: Path) -> bool:
+    if fnmatchcase(".".join(path), _SET_ASIDE):
+        return False
+    return any(_is_among(path, patterns) for patterns in LIVE.values())
+
+
+def _is_among(path: Path, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(".".join(path), pattern) for pattern in patterns)
+
+
+def _plain(config: DeploymentConfig) -> Plain:
+    """As JSON has it, sets in order, so that equal configurations are equal data."""
+    return msgspec.json.decode(msgspec.json.encode(config, order="sorted"), type=Plain)
+
+
+def _leaves(node: Plain, above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _tree(values: Mapping[Path, Any]) -> Plain:
+    root: Plain = {}
+    for path in sorted(values):
+        node = root
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = values[path]
+    return root
+
+
+def _merged(below: Plain, above: Plain) -> Plain:
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        if isinstance(value, dict) and isinstance(known, dict):
+            merged[key] = _merged(known, value)
+        else:
+            merged[key] = value
+    return merged

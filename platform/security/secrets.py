@@ -1,0 +1,105 @@
+"""Secrets of gateways that the configuration only names: read where they are used.
+
+    file:/etc/baton/keys     what the file says: a key a line, where several may be
+    env:BATON_API_KEYS       what the variable says, keys with commas between them
+
+Ray keeps what actors are made of, and shows it: a deployment on a cluster names its secrets. Files
+may change while a gateway runs; it looks at them again and again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from baton.core.errors import InvalidConfig
+from baton.gateway.access.config import GatewayConfig, TenantConfig
+
+FILE, ENV = "file:", "env:"
+
+
+def with_secrets(config: GatewayConfig) -> GatewayConfig:
+    """`config` with the secrets in the place of their names. Raises InvalidConfig."""
+    tenants = {
+        name: _replaced(tenant, api_keys=_keys(f"gateway.tenants.{name}.api_keys", tenant.api_keys))
+        for name, tenant in config.tenants.items()
+    }
+    return _replaced(
+        config,
+        api_keys=_keys("gateway.api_keys", config.api_keys),
+        operator_keys=_keys("gateway.operator_keys", config.operator_keys),
+        cache_secret=_one("gateway.cache_secret", config.cache_secret),
+        tenants=tenants,
+    )
+
+
+def names_any(config: GatewayConfig) -> bool:
+    """Whether there is a secret that is only named."""
+    return any(_is_name(value) for _, value in _secrets(config))
+
+
+def check_named(config: GatewayConfig) -> None:
+    """Raises InvalidConfig for a secret that stands there itself."""
+    for setting, value in _secrets(config):
+        if not _is_name(value):
+            raise InvalidConfig(
+                f"{setting}: Ray would keep this secret, and show it; give its name instead: "
+                "`file:/path` or `env:NAME`, read where gateways run"
+            )
+
+
+def _secrets(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    keys: list[tuple[str, Iterable[str]]] = [
+        ("gateway.api_keys", config.api_keys),
+        ("gateway.operator_keys", config.operator_keys),
+        ("gateway.cache_secret", filter(None, [config.cache_secret])),
+    ]
+    for name, tenant in config.tenants.items():
+        keys.append((f"gateway.tenants.{name}.api_keys", tenant.api_keys))
+    for setting, values in keys:
+        for value in values:
+            yield setting, value
+
+
+def _keys(setting: str, values: Iterable[str]) -> frozenset[str]:
+    return frozenset(key for value in values for key in _read(setting, value))
+
+
+def _one(setting: str, value: str) -> str:
+    return value if not _is_name(value) else " ".join(_read(setting, value))
+
+
+def _is_name(value: str) -> bool:
+    return value.startswith((FILE, ENV))
+
+
+def _read(setting: str, value: str) -> list[str]:
+    """What is named, or the secret itself."""
+    if not _is_name(value):
+        return [value]
+    if value.startswith(FILE):
+        try:
+            found = Path(value.removeprefix(FILE)).expanduser().read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"{setting}: cannot read {value}: {error}") from None
+    else:
+        found = os.environ.get(value.removeprefix(ENV), "").split(",")
+    secrets = [line.strip() for line in found if line.strip()]
+    if not secrets:
+        raise InvalidConfig(f"{setting}: {value} is empty where this gateway runs")
+    return secrets
+
+
+R = TypeVar("R", GatewayConfig, TenantConfig)
+
+
+def _replaced(config: R, **fields: object) -> R:
+    """Raises InvalidConfig if it may not be so: the same key twice."""
+    try:
+        return msgspec.structs.replace(config, **fields)
+    except ValueError as error:
+        raise InvalidConfig(f"gateway: {error}") from None

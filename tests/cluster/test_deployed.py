@@ -1,0 +1,208 @@
+"""`baton deploy` on a cluster of three nodes: changed while it serves, beside another, updated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.cluster.test_live_cluster import CODE, wait_for
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """See `three_nodes.py`."""
+
+    process: subprocess.Popen[str]
+    address: str
+    workers: tuple[str, ...]
+
+    def kill(self, node_id: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(f"down {node_id}", file=self.process.stdin, flush=True)
+        while (line := self.process.stdout.readline()) != "done\n":
+            assert line, "the nodes are gone"
+
+    def baton(self, *command: str) -> str:
+        """What the command prints."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "baton.platform.cli.main", *command],
+            env={**os.environ, "RAY_ADDRESS": self.address, "COLUMNS": "200"},
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("three_nodes.py")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    address, *workers = process.stdout.readline().split()
+    yield Nodes(process, address, tuple(workers))
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """An application, and its file."""
+
+    nodes: Nodes
+    file: Path
+    config: dict[str, Any]
+    url: str
+
+    def deploy(self, *options: str, **sections: Any) -> str:
+        """As the file says, but for other sections."""
+        for name, section in sections.items():
+            known = self.config.get(name)
+            self.config[name] = {**known, **section} if isinstance(known, dict) else section
+        self.file.write_text(json.dumps(self.config))  # which is YAML
+        return self.nodes.baton("deploy", "-f", str(self.file), *options)
+
+    def epochs(self, key: str = "old") -> dict[str, set[str]]:
+        """Of the replicas that take requests: each process draws its own."""
+        answer = httpx.get(f"{self.url}/debug/status", headers=bearer(key), timeout=10)
+        answer.raise_for_status()
+        return {
+            pool: {row["epoch"] for row in rows if row["is_ready"] and row["is_reachable"]}
+            for pool, rows in answer.json()["pools"].items()
+        }
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def application(nodes: Nodes, folder: Path, name: str, **sections: Any) -> Deployed:
+    port, grpc_port = free_ports()
+    keys = folder / f"{name}-keys"
+    keys.write_text("old\n")
+    config = {
+        "dtype": "float32",
+        "ray": {"app_name": name},
+        "gateway": {"port": port, "grpc_port": grpc_port, "operator_keys": [f"file:{keys}"]},
+        "health": {"drain_s": 20},
+        **sections,
+    }
+    return Deployed(nodes, folder / f"{name}.yaml", config, f"http://127.0.0.1:{port}")
+
+
+def free_ports() -> tuple[int, int]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+@asynccontextmanager
+async def load(url: str, key: str = "old") -> AsyncIterator[list[int]]:
+    """Clients that ask one prompt after the other; the statuses of their answers."""
+    statuses: list[int] = []
+    is_over = False
+
+    async def ask(client: int) -> None:
+        number = 0
+        async with httpx.AsyncClient(timeout=120) as http:
+            while not is_over:
+                number += 1
+                start = (client * 701 + number * 97) % (len(CODE) - 900)
+                body = {"prompt": CODE[start : start + 900], "max_tokens": 20, "ignore_eos": True}
+                answer = await http.post(f"{url}/v1/completions", json=body, headers=bearer(key))
+                statuses.append(answer.status_code)
+
+    asking = [asyncio.create_task(ask(client)) for client in range(3)]
+    try:
+        yield statuses
+    finally:
+        is_over = True
+        await asyncio.gather(*asking)
+
+
+async def test_a_deployment_changes_under_load_and_nobody_is_started_anew(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    app = application(nodes, tmp_path, "hot")
+    await asyncio.to_thread(app.deploy)
+    before = await asyncio.to_thread(app.epochs)
+    assert {pool: len(epochs) for pool, epochs in before.items()} == {"prefill": 1, "decode": 1}
+
+    async with load(app.url) as statuses:
+        await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "hot")
+        more = await asyncio.to_thread(app.epochs)
+        limits = {"max_choices": 2, "max_waiting": 77}
+        await asyncio.to_thread(app.deploy, prefill={"replicas": 1}, gateway=limits)
+        await asyncio.to_thread(wait_for, lambda: len(app.epochs()["prefill"]) == 1)
+        after = await asyncio.to_thread(app.epochs)
+
+    assert more["decode"] == after["decode"] == before["decode"]
+    assert before["prefill"] < more["prefill"] and len(more["prefill"]) == 2
+    assert after["prefill"] < more["prefill"]
+    assert set(statuses) == {200}
+    body = {"prompt": "a", "n": 3, "max_tokens": 1}
+    refused = httpx.post(f"{app.url}/v1/completions", json=body, headers=bearer("old"))
+    assert refused.status_code == 400  # by the new limit
+    (tmp_path / "hot-keys").write_text("new\n")
+    await asyncio.to_thread(wait_for, lambda: app.epochs("new") == after)
+    nodes.baton("undeploy", "--app-name", "hot")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{app.url}/health")
+
+
+@pytest.mark.wide
+async def test_two_models_side_by_side_an_update_and_the_loss_of_a_node(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    first = application(nodes, tmp_path, "first", decode={"replicas": 2})
+    second = application(nodes, tmp_path, "second", model="draft", prefill={"replicas": 0})
+    await asyncio.to_thread(first.deploy)
+    await asyncio.to_thread(second.deploy)
+    old = await asyncio.to_thread(first.epochs)
+    others = await asyncio.to_thread(second.epochs)
+
+    async with load(first.url) as statuses, load(second.url) as beside:
+        told = await asyncio.to_thread(
+            first.deploy, "--dry-run", decode={"replicas": 2, "cache": {"num_blocks": 600}}
+        )
+        assert "restart" in told and "decode.cache.num_blocks" in told
+        assert await asyncio.to_thread(first.epochs) == old
+        await asyncio.to_thread(first.deploy)
+        new = await asyncio.to_thread(first.epochs)
+
+        assert not new["decode"] & old["decode"] and len(new["decode"]) == 2
+        assert await asyncio.to_thread(second.epochs) == others
+    assert set(statuses) == set(beside) == {200}
+
+    shown = await asyncio.to_thread(nodes.baton, "top", "--app-name", "first", "--json")
+    [decodes] = [
+        [r for r in a["replicas"] if r["deployment"] == "Decode"] for a in json.loads(shown)
+    ]
+    await asyncio.to_thread(nodes.kill, decodes[0]["node_id"])
+    await asyncio.to_thread(wait_for, lambda: len(first.epochs()["decode"] - lost(decodes)) == 2)
+    async with load(first.url) as statuses:
+        await asyncio.sleep(1)
+    assert set(statuses) == {200}
+    nodes.baton("undeploy", "--app-name", "first")
+    assert await asyncio.to_thread(second.epochs)
+
+
+def lost(rows: list[dict[str, Any]]) -> set[str]:
+    """Epochs of the replicas that were on the node of the first."""
+    return {row["says"]["epoch"] for row in rows if row["node_id"] == rows[0]["node_id"]}

@@ -1,0 +1,134 @@
+"""What `serve deploy`, a RayService and `baton deploy` are given, and what a change of it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.core.errors import InvalidConfig
+from baton.platform.cluster.serve_document import (
+    application,
+    configuration,
+    difference,
+    document,
+    scaled,
+)
+from baton.platform.config.deployment import DeploymentConfig, override, parse_config
+
+RICH = parse_config(
+    {
+        "model": "org/name@v2",
+        "log_level": "debug",
+        "prefill": {"replicas": 2, "max_queued_tokens": 1000, "parallel": {"tensor": 2}},
+        "decode": {"replicas": 3, "max_open": 7, "cache": {"num_blocks": 100}},
+        "gateway": {
+            "operator_keys": ["env:ROOT", "file:/keys"],
+            "policy": "cost",
+            "tenants": {
+                "a.b": {"api_keys": ["file:/a"], "kv_share": 0.5, "weight": 2.0},
+                "c": {"api_keys": ["env:C"], "requests_per_minute": 6},
+            },
+        },
+        "health": {"drain_s": 5.0, "check_period_s": 2.0},
+        "chaos": {"enabled": True, "rules": [{"at": "pool.reserve", "fault": "full"}]},
+        "ray": {"app_name": "second", "runtime_env": {"env_vars": {"A": "b"}}},
+    }
+)
+
+
+def counts(deployed: dict[str, Any]) -> dict[str, int]:
+    return {one["name"]: one.get("num_replicas", 1) for one in deployed["deployments"]}
+
+
+@pytest.mark.parametrize("config", [DeploymentConfig(), RICH], ids=["default", "rich"])
+def test_a_document_says_all_that_the_configuration_does(config: DeploymentConfig) -> None:
+    read = yaml.safe_load(yaml.safe_dump(document(config)))
+
+    [deployed] = read["applications"]
+    assert configuration(deployed) == config
+    assert deployed == application(configuration(deployed))  # always the same: nothing is drawn
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prefill.replicas": 4, "decode.replicas": 1, "gateway.replicas": 2},
+        {"decode.max_open": 9, "prefill.max_queued_tokens": 8, "gateway.max_waiting": 1},
+        {"gateway.policy": "round-robin", "gateway.api_keys": ["env:NEW"]},
+        {"gateway.tenants": {"a.b": {"api_keys": ["file:/a"], "kv_share": 0.5, "weight": 9.0}}},
+        {"log_level": "error", "health.drain_s": 9.0, "chaos.rules": [], "chaos.seed": 3},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_counts_limits_policies_keys_and_chaos_change_in_place(change: dict[str, Any]) -> None:
+    before, after = application(RICH), application(override(RICH, change))
+
+    found, restarts = difference(before, after)
+
+    assert found and all(one.is_live for one in found)
+    assert not restarts
+    assert before["args"] == after["args"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decode.cache.num_blocks": 200},
+        {"gateway.port": 9000},
+        {"prefill.replicas": 0},
+        {"gateway.tenants": {"a.b": {"api_keys": ["file:/a"], "kv_share": 0.4}}},
+        {"ray.runtime_env": {}},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_what_starts_processes_anew_is_told_before_it_happens(change: dict[str, Any]) -> None:
+    found, restarts = difference(application(RICH), application(override(RICH, change)))
+
+    assert restarts
+    assert not all(one.is_live for one in found)
+
+
+def test_scaling_changes_the_numbers_and_what_gateways_expect_and_nothing_else() -> None:
+    before = application(RICH)
+
+    after = scaled(before, {"decode": 1, "gateway": 2})
+
+    assert counts(after) == {"Gateway": 2, "Decode": 1, "Prefill": 2, "Registry": 1}
+    assert configuration(after).wanted_replicas == {"decode": 1, "prefill": 2}
+    found, restarts = difference(before, after)
+    assert [one.path for one in found] == ["decode.replicas", "gateway.replicas"]
+    assert not restarts
+
+
+def test_a_document_that_has_all_in_args_is_scaled_without_touching_them() -> None:
+    """As somebody's own, or the chart's, may be."""
+    args = {"prefill": {"replicas": 2}, "decode": {"max_open": 5}}
+    deployed = {"name": "own", "import_path": "baton.platform.serve_app:app", "args": args}
+
+    after = scaled(deployed, {"prefill": 3})
+
+    assert after["args"] == args
+    assert configuration(after).prefill.replicas == 3
+    assert configuration(after).decode.max_open == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"prefil": 2}, "no pool is called 'prefil'"), ({"decode": 0}, "processes start anew")],
+)
+def test_what_cannot_be_scaled_is_refused_with_the_remedy(
+    change: dict[str, int], words: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        scaled(application(RICH), change)
+
+
+def test_secrets_never_enter_a_document() -> None:
+    config = override(DeploymentConfig(), {"gateway.cache_secret": "hush"})
+
+    with pytest.raises(
+        InvalidConfig, match=r"gateway\.cache_secret: .* `file:/path` or `env:NAME`"
+    ):
+        document(config)
