@@ -156,6 +156,8 @@ class GenerateRequest:
     """A replica that holds KV of more of the prompt than D: pulled, as far as that pays."""
     is_moving: bool = False
     """The request runs on `source` at this moment, and is to leave it."""
+    traceparent: str = ""
+    """The span of the attempt; empty: nobody collects any."""
     time_left_ms: int | None = None
 
 
@@ -179,6 +181,8 @@ class PrefillRequest:
     """A replica that holds KV of more of the prompt than P: pulled, as far as that pays."""
     gateway_epoch: Epoch | None = None
     """The gateway whose credit it uses."""
+    traceparent: str = ""
+    """The span of the call; empty: nobody collects any."""
     time_left_ms: int
 
 

@@ -13,6 +13,7 @@ from baton.core.messages import (
     ReplicaAddress,
     TokenUpdate,
 )
+from baton.core.tracing import NO_SPAN, Span, trace_id
 from baton.decode_service.session import GatewaySession
 from baton.engine.grammar.matchers import PendingMatcher
 from baton.engine.request.request import Request
@@ -55,12 +56,21 @@ class Generating:
     first_token_at: float | None = None
     last_token_at: float | None = None
     is_over: bool = False
+    span: Span = NO_SPAN
+    error: str = ""
+    """Why it ended early."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def engine_id(self) -> str:
         """Attempts overlap for a moment when one fences another: each has an id of its own."""
         return f"{self.message.request_id}#{self.message.attempt}"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """For the log."""
+        message = self.message
+        return {"request_id": message.request_id, "trace_id": trace_id(message.traceparent)}
 
     @property
     def known_tokens(self) -> tuple[int, ...]:
@@ -144,6 +154,33 @@ class Generating:
             decode_ms=self._decode_ms(),
             notes=(*self.notes, *self._notes_of_engine()),
         )
+
+    def end_span(self, now: float, replica_id: str) -> None:
+        """Tell who collects spans how it went, `now` being on the engine's clock."""
+        if not self.span.is_recording:
+            return
+        request = self.request
+        if self.prefill is None and request is not None and request.scheduled_at is not None:
+            waited_s = request.scheduled_at - self.arrived_at
+            self.span.record("queue", waited_s, ended_ago_s=now - request.scheduled_at)
+            if request.first_token_at is not None:
+                seconds = request.first_token_at - request.scheduled_at
+                self.span.record("prefill", seconds, ended_ago_s=now - request.first_token_at)
+        if self.first_token_at is not None and self.last_token_at is not None:
+            seconds = self.last_token_at - self.first_token_at
+            self.span.record("tokens", seconds, ended_ago_s=now - self.last_token_at)
+        receipt = self.receipt(replica_id)
+        self.span.set(
+            {
+                "baton.replica": replica_id,
+                "baton.prefill_replica": receipt.prefill_replica,
+                "baton.cached_tokens": receipt.cached_tokens,
+                "baton.pulled_tokens": receipt.pulled_tokens,
+                "baton.output_tokens": receipt.output_tokens,
+                "baton.notes": receipt.notes,
+            }
+        )
+        self.span.end(self.error)
 
     def _num_cached(self) -> int:
         if self.prefill is not None:

@@ -77,8 +77,7 @@ class Intake:
             await self.remote_prefill.run(generating, peer, self.on_first_token)
         except BatonError as error:
             generating.notes.append(str(error))
-            about = {"request_id": generating.message.request_id}
-            log.warning("%s: %s", generating.engine_id, error, extra=about)
+            log.warning("%s: %s", generating.engine_id, error, extra=generating.about)
             if isinstance(error, InvalidRequest) and generating.matcher is not None:
                 # P may lack what we have: only our own refusal ends the request.
                 await generating.matcher.is_compiled()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from baton.core.errors import BatonError, DeadlineExceeded, Unavailable
 from baton.core.ids import ReplicaId
 from baton.core.messages import GenerateRequest, PrefillDone, TokenUpdate
+from baton.core.tracing import Span
 from baton.decode_service.generating import Generating
 from baton.decode_service.intake import Intake
 from baton.decode_service.open_requests import OpenRequests
@@ -46,6 +47,7 @@ class Lifecycle:
         self.idle.set()
         self.ledger = core.ledger
         self._replica_id = replica_id
+        self._core = core
         self._engine = core.engine
         self._thread = core.thread
         self._clock = core.engine.clock
@@ -63,6 +65,7 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         block_size = self._engine.pool.layout.block_size
         generating = Generating(message, session, self._clock(), block_size)
+        generating.span = self._begin_span(message)
         self.open.add(generating)
         session.num_open += 1
         self.idle.clear()
@@ -78,6 +81,12 @@ class Lifecycle:
         generating.task = loop.create_task(self._run(generating))
         self._on_change()
 
+    def _begin_span(self, message: GenerateRequest) -> Span:
+        span = self._core.tracer.start("decode", message.traceparent, "server")
+        if span.is_recording:
+            span.set({"baton.request_id": message.request_id, "baton.attempt": message.attempt})
+        return span
+
     async def _run(self, generating: Generating) -> None:
         """Bring the request into the engine, one way or another; tokens then come by themselves."""
         try:
@@ -85,8 +94,7 @@ class Lifecycle:
         except BatonError as error:
             self.fail(generating, error)
         except Exception as error:
-            about = {"request_id": generating.message.request_id}
-            log.exception("%s failed", generating.engine_id, extra=about)
+            log.exception("%s failed", generating.engine_id, extra=generating.about)
             self.fail(generating, Unavailable(f"{type(error).__name__}: {error}"))
 
     def _record_first_token(self, generating: Generating, done: PrefillDone) -> None:
@@ -121,6 +129,7 @@ class Lifecycle:
     def fail(self, generating: Generating, error: BatonError) -> None:
         if generating.is_over:
             return
+        generating.error = str(error)
         receipt = generating.receipt(self._replica_id)
         generating.session.put(replace(failed(generating.message, error), receipt=receipt))
         self.end(generating, num_delivered=len(generating.output))
@@ -130,6 +139,7 @@ class Lifecycle:
         if generating.is_over:
             return
         generating.is_over = True
+        generating.end_span(self._clock(), self._replica_id)
         self.open.remove(generating)
         generating.session.num_open -= 1
         num_sampled = len(generating.output)

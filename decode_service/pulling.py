@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from baton.core.messages import ReplicaAddress
+from baton.core.tracing import NO_SPAN, Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating
 from baton.engine.engine import Engine
@@ -42,8 +43,10 @@ class Pulling:
         leaving = Leaving(request_id=message.request_id, attempt=message.attempt - 1)
         peer = self.kv.peers.source(source, leaving)
         moving = self.kv.prefixes.bring_in(wanted, message.salt, peer, tenant=message.tenant)
+        span = generating.span.child("take over")
         async with moving as brought_in:
             self._take_note(generating, brought_in)
+            _end_span(span, source, brought_in)
             num_missing = len(wanted) - brought_in.num_tokens
             if not brought_in.num_new or (num_missing > brought_in.num_tokens and message.prefill):
                 return False
@@ -58,8 +61,12 @@ class Pulling:
         message = generating.message
         known = generating.known_tokens
         prefix = self.kv.prefix_of(known, message.salt, message.source, tenant=message.tenant)
+        source = message.source
+        span = NO_SPAN if source is None else generating.span.child("pull")
         async with prefix as brought_in:
             self._take_note(generating, brought_in)
+            if source is not None:
+                _end_span(span, source, brought_in)
             yield
 
     async def _enter(
@@ -80,3 +87,10 @@ class Pulling:
             generating.transfer = brought_in.report
         if brought_in.note:
             generating.notes.append(brought_in.note)
+
+
+def _end_span(span: Span, source: ReplicaAddress, brought_in: BroughtIn) -> None:
+    """It is over once the KV is here; what is done with it is not the way's."""
+    if span.is_recording:
+        span.set({"baton.source": source.replica_id, "baton.pulled_tokens": brought_in.num_new})
+    span.end("" if brought_in.num_new else brought_in.note)

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from baton.core.clock import Clock
@@ -25,6 +26,7 @@ from baton.core.messages import (
     PrefillRequest,
     ReplicaAddress,
 )
+from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating
 from baton.decode_service.prefill_client import PrefillClient
@@ -97,7 +99,8 @@ class RemotePrefill:
         first token is known and given out, and only the KV is missing.
         """
         transfer_id = new_transfer_id()
-        request = self._request(generating, transfer_id, peer)
+        asking = generating.span.child("ask for prefill", "client")
+        request = self._request(generating, transfer_id, peer, asking)
         fetching: asyncio.Task[TransferReport] | None = None
         events = self.client.prefill(peer, request)
         try:
@@ -122,10 +125,12 @@ class RemotePrefill:
                     lambda: adopt(self.engine, self.receiver, adopted, transfer_id)
                 )
             await self._let_the_call_end(events)
-        except BatonError:
+        except BatonError as error:
+            asking.end(str(error))
             _raise_cause(fetching)
             raise
         finally:
+            asking.end()
             if generating.prefill is None:
                 generating.prefilled_by = None
             # Before anything that waits, where a cancel could cut this short.
@@ -156,8 +161,10 @@ class RemotePrefill:
                 await anext(events, None)
 
     def _request(
-        self, generating: Generating, transfer_id: TransferId, peer: ReplicaAddress
+        self, generating: Generating, transfer_id: TransferId, peer: ReplicaAddress, asking: Span
     ) -> PrefillRequest:
+        if asking.is_recording:
+            asking.set({"baton.prefill_replica": peer.replica_id})
         message = generating.message
         source = message.source
         timeout_ms = int(self.timeout_s * 1e3)
@@ -175,6 +182,7 @@ class RemotePrefill:
             cache_points=message.cache_points,
             source=None if source is None or source.epoch == peer.epoch else source,
             gateway_epoch=generating.session.gateway_epoch,
+            traceparent=asking.context,
             time_left_ms=min(timeout_ms, message.time_left_ms or timeout_ms),
         )
 
@@ -205,7 +213,9 @@ class RemotePrefill:
         reservation = await self.thread.call(reserve)
         if reservation is None:
             raise TransferAborted("no blocks left for a handoff: computed locally")
-        return asyncio.create_task(self.fetcher.fetch(reservation))
+        fetching = asyncio.create_task(self.fetcher.fetch(reservation))
+        fetching.add_done_callback(partial(_end_span, generating.span.child("transfer")))
+        return fetching
 
     def _release(self, transfer_id: TransferId) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""
@@ -225,6 +235,19 @@ def _check_granted(granted: PrefillGranted, request: PrefillRequest, peer: Repli
             f"{peer.replica_id} granted {granted.num_tokens} tokens of {granted.transfer_id} "
             f"where {num_tokens} of {request.transfer_id} were asked for"
         )
+
+
+def _end_span(span: Span, fetching: asyncio.Task[TransferReport]) -> None:
+    if not span.is_recording:
+        return
+    if fetching.cancelled():
+        span.end("cancelled")
+        return
+    error = fetching.exception()
+    if error is None:
+        report = fetching.result()
+        span.set({"baton.transport": report.transport, "baton.kv_bytes": report.num_bytes})
+    span.end("" if error is None else str(error))
 
 
 def _raise_cause(fetching: asyncio.Task[TransferReport] | None) -> None:

@@ -17,6 +17,7 @@ from baton.gateway.http.server import HttpServer
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generation import Dispatcher
 from baton.gateway.requests.readiness import NOBODY, Wanted
+from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.text.served_model import ServedModel
 
 
@@ -30,11 +31,17 @@ class GatewayServer:
         dispatcher: Dispatcher,
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
+        reporting: Reporting = SILENT,
         clock: Clock = monotonic,
     ) -> None:
         """Raises InvalidConfig if the certificate or its key cannot be used."""
         self._gateway = Gateway(
-            model=model, dispatcher=dispatcher, config=config, wanted=wanted, clock=clock
+            model=model,
+            dispatcher=dispatcher,
+            config=config,
+            wanted=wanted,
+            reporting=reporting,
+            clock=clock,
         )
         app = build_app(self._gateway)
         tls = tls_identity(config)
@@ -45,6 +52,13 @@ class GatewayServer:
     def limits(self) -> RateLimits:
         """Of tenants; of several gateways, each has a share."""
         return self._gateway.limits
+
+    def is_ready(self) -> bool:
+        return self._gateway.is_ready()
+
+    def metrics_page(self) -> str:
+        """For Prometheus."""
+        return self._gateway.metrics_page()
 
     @property
     def http_port(self) -> int:
@@ -79,5 +93,4 @@ class GatewayServer:
         await self.begin_drain()
         await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
         await self._gateway.keeper.close()
-        if self._gateway.traces is not None:
-            await asyncio.to_thread(self._gateway.traces.close)
+        await asyncio.to_thread(self._gateway.tracer.close)

@@ -18,6 +18,7 @@ from baton.core.clock import Clock
 from baton.core.ids import Epoch, TransferId
 from baton.core.kv_pool import KvPool
 from baton.core.messages import ReplicaAddress
+from baton.core.metrics import Family
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.config import DEFAULTS, ExchangeConfig
 from baton.kv_transfer.handoff.scores import SourceScores
@@ -159,6 +160,15 @@ class KvExchange:
         await self.peers.close()
         await self.transport.close()
 
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks that wait for KV, or for a peer to fetch theirs; shared prefixes do not count."""
+        return self.receiver.num_leased_blocks + self.sender.held.num_blocks
+
+    def families(self) -> tuple[Family, ...]:
+        """Of metrics, beside those that are single numbers."""
+        return self.fetcher.seconds.family(), self.fetcher.num_bytes.family()
+
     def metrics(self) -> dict[str, float]:
         """By Prometheus name."""
         sent, received = self.sender.counters, self.receiver.counters
@@ -178,6 +188,18 @@ class KvExchange:
             "kv_bytes_received_total": received.num_bytes,
             "kv_bytes_sent_total": self.outbox.num_bytes_sent,
             "tokens_lent_total": self.lender.num_lent_tokens,
+            **self._lease_metrics(),
+        }
+
+    def _lease_metrics(self) -> dict[str, float]:
+        now = self._clock()
+        ages = {"sending": self.sender.lease_ages(now), "receiving": self.receiver.lease_ages(now)}
+        return {
+            **{f'leases{{side="{side}"}}': len(of_side) for side, of_side in ages.items()},
+            **{
+                f'oldest_lease_seconds{{side="{side}"}}': max(of_side, default=0.0)
+                for side, of_side in ages.items()
+            },
         }
 
     # On the owner's thread.

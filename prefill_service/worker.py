@@ -23,6 +23,7 @@ from baton.core.messages import (
     PullOffered,
     PullRequest,
 )
+from baton.core.tracing import Span
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
 from baton.engine.request.step_report import RequestOutput, StepReport
@@ -65,6 +66,7 @@ class PrefillWorker:
         check_layouts(self._engine.pool.layout, message.layout)
         self._sender.held.check(1)  # the block of the last token is never shared
         prompt = self.prompts.admit(message)
+        span = self.core.tracer.start("prefill", message.traceparent, "server")
         try:
             self._publish_capacity()
             grammar = message.sampling.grammar
@@ -80,8 +82,14 @@ class PrefillWorker:
             while (event := await prompt.events.get()) is not None:
                 if isinstance(event, Exception):
                     raise event
+                if span.is_recording:
+                    _describe(span, event, message)
                 yield event
+        except Exception as error:
+            span.end(str(error))
+            raise
         finally:
+            span.end()
             self._leave(prompt)
 
     def open_session(self, gateway_epoch: Epoch) -> PrefillSession:
@@ -254,6 +262,22 @@ class PrefillWorker:
     def _on_failure(self, failure: BaseException) -> None:
         error = EngineFailed(f"the engine's thread died: {failure!r}")
         self._thread.tell(lambda: self._give_up(error))
+
+
+def _describe(span: Span, event: Event, message: PrefillRequest) -> None:
+    """Of the phases behind it, each once its length is known."""
+    if isinstance(event, PrefillGranted):
+        span.set(
+            {
+                "baton.request_id": message.request_id,
+                "baton.prompt_tokens": event.num_tokens,
+                "baton.cached_tokens": event.num_cached,
+            }
+        )
+        return
+    prefill_s = event.prefill_ms / 1e3
+    span.record("queue", event.queue_ms / 1e3, ended_ago_s=prefill_s)
+    span.record("compute", prefill_s)
 
 
 def _done(transfer_id: TransferId, output: RequestOutput) -> PrefillDone:

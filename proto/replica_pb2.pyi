@@ -403,6 +403,7 @@ class GenerateRequest(message.Message):
     CACHE_POINTS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     IS_MOVING_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     attempt: builtins.int
     salt: builtins.bytes
@@ -411,6 +412,8 @@ class GenerateRequest(message.Message):
     pooling: Pooling.ValueType
     tenant: builtins.str
     is_moving: builtins.bool
+    traceparent: builtins.str
+    """the W3C's; empty: nothing is traced"""
     @builtins.property
     def prompt(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @builtins.property
@@ -440,10 +443,11 @@ class GenerateRequest(message.Message):
         cache_points: abc.Iterable[CachePoint] | None = ...,
         source: ReplicaAddress | None = ...,
         is_moving: builtins.bool = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "sampling", b"sampling", "source", b"source", "time_left_ms", b"time_left_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms", "attempt", b"attempt", "cache_points", b"cache_points", "is_moving", b"is_moving", "output", b"output", "pooling", b"pooling", "prefill", b"prefill", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_left_ms: _TypeAlias = typing.Literal["time_left_ms"]  # noqa: Y015
     _WhichOneofArgType__time_left_ms: _TypeAlias = typing.Literal["_time_left_ms", b"_time_left_ms"]  # noqa: Y015
@@ -776,6 +780,7 @@ class PrefillRequest(message.Message):
     CACHE_POINTS_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     GATEWAY_EPOCH_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     transfer_id: builtins.str
     receiver_epoch: builtins.str
@@ -787,6 +792,7 @@ class PrefillRequest(message.Message):
     tenant: builtins.str
     gateway_epoch: builtins.str
     """whose credit it uses"""
+    traceparent: builtins.str
     @builtins.property
     def layout(self) -> kv_pb2.KvLayout: ...
     @builtins.property
@@ -817,10 +823,11 @@ class PrefillRequest(message.Message):
         cache_points: abc.Iterable[CachePoint] | None = ...,
         source: ReplicaAddress | None = ...,
         gateway_epoch: builtins.str = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["layout", b"layout", "sampling", b"sampling", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_points", b"cache_points", "gateway_epoch", b"gateway_epoch", "layout", b"layout", "output", b"output", "priority", b"priority", "prompt", b"prompt", "receiver_epoch", b"receiver_epoch", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "sender_epoch", b"sender_epoch", "source", b"source", "tenant", b"tenant", "time_left_ms", b"time_left_ms", "traceparent", b"traceparent", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -143,6 +143,7 @@ def generate_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         cache_points=map(cache_point_to_proto, request.cache_points),
         source=None if request.source is None else address_to_proto(request.source),
         is_moving=request.is_moving,
+        traceparent=request.traceparent,
         time_left_ms=request.time_left_ms,
     )
 
@@ -162,6 +163,7 @@ def generate_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
         source=address_from_proto(message.source) if message.HasField("source") else None,
         is_moving=message.is_moving,
+        traceparent=message.traceparent,
         time_left_ms=message.time_left_ms if message.HasField("time_left_ms") else None,
     )
 
@@ -189,6 +191,7 @@ def prefill_to_proto(request: PrefillRequest, sender_epoch: Epoch) -> pb.Prefill
         cache_points=map(cache_point_to_proto, request.cache_points),
         source=None if request.source is None else address_to_proto(request.source),
         gateway_epoch=request.gateway_epoch or "",
+        traceparent=request.traceparent,
         time_left_ms=request.time_left_ms,
     )
 
@@ -208,6 +211,7 @@ def prefill_from_proto(message: pb.PrefillRequest) -> PrefillRequest:
         cache_points=tuple(map(cache_point_from_proto, message.cache_points)),
         source=address_from_proto(message.source) if message.HasField("source") else None,
         gateway_epoch=Epoch(message.gateway_epoch) if message.gateway_epoch else None,
+        traceparent=message.traceparent,
         time_left_ms=message.time_left_ms,
     )
 

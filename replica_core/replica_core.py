@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from baton.core.ids import TransferId
 from baton.core.kv_pool import Census
 from baton.core.messages import Capacity
+from baton.core.metrics import Family, Sample
 from baton.core.step_times import StepTimes, StepWork
+from baton.core.tracing import NO_TRACES
 from baton.engine.engine import Engine
 from baton.engine.engine_thread import EngineThread
 from baton.engine.grammar.matchers import Matchers
@@ -27,6 +29,7 @@ from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 from baton.kv_transfer.exchange import ExchangeParts, KvExchange
 from baton.kv_transfer.handoff.auditor import AuditReport, audit
+from baton.replica_core.step_meter import StepMeter
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +118,9 @@ class ReplicaCore:
         )
         self.matchers = Matchers(engine.grammars)
         self._hooks = hooks
+        self.meter = StepMeter()
+        self.tracer = NO_TRACES
+        """Set by who has another, before the first request."""
         self._last_work = StepWork()
         self._housekeeping: asyncio.Task[None] | None = None
 
@@ -168,6 +174,27 @@ class ReplicaCore:
             **({} if speculation is None else speculation.metrics()),
         }
 
+    def families(self) -> Iterator[Family]:
+        """Of metrics, beside those that are single numbers."""
+        pool, num_leased = self.engine.pool, self.kv.num_leased_blocks
+        num_free = pool.supply.num_free
+        num_cached = max(0, pool.num_available - num_free)
+        blocks = {
+            "free": num_free,
+            "cached": num_cached,
+            "leased": num_leased,
+            "live": max(0, pool.num_blocks - num_free - num_cached - num_leased),
+        }
+        yield Family(
+            "baton_replica_kv_blocks",
+            "gauge",
+            "Blocks of KV, each once: what nobody uses, what is only cached, what handoffs hold, "
+            "and what requests do",
+            [Sample({"state": state}, number) for state, number in blocks.items()],
+        )
+        yield from self.meter.families()
+        yield from self.kv.families()
+
     def _pace_metrics(self) -> dict[str, float]:
         """How fast its steps are said to be; nothing before the first."""
         times, chunk = self.step_times(), self.engine.max_chunk
@@ -205,6 +232,7 @@ class ReplicaCore:
     def _on_step(self, report: StepReport) -> None:
         self._last_work = report.work
         self._hooks.on_step(report)  # first: tokens are waited for
+        self.meter.ran(report)
         self.kv.ran(report.num_tokens, report.forward_ms / 1e3)
         self.kv_feed.publish()
 

@@ -71,6 +71,11 @@ class BlockSupply:
         return len(self._free) + self._prefixes.num_idle
 
     @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
     def free(self) -> frozenset[int]:
         return frozenset(self._free)
 

@@ -71,7 +71,8 @@ class ModelRunner:
         has_graphs = is_whole and taps is None
         self.graphs = capture_decoding(loaded.model, cache, batch) if has_graphs else None
         self._taps = taps
-        self._model = loaded.model
+        self.model = loaded.model
+        """As it is written. What it computes may be played from the tape, or the graphs."""
         parts = loaded.model.modules()  # layer by layer, as passes go
         self._mixtures = [part for part in parts if isinstance(part, MoeFeedForward)]
 
@@ -87,7 +88,7 @@ class ModelRunner:
             if self.graphs is not None and (size := self.graphs.size_for(chunks)):
                 return self._replay(self.graphs, chunks, size, on_layer)
             batch = make_batch(chunks, cache.layout.block_size, cache.device)
-            hidden: Tensor = self._model(batch, self._layers, on_layer, self._taps)
+            hidden: Tensor = self.model(batch, self._layers, on_layer, self._taps)
         return hidden
 
     def join(self) -> None:
@@ -108,7 +109,7 @@ class ModelRunner:
             if self.taped is not None and self.taped.takes(hidden):
                 return self.taped.logits(hidden)
             made = None if self.graphs is None else self.graphs.logits_of(hidden)
-            return self._model.logits(hidden) if made is None else made
+            return self.model.logits(hidden) if made is None else made
 
     def _replay(
         self, graphs: DecodeGraphs, chunks: Sequence[Chunk], size: int, on_layer: OnLayer

@@ -74,7 +74,7 @@ class ContextRunner(ModelRunner):
         batch = replace(batch, sequences=replace(batch.sequences, on_written=exchange))
         if cache.staging is not None:
             on_layer = cache.staging.marking(on_layer)
-        hidden: Tensor = self._model(batch, self._layers, on_layer)
+        hidden: Tensor = self.model(batch, self._layers, on_layer)
         return hidden
 
     def _gathered(self, hidden: Tensor, chunks: Sequence[Chunk], shares: Shares) -> Tensor:

@@ -44,7 +44,7 @@ class LockstepRunner:
     def __init__(self, own: LeadRunner | ModelRunner, leads: RankGroup) -> None:
         self.info = own.info
         self.cache = own.cache
-        self._own = own
+        self.own = own
         self._leads = leads
         self._num_met_in_vain = 0
         """Since the last pass; the same in all engines."""
@@ -56,14 +56,14 @@ class LockstepRunner:
     @property
     def num_ranks(self) -> int:
         """The ranks of this engine."""
-        return self._own.num_ranks if isinstance(self._own, LeadRunner) else 1
+        return self.own.num_ranks if isinstance(self.own, LeadRunner) else 1
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:
         self._meet(Intent.PASS, sum(len(chunk.tokens) for chunk in chunks))
-        return self._own.forward(chunks, on_layer)
+        return self.own.forward(chunks, on_layer)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._own.logits(hidden)
+        return self.own.logits(hidden)
 
     def keep_pace(self) -> bool:
         """Join the others' pass, if anybody has one. Blocks until all have come."""
@@ -73,15 +73,15 @@ class LockstepRunner:
         """Join the others' passes until they leave as well, and let the other ranks go."""
         while (intents := self._meet(Intent.LEAVING)) != {Intent.LEAVING}:
             self._join(intents)
-        if isinstance(self._own, LeadRunner):
-            self._own.close()
+        if isinstance(self.own, LeadRunner):
+            self.own.close()
 
     def _meet(self, intent: Intent, num_tokens: int = 0) -> set[Intent]:
         """The intents of all engines, once the runner is told how many tokens their passes have."""
         found = self._leads.gather(array("q", (intent, num_tokens)))
         intents = {Intent(of_engine) for of_engine, _ in found}
         if Intent.PASS in intents:
-            self._own.expect(max(count for _, count in found))
+            self.own.expect(max(count for _, count in found))
             self._num_met_in_vain = 0
         else:
             self._num_met_in_vain += 1
@@ -90,5 +90,5 @@ class LockstepRunner:
     def _join(self, intents: set[Intent]) -> bool:
         has_pass = Intent.PASS in intents
         if has_pass:
-            self._own.join()
+            self.own.join()
         return has_pass

@@ -72,7 +72,7 @@ class StageRunner(ModelRunner):
             outputs.append(self._through(batch, given))
         hidden = torch.cat(outputs)
         if self._has_lead and self._is_first:
-            hidden = self._room(sum(chunk.num_outputs for chunk in chunks), self._model.width)
+            hidden = self._room(sum(chunk.num_outputs for chunk in chunks), self.model.width)
             self._hear_others(hidden, on_layer)
         elif self._has_lead:
             self._tell_lead(hidden)
@@ -87,7 +87,7 @@ class StageRunner(ModelRunner):
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits of hidden states that the lead sent, at the lead and on the last stage."""
         if self._is_last:
-            logits = self._model.logits(hidden)
+            logits = self.model.logits(hidden)
             if self._has_lead:
                 self._post(logits, LEAD)
             return logits
@@ -98,7 +98,7 @@ class StageRunner(ModelRunner):
 
     def _through(self, batch: Batch, on_layer: OnLayer) -> Tensor:
         """What the last stage gives of it."""
-        model, num_tokens = self._model, len(batch.tokens)
+        model, num_tokens = self.model, len(batch.tokens)
         x, residual = None, None
         if self._is_first:
             x = model.embedded(batch)

@@ -60,6 +60,10 @@ class StepReport(NamedTuple):
     """Sampling, and entering the tokens into their requests."""
 
     @property
+    def seconds(self) -> float:
+        return (self.draft_ms + self.schedule_ms + self.forward_ms + self.sample_ms) / 1e3
+
+    @property
     def is_stalled(self) -> bool:
         """Nothing ran, and nothing will until somebody outside adds work or releases blocks."""
         return not (self.num_tokens or self.num_preempted or self.first_scheduled)

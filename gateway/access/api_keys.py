@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.errors import Forbidden, Unauthenticated
+from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.config import GatewayConfig
 
 SCHEME = "bearer "
@@ -37,6 +38,8 @@ class Caller:
     here as below."""
     time_limit_s: float | None = None
     """Of each of its requests."""
+    call: TracedCall = UNTRACED
+    """The call it makes, for the spans of what that begins."""
 
     def priority(self, asked: int | None, field: str) -> int:
         """The priority of a request that asks for `asked`. Raises Forbidden."""

@@ -21,11 +21,12 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest
+from baton.core.metrics import Family, gauge
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog
 from baton.gateway.fleet.draining import drain, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
-from baton.gateway.fleet.fleet_report import leaks_report, metrics_report, status_report
+from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.running_request import RunningRequest
 from baton.gateway.fleet.seeking import Seeker, Seeking
@@ -217,9 +218,11 @@ class ReplicaDispatcher:
     async def undrain(self, replica_id: str) -> dict[str, Any]:
         return asdict(await undrain(self.fleet, replica_id))
 
-    async def metrics_text(self) -> str:
-        inspections = await self.fleet.inspect(timeout_s=1.0)
-        return metrics_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
+    def metrics(self) -> Iterator[Family]:
+        yield gauge(
+            "baton_gateway_waiting_requests", "Requests that wait for a place", self.num_waiting
+        )
+        yield from knowledge_families(self.fleet.replicas, self.fleet.kv_knowledge())
 
     async def _place(self, seeker: Seeker, turn: Turn) -> None:
         """Wait for a place, in turn, and open an attempt there."""

@@ -1,4 +1,4 @@
-"""What operators read about the replicas: leaks, status and metrics.
+"""What operators read about the replicas: leaks and status; what a gateway knows of their caches.
 
 Made of the replicas' own books (`Inspections`) and of what this gateway knows of their prefix
 caches (`KvKnowledge`).
@@ -6,7 +6,7 @@ caches (`KvKnowledge`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import grpc.aio
 
 from baton.core.ids import Epoch
 from baton.core.messages import ReplicaInfo
+from baton.core.metrics import Family, Kind, Sample
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import explain
 
@@ -115,47 +116,27 @@ def _trouble(reply: Exception | None) -> str:
     return explain(reply) if isinstance(reply, grpc.aio.AioRpcError) else repr(reply)
 
 
-def metrics_report(
-    replicas: Sequence[ReplicaInfo], inspections: Inspections, knowledge: Knowledge
-) -> str:
-    """Prometheus text: `baton_replica_<name>` the replicas say, `baton_kv_<name>` this gateway."""
-    samples: dict[str, list[str]] = {}
-    for info in replicas:
-        labels = f'replica="{info.replica_id}",role="{info.role.value}"'
-        known = knowledge.get(info.epoch, KvKnowledge())
-        for name, value in (*_replica_samples(inspections.get(info.epoch)), *_kv_samples(known)):
-            bare, _, own = name.partition("{")  # some have labels already
-            both = f"{labels},{own}" if own else f"{labels}}}"
-            samples.setdefault(bare, []).append(f"{{{both} {value!r}")
-    lines: list[str] = []
-    for name, values in sorted(samples.items()):
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines.append(f"# TYPE {name} {kind}")
-        lines += [f"{name}{value}" for value in values]
-    return "\n".join(lines) + "\n"
+def knowledge_families(replicas: Sequence[ReplicaInfo], knowledge: Knowledge) -> list[Family]:
+    """Each gateway follows the caches for itself: these are its own, and say how far it is."""
+    followed = [
+        ({"replica": info.replica_id}, knowledge.get(info.epoch, KvKnowledge()))
+        for info in replicas
+    ]
+    return [
+        Family(
+            f"baton_gateway_{name}",
+            kind,
+            help,
+            [Sample(labels, float(getattr(known, field))) for labels, known in followed],
+        )
+        for name, kind, field, help in _KNOWLEDGE
+    ]
 
 
-def _replica_samples(reply: pb.InspectReply | Exception | None) -> Iterator[tuple[str, float]]:
-    yield "baton_replica_up", int(isinstance(reply, pb.InspectReply))
-    if not isinstance(reply, pb.InspectReply):
-        return
-    if facts := _facts(reply):
-        labels = (f'{name}="{_escaped(str(value))}"' for name, value in facts.items())
-        yield f"baton_replica_engine_info{{{','.join(labels)}}}", 1
-    for metric in reply.metrics:
-        yield f"baton_replica_{metric.name}", metric.value
-    for term in TERMS:
-        yield f"baton_replica_blocks_{term}", getattr(reply.audit, term)
-
-
-def _escaped(label: str) -> str:
-    """As Prometheus wants the value of a label; a model may be called anything."""
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _kv_samples(known: KvKnowledge) -> Iterator[tuple[str, float]]:
-    yield "baton_kv_index_blocks", known.num_blocks
-    yield "baton_kv_index_synced", int(known.is_synced)
-    yield "baton_kv_events_total", known.num_events
-    yield "baton_kv_gaps_total", known.num_gaps
-    yield "baton_kv_resyncs_total", known.num_resyncs
+_KNOWLEDGE: tuple[tuple[str, Kind, str, str], ...] = (
+    ("kv_index_blocks", "gauge", "num_blocks", "Blocks of a replica's cache in the index"),
+    ("kv_index_synced", "gauge", "is_synced", "Whether the index follows a replica's cache"),
+    ("kv_events_total", "counter", "num_events", "Changes of a replica's cache that were heard"),
+    ("kv_gaps_total", "counter", "num_gaps", "How often changes of a cache were missed"),
+    ("kv_resyncs_total", "counter", "num_resyncs", "Snapshots of a cache after the first"),
+)

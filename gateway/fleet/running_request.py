@@ -23,6 +23,7 @@ from baton.core.errors import BatonError, Cancelled, DeadlineExceeded, Overloade
 from baton.core.ids import Epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.gateway.fleet.accounts import Accounts
+from baton.gateway.fleet.attempt_spans import AttemptSpans
 from baton.gateway.fleet.decode_link import ReplicaLost
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.requests.generation import Generation
@@ -73,6 +74,7 @@ class RunningRequest:
         self._find_place = place
         self._charge = charge
         self._clock = clock
+        self._spans = AttemptSpans(generation.call.span)
         limit = generation.time_left_s
         self._deadline = None if limit is None else clock() + limit
         self._alarm: asyncio.TimerHandle | None = None
@@ -96,7 +98,12 @@ class RunningRequest:
     async def place(self) -> None:
         """Begin the next attempt. Raises Overloaded, Unavailable, DeadlineExceeded."""
         started = self._clock()
-        await self._find_place(self._next_request, self._begin, self._lost, self._time_left_s())
+        self._spans.sought()
+        try:
+            await self._find_place(self._next_request, self._begin, self._lost, self._time_left_s())
+        except BaseException as error:
+            self._spans.failed(error)
+            raise
         self._accounts.waited((self._clock() - started) * 1e3)
         self._set_alarm()
 
@@ -122,6 +129,7 @@ class RunningRequest:
         self._close_left(num_delivered)
         if self._placed is not None:
             self._placed.close(max(0, num_delivered - self._accounts.num_before))
+        self._spans.ended()
 
     def _next_request(self) -> GenerateRequest:
         return self._request(self._left[-1][0].address if self._left else None)
@@ -142,6 +150,7 @@ class RunningRequest:
             pooling=generation.pooling,
             source=source,
             is_moving=source is not None,
+            traceparent=self._spans.next_context,
             time_left_ms=None if time_left_s is None else max(1, int(time_left_s * 1e3)),
         )
 
@@ -150,6 +159,7 @@ class RunningRequest:
         placed.attempt.on_leaving = self._begin_to_move
         if placed.number == 1:  # what is computed again is not the caller's doing
             self._charge(placed.placement.num_prefill_tokens)
+        self._spans.begun(placed)
         self._accounts.begin_attempt(placed.number, placed.placement.reason)
 
     async def _next_update(self) -> TokenUpdate:
@@ -187,6 +197,7 @@ class RunningRequest:
         number = self._accounts.number
         if self._num_failed >= MAX_ATTEMPTS:
             raise Unavailable(f"gave up after {number} attempts; the last said: {error}")
+        self._spans.ended(str(error))
         self._accounts.end_attempt(f"attempt {number}: {error}")
         await self.place()
 
@@ -227,12 +238,18 @@ class RunningRequest:
             self._switch(old, placed)
 
         while self._can_move(old):
+            self._spans.sought()
             try:
                 await self._find_place(request_to_move, switch, self._lost, self._time_left_s())
-            except (Overloaded, Unavailable):  # nobody takes it: somebody may later
+            except (Overloaded, Unavailable) as error:  # nobody takes it: somebody may later
+                self._spans.failed(error)
                 await asyncio.sleep(LOOK_AGAIN_S)
-            except BatonError:
+            except BatonError as error:
+                self._spans.failed(error)
                 return
+            except asyncio.CancelledError as error:
+                self._spans.failed(error)
+                raise
 
     def _switch(self, old: Placed, placed: Placed) -> None:
         decode, num_before = old.placement.decode, self._accounts.num_before
@@ -240,6 +257,7 @@ class RunningRequest:
         takes_along = placed.attempt.request.is_moving
         why = "is draining" if takes_along else "answers nobody"
         self._accounts.end_attempt(f"attempt {number}: {decode.replica_id} {why}")
+        self._spans.ended()
         old.attempt.cut_off(_Switched())
         self._begin(placed)
         if takes_along:

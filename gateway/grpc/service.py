@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import grpc_status
@@ -19,10 +21,14 @@ from baton.gateway.grpc.resuming import (
     write_resumable,
 )
 from baton.gateway.grpc.text import answer_detokenize, answer_embed, answer_tokenize
+from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceServicer
 from grpc import StatusCode
+
+OPERATIONS = {"Generate": "text_completion", "Chat": "chat", "Embed": "embeddings"}
+"""What a method asks of the model, as OpenTelemetry names it."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -105,16 +111,33 @@ class InferenceService(InferenceServicer):
     @asynccontextmanager
     async def _answering(self, context: Context, method: str) -> AsyncIterator[Caller]:
         """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
-        outcome = StatusCode.CANCELLED
+        outcome, call = StatusCode.CANCELLED, UNTRACED
         try:
             metadata = dict(context.invocation_metadata() or ())
             authorization = metadata.get("authorization")
             given = authorization if isinstance(authorization, str) else None
-            yield self._gateway.keys.check(given)
+            caller = self._gateway.keys.check(given)
+            if method in OPERATIONS:
+                call = self._begin_call(method, metadata)
+                caller = replace(caller, call=call)
+            yield caller
             outcome = StatusCode.OK
         except Exception as error:
             status = grpc_status(error)
             outcome = status.code
             await context.abort(status.code, status.details, status.trailing_metadata)
         finally:
-            self._gateway.metrics.calls.labels(method, outcome.name).inc()
+            self._gateway.metrics.calls.add(1, method, outcome.name)
+            if call.span.is_recording:
+                call.span.set({"rpc.response.status_code": outcome.name})
+            call.span.end("" if outcome is StatusCode.OK else outcome.name)
+
+    def _begin_call(self, method: str, metadata: Mapping[str, str | bytes]) -> TracedCall:
+        parent, request_id = metadata.get("traceparent", ""), metadata.get("x-request-id", "")
+        return begin_call(
+            self._gateway,
+            OPERATIONS[method],
+            str(request_id),
+            parent=str(parent),
+            attributes={"rpc.system.name": "grpc", "rpc.method": method},
+        )

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import BatonError
+from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.api_keys import ANYBODY
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
+from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
@@ -24,6 +27,13 @@ GUARDED = ("/v1/", "/debug/", "/tokenize", "/detokenize")
 """Paths that need a key, where keys are needed. Probes and metrics have none to show."""
 OPERATED = "/debug/"
 """Paths below it need an operator's."""
+OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/embeddings": "embeddings",
+}
+"""What a path asks of the model, as OpenTelemetry names it."""
 REQUEST_ID = "x-request-id"
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}"
@@ -47,12 +57,12 @@ class Edge:
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
         answer_headers: list[tuple[bytes, bytes]] = []
-        caller = ANYBODY
+        caller, call = ANYBODY, UNTRACED
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._gateway.metrics.calls.labels(path, message["status"]).inc()
+                path = self._name_of(scope["path"])
+                self._gateway.metrics.calls.add(1, path, str(message["status"]))
                 limits = self._gateway.limits.allowances(caller.tenant)
                 message["headers"] = [
                     *message["headers"],
@@ -60,6 +70,8 @@ class Edge:
                     *answer_headers,
                     *limit_headers(limits),
                 ]
+                if call.span.is_recording:
+                    call.span.set({"http.response.status_code": message["status"]})
                 if self._gateway.is_draining:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -67,17 +79,44 @@ class Edge:
         try:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.append((REQUEST_ID.encode(), request_id.encode()))
+            call = self._begin_call(scope, headers, request_id)
             if scope["path"].startswith(GUARDED):
                 caller = self._gateway.keys.check(headers.get("authorization"))
             if scope["path"].startswith(OPERATED):
                 caller.check_operates(scope["path"])
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
+            call.span.end(str(error))
             return
+        if call is not UNTRACED:
+            caller = replace(caller, call=call)
         scope.setdefault("state", {}).update(
             request_id=request_id, caller=caller, answer_headers=answer_headers
         )
-        await self._app(scope, receive, send_with_headers)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            call.span.end()
+
+    def _name_of(self, path: str) -> str:
+        return path if path in self._paths else "other"
+
+    def _begin_call(self, scope: Scope, headers: Headers, request_id: str) -> TracedCall:
+        """Of what a client asks of the model; nobody follows probes."""
+        operation = OPERATIONS.get(scope["path"])
+        if operation is None:
+            return UNTRACED
+        return begin_call(
+            self._gateway,
+            operation,
+            request_id,
+            parent=headers.get("traceparent", ""),
+            attributes={
+                "http.request.method": scope["method"],
+                "http.route": scope["path"],
+                "url.path": scope["path"],
+            },
+        )
 
 
 def limit_headers(allowances: Iterable[Allowance]) -> Iterator[tuple[bytes, bytes]]:

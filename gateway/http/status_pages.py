@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 from msgspec import structs
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from baton.core.metrics import CONTENT_TYPE
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.requests.gateway import Gateway
@@ -76,8 +76,8 @@ class StatusPages:
         return json_response({"/": "baton"})
 
     async def metrics(self, request: Request) -> Response:
-        text = self._gateway.metrics.text() + await self._gateway.dispatcher.metrics_text()
-        return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+        page = self._gateway.metrics_page()
+        return Response(page, headers={"content-type": CONTENT_TYPE})
 
     async def leaks(self, request: Request) -> Response:
         return json_response(await self._gateway.dispatcher.leaks())

@@ -93,6 +93,7 @@ def _choices(
         priority=priority,
         time_left_s=patience.time_left_s,
         max_wait_s=patience.max_wait_s,
+        call=order.caller.call,
     )
     yield first
     # The prompt's logprobs are the same for all choices, and cost a computation of all of it.

@@ -77,6 +77,7 @@ async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
             pooling=order.pooling,
             time_left_s=patience.time_left_s,
             max_wait_s=patience.max_wait_s,
+            call=order.caller.call,
         )
 
     tasks = [asyncio.create_task(run(prompt)) for prompt in order.inputs]

@@ -8,6 +8,7 @@ from functools import partial
 
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import ContextExceeded
+from baton.core.metrics import exposition
 from baton.gateway.access.api_keys import ApiKeys, Caller, callers
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig
@@ -21,8 +22,8 @@ from baton.gateway.requests.generation_run import GenerationRun
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.readiness import NOBODY, Missing, Wanted
+from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.requests.sampling_options import SamplingRules
-from baton.gateway.requests.traces import traces_from_environment
 from baton.gateway.resumable.keeper import StreamKeeper
 from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import OutputText
@@ -40,6 +41,7 @@ class Gateway:
         dispatcher: Dispatcher,
         config: GatewayConfig,
         wanted: Wanted = NOBODY,
+        reporting: Reporting = SILENT,
         clock: Clock = monotonic,
     ) -> None:
         """`wanted`: the replicas that are to be there, for those who ask what is missing."""
@@ -52,7 +54,8 @@ class Gateway:
         self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()
-        self.traces = traces_from_environment()
+        self.tracer = reporting.tracer
+        self._has_vllm_names = reporting.has_vllm_names
         self.keeper = StreamKeeper(
             max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s
         )
@@ -79,6 +82,14 @@ class Gateway:
 
     def missing(self) -> tuple[Missing, ...]:
         return self.dispatcher.missing(self._wanted)
+
+    def metrics_page(self) -> str:
+        """Of this process alone: replicas have pages of their own."""
+        families = (*self.metrics.families(), *self.dispatcher.metrics())
+        page = exposition(families, {"model": self.model.name})
+        if self._has_vllm_names:
+            page += exposition(self.metrics.vllm_families(), {"model_name": self.model.name})
+        return page
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, prompt_field: str
@@ -167,5 +178,9 @@ class Gateway:
     def run(self, generation: Generation) -> GenerationRun:
         spend = partial(self.limits.charge, generation.tenant)
         return GenerationRun(
-            self.dispatcher, generation, metrics=self.metrics, spend=spend, traces=self.traces
+            self.dispatcher,
+            generation,
+            metrics=self.metrics,
+            spend=spend,
+            model=self.model.name,
         )

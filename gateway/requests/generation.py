@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import CachePoint, Pooling, Receipt, SamplingParams, TokenUpdate
+from baton.core.metrics import Family
+from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.router.decisions import Decisions
@@ -53,6 +55,8 @@ class Generation:
     time_left_s: float | None = None
     max_wait_s: float | None = None
     """It would rather be refused than wait longer for a place."""
+    call: TracedCall = UNTRACED
+    """What its spans are within."""
 
 
 class RunningGeneration(Protocol):
@@ -133,5 +137,5 @@ class Dispatcher(Protocol):
     async def undrain(self, replica_id: str) -> dict[str, Any]:
         """What POST /debug/undrain does and answers. Raises InvalidRequest, Unavailable."""
 
-    async def metrics_text(self) -> str:
-        """Prometheus text of the replicas, appended to the gateway's own."""
+    def metrics(self) -> Iterator[Family]:
+        """What it has to tell Prometheus besides what is counted of requests."""

@@ -16,8 +16,8 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import BatonError
 from baton.core.messages import Receipt, TokenUpdate
 from baton.gateway.requests.generation import Dispatcher, Generation, RunningGeneration
+from baton.gateway.requests.generation_span import GenerationSpan
 from baton.gateway.requests.metrics import GatewayMetrics
-from baton.gateway.requests.traces import RequestTraces
 
 
 class GenerationRun:
@@ -33,10 +33,10 @@ class GenerationRun:
         *,
         metrics: GatewayMetrics,
         spend: Callable[[int], None],
-        traces: RequestTraces | None = None,
+        model: str = "",
         clock: Clock = monotonic,
     ) -> None:
-        """`spend` hears of each token that is given to the caller."""
+        """`spend` hears of each token that is given to the caller. `model`: its public name."""
         self.generation = generation
         self.num_delivered = 0
         """Tokens the client was given; whoever gives them counts them."""
@@ -45,7 +45,7 @@ class GenerationRun:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._spend = spend
-        self._traces = traces
+        self._span = GenerationSpan(generation, model)
         self._clock = clock
         self._made_at = self._updated_at = clock()
         self._running: RunningGeneration | None = None
@@ -59,12 +59,14 @@ class GenerationRun:
         return Receipt() if self._running is None else self._running.receipt
 
     async def __aenter__(self) -> Self:
-        self._metrics.open_requests.inc()
+        self._metrics.num_open += 1
         try:
-            self._running = await self._dispatcher.start(self._with_time_left())
+            self._span.begin()
+            self._running = await self._dispatcher.start(self._as_dispatched())
         except BaseException as error:
             await self._close_after(error)
             raise
+        self._metrics.admission_s.observe(self._clock() - self._made_at)
         self._updates = aiter(self._running)
         return self
 
@@ -81,7 +83,7 @@ class GenerationRun:
         assert self._updates is not None, "a run is entered before it is read"
         update = await anext(self._updates)
         if update.tokens:
-            self._observe_tokens()
+            self._observe_tokens(len(update.tokens))
             self._spend(len(update.tokens))
         return update
 
@@ -91,7 +93,7 @@ class GenerationRun:
             return
         self.is_closed = True
         outcome = "ok" if self.is_complete else self._outcome
-        self._metrics.open_requests.dec()
+        self._metrics.num_open -= 1
         try:
             if self._running is not None:
                 await self._running.stop(self.num_delivered)
@@ -99,29 +101,29 @@ class GenerationRun:
             seconds = self._clock() - self._made_at
             if self.is_complete:
                 self._metrics.total_s.observe(seconds)
-            num_prompt = len(self.generation.prompt)
-            self._metrics.count_ended(outcome, self.receipt, num_prompt, self.num_delivered)
-            if self._traces is not None:
-                request_id = self.generation.request_id
-                self._traces.record(request_id, outcome, self.receipt, seconds=seconds)
+            num_prompt, tenant = len(self.generation.prompt), self.generation.tenant
+            self._metrics.count_ended(outcome, tenant, self.receipt, num_prompt, self.num_delivered)
+            self._span.end(outcome, self.receipt)
 
     async def _close_after(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):
             self._outcome = type(error).__name__ if isinstance(error, BatonError) else "error"
         await self.close()
 
-    def _with_time_left(self) -> Generation:
+    def _as_dispatched(self) -> Generation:
         """The limit counts from the moment the request came, which may be a while ago."""
-        limit_s = self.generation.time_left_s
+        generation, limit_s = self._span.within(self.generation), self.generation.time_left_s
         if limit_s is None:
-            return self.generation
+            return generation
         spent_s = self._clock() - self._made_at
-        return replace(self.generation, time_left_s=max(0.0, limit_s - spent_s))
+        return replace(generation, time_left_s=max(0.0, limit_s - spent_s))
 
-    def _observe_tokens(self) -> None:
+    def _observe_tokens(self, number: int) -> None:
         now = self._clock()
         if self.num_delivered:
-            self._metrics.gap_s.observe(now - self._updated_at)
+            gap_s = (now - self._updated_at) / number
+            self._metrics.token_s.observe(gap_s, times=number)
         else:
             self._metrics.first_token_s.observe(now - self._made_at)
+            self._span.first_token()
         self._updated_at = now

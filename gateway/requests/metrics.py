@@ -1,75 +1,102 @@
-"""What the gateway counts about its requests, for Prometheus."""
+"""What a gateway counts about its requests, for Prometheus.
+
+Tenants are those of the configuration, so there are as many series as it has lines. Who reads these
+under the names of vLLM, dashboards and scalers that exist, gets them as well (`vllm_families`).
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator
 
 from baton.core.messages import Receipt
+from baton.core.metrics import Counter, Family, Histogram, gauge, renamed
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOTAL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+WAIT_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+PREFIX = "baton_gateway_"
 
 
 class GatewayMetrics:
-    """One registry for each gateway, so that several can live in one process."""
+    """One for each gateway, so that several can live in one process."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "baton_gateway_requests",
-            "Generations that ended, by outcome",
-            ("outcome",),
-            registry=registry,
+        self.num_open = 0
+        self.requests = _counter(
+            "requests_total", "Generations that ended, by outcome", ("outcome", "tenant")
         )
-        self.calls = Counter(
-            "baton_gateway_calls",
+        self.calls = _counter(
+            "calls_total",
             "Answers begun over HTTP and gRPC, by path or method and by status",
             ("method", "status"),
-            registry=registry,
         )
-        self.open_requests = Gauge(
-            "baton_gateway_open_requests", "Generations under way", registry=registry
+        self.prompt_tokens = _counter("prompt_tokens_total", "Tokens of prompts", ("tenant",))
+        self.cached_tokens = _counter(
+            "cached_tokens_total", "Prompt tokens found in a cache", ("tenant",)
         )
-        self.prompt_tokens = Counter(
-            "baton_gateway_prompt_tokens", "Tokens of prompts", registry=registry
-        )
-        self.cached_tokens = Counter(
-            "baton_gateway_cached_tokens", "Prompt tokens found in a cache", registry=registry
-        )
-        self.cache_write_tokens = Counter(
-            "baton_gateway_cache_write_tokens",
+        self.cache_write_tokens = _counter(
+            "cache_write_tokens_total",
             "Prompt tokens before a cache point that were not in a cache until then",
-            registry=registry,
+            ("tenant",),
         )
-        self.output_tokens = Counter(
-            "baton_gateway_output_tokens", "Tokens given to clients", registry=registry
+        self.output_tokens = _counter("output_tokens_total", "Tokens given to clients", ("tenant",))
+        self.attempts = _counter(
+            "attempts_total", "Attempts of generations that ended: one each if nothing was lost"
         )
-        self.first_token_s = Histogram(
-            "baton_gateway_time_to_first_token_seconds",
+        self.admission_s = _histogram(
+            "admission_wait_seconds", "From a request's acceptance to its place", WAIT_BUCKETS_S
+        )
+        self.first_token_s = _histogram(
+            "time_to_first_token_seconds",
             "From a request's acceptance to its first token",
-            buckets=TTFT_BUCKETS_S,
-            registry=registry,
+            TTFT_BUCKETS_S,
         )
-        self.gap_s = Histogram(
-            "baton_gateway_update_gap_seconds",
-            "Between two updates of one request",
-            buckets=GAP_BUCKETS_S,
-            registry=registry,
+        self.token_s = _histogram(
+            "inter_token_seconds",
+            "Between two tokens of one request, those that come together sharing the time",
+            TOKEN_BUCKETS_S,
         )
-        self.total_s = Histogram(
-            "baton_gateway_request_seconds",
-            "From a request's acceptance to its last token",
-            buckets=TOTAL_BUCKETS_S,
-            registry=registry,
+        self.total_s = _histogram(
+            "request_seconds", "From a request's acceptance to its last token", TOTAL_BUCKETS_S
         )
 
-    def count_ended(self, outcome: str, receipt: Receipt, num_prompt: int, num_output: int) -> None:
-        self.requests.labels(outcome).inc()
-        self.prompt_tokens.inc(num_prompt)
-        self.cached_tokens.inc(receipt.cached_tokens)
-        self.cache_write_tokens.inc(receipt.cache_write_tokens)
-        self.output_tokens.inc(num_output)
+    def count_ended(
+        self, outcome: str, tenant: str, receipt: Receipt, num_prompt: int, num_output: int
+    ) -> None:
+        self.requests.add(1, outcome, tenant)
+        self.attempts.add(receipt.attempts)
+        self.prompt_tokens.add(num_prompt, tenant)
+        self.cached_tokens.add(receipt.cached_tokens, tenant)
+        self.cache_write_tokens.add(receipt.cache_write_tokens, tenant)
+        self.output_tokens.add(num_output, tenant)
 
-    def text(self) -> str:
-        return generate_latest(self.registry).decode()
+    def families(self) -> Iterator[Family]:
+        yield gauge(f"{PREFIX}open_requests", "Generations under way", self.num_open)
+        for one in vars(self).values():
+            if isinstance(one, Counter | Histogram):
+                yield one.family()
+
+    def vllm_families(self) -> Iterator[Family]:
+        """What vLLM's API server counts of the same, by its names."""
+        ended = self.requests.family()
+        yield renamed(self.first_token_s.family(), "vllm:time_to_first_token_seconds")
+        yield renamed(self.token_s.family(), "vllm:inter_token_latency_seconds")
+        yield renamed(self.token_s.family(), "vllm:time_per_output_token_seconds")
+        yield renamed(self.total_s.family(), "vllm:e2e_request_latency_seconds")
+        yield renamed(self.admission_s.family(), "vllm:request_queue_time_seconds")
+        yield renamed(self.prompt_tokens.family(), "vllm:prompt_tokens_total")
+        yield renamed(self.output_tokens.family(), "vllm:generation_tokens_total")
+        yield ended._replace(
+            name="vllm:request_success_total",
+            samples=[one for one in ended.samples if one.labels["outcome"] == "ok"],
+        )
+
+
+def _counter(name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+    return Counter(PREFIX + name, help, labels)
+
+
+def _histogram(name: str, help: str, bounds: tuple[float, ...]) -> Histogram:
+    return Histogram(PREFIX + name, help, bounds)

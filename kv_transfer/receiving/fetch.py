@@ -32,6 +32,7 @@ from baton.core.errors import (
     TransportFailed,
 )
 from baton.core.ids import Epoch, TransferId
+from baton.core.metrics import Counter, Histogram
 from baton.core.owner_thread import OwnerThread
 from baton.kv_transfer.handoff.messages import (
     BlockRange,
@@ -46,6 +47,8 @@ from baton.kv_transfer.handoff.transport import Transport
 from baton.kv_transfer.receiving.filling import Filling
 from baton.kv_transfer.receiving.receiver import AbortReason, Receiver
 from baton.kv_transfer.receiving.writer import Writer, WriterParts
+
+SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,17 @@ class Fetcher:
         self._clock = clock
         self._config = config or FetchConfig()
         self._scores = scores or SourceScores()
+        self.seconds = Histogram(
+            "baton_replica_kv_transfer_seconds",
+            "KV of one prompt that came, from the opening of the transfer until its seal",
+            SECONDS_BOUNDS,
+            ("transport",),
+        )
+        self.num_bytes = Counter(
+            "baton_replica_kv_transfer_bytes_total",
+            "KV that came, by the way it took",
+            ("transport",),
+        )
         self._flights: dict[TransferId, _Flight] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,9 +170,12 @@ class Fetcher:
         finally:
             del self._flights[transfer_id]
         self._tell(flight, Outcome.SEALED)
+        seconds = self._clock() - started
+        self.seconds.observe(seconds, flight.transport)
+        self.num_bytes.add(flight.num_bytes, flight.transport)
         return TransferReport(
             num_bytes=flight.num_bytes,
-            transfer_ms=(self._clock() - started) * 1e3,
+            transfer_ms=seconds * 1e3,
             transport=flight.transport,
             num_duplicates=flight.num_duplicates,
             num_reopened=flight.num_reopened,

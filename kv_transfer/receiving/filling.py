@@ -116,6 +116,10 @@ class Filling:
         return self.reservation.transfer_id
 
     @property
+    def began_at(self) -> float:
+        return self.expires_at - self.reservation.time_left_s
+
+    @property
     def state(self) -> ReceiverState:
         return self._lease.state
 

@@ -87,6 +87,11 @@ class Receiver:
         """Transfers that hold blocks, for the auditor."""
         return frozenset((*self._leases, *self._quarantined))
 
+    def lease_ages(self, now: float) -> tuple[float, ...]:
+        """Seconds, of each transfer that holds blocks. For any thread."""
+        fillings = (*self._leases.values(), *self._quarantined.values())
+        return tuple(now - filling.began_at for filling in fillings)
+
     @property
     def num_leased_blocks(self) -> int:
         """Blocks that leases took from the pool; shared prefixes do not count."""

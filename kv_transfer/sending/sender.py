@@ -74,6 +74,7 @@ class Offer:
     source: Holder
     num_tokens: int
     num_blocks: int
+    offered_at: float
     expires_at: float
     state: SenderState = field(default_factory=SenderState)
     published: list[int]
@@ -119,6 +120,10 @@ class Sender:
         """Transfers that may hold references, for the auditor."""
         return frozenset(self._offers)
 
+    def lease_ages(self, now: float) -> tuple[float, ...]:
+        """Seconds, of each transfer that may hold references. For any thread."""
+        return tuple(now - offer.offered_at for offer in tuple(self._offers.values()))
+
     def when_changed(self, transfer_id: TransferId, function: Callable[[], None]) -> None:
         """Call `function` once: when more blocks are published, or the transfer is over."""
         self._waiting[transfer_id].append(function)
@@ -152,6 +157,7 @@ class Sender:
             source=source,
             num_tokens=num_tokens,
             num_blocks=self._pool.layout.num_blocks_for(num_tokens),
+            offered_at=now,
             expires_at=now + min(max(0.0, time_left_s), self._config.max_time_left_s),
             published=[0] * self._pool.layout.num_planes,
         )

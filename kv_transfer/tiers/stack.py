@@ -139,7 +139,7 @@ class TierStack:
     def metrics(self) -> dict[str, float]:
         """By Prometheus name, for every tier."""
         return {
-            f"tier_{level.tier.name}_{name}": value
+            f'tier_{name}{{tier="{level.tier.name}"}}': value
             for level in self._levels
             for name, value in _as_metrics(level).items()
         }

@@ -16,9 +16,12 @@ from baton.core.ids import Epoch
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.fleet import RegistryClient
+from baton.gateway.requests.reporting import Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.observe.otel import start_tracing
+from baton.platform.observe.process_port import ProcessPages, ProcessPort
 from baton.platform.registry.limit_shares import REPORTS_S
 from baton.platform.security.connections import load_security
 from baton.platform.security.secrets import names_any, with_secrets
@@ -75,17 +78,33 @@ class GatewayNode:
             dispatcher=self.dispatcher,
             config=self._known,
             wanted=config.wanted_replicas,
+            reporting=Reporting(
+                tracer=start_tracing(config.tracing, "baton-gateway", self.dispatcher.epoch),
+                has_vllm_names=config.metrics.vllm_names,
+            ),
+        )
+        self._metrics = config.metrics
+        self.process_port = ProcessPort(
+            ProcessPages(
+                metrics=self.server.metrics_page,
+                is_well=lambda: self._why_unwell is None,
+                is_ready=self.server.is_ready,
+            )
         )
         self._shares: SharesRegistry | None = None
         self._following: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._host = config.gateway.host
 
     async def start(self, registry: RegistryClient, shares: SharesRegistry | None = None) -> None:
         """`shares`: of tenants' limits, where other gateways have the others."""
         self._following = asyncio.create_task(self.dispatcher.run(registry))
         self._shares = shares
         self._begin_what_is_needed()
+        if self._metrics.enabled:
+            host = self._metrics.host or self._host
+            await self.process_port.start(host, self._metrics.gateway_port)
         await self.server.start()
 
     def reconfigure(self, config: DeploymentConfig) -> None:
@@ -130,8 +149,14 @@ class GatewayNode:
 
     def check_health(self) -> None:
         """Raise Unavailable if this gateway hears of replicas no more, which nothing else mends."""
-        if self._following is not None and self._following.done():
-            raise Unavailable(f"the gateway has stopped following the registry: {self._following}")
+        if self._why_unwell is not None:
+            raise Unavailable(self._why_unwell)
+
+    @property
+    def _why_unwell(self) -> str | None:
+        if self._following is None or not self._following.done():
+            return None
+        return f"the gateway has stopped following the registry: {self._following}"
 
     async def stop(self, drain_s: float) -> None:
         """Turn unready, let the requests under way finish, then close the ports."""
@@ -142,6 +167,7 @@ class GatewayNode:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.process_port.stop()
 
 
 def _routing(config: DeploymentConfig) -> Routing:

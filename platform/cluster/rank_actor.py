@@ -57,9 +57,11 @@ class RankActor:
         own = replace(assignment, replica_id=ReplicaId(f"{assignment.replica_id}.{place.data}"))
         start_actor_log(own.config, own.replica_id)
         async with Startup(own.registry, own.replica_id, own.role) as startup:
-            life = self._life = Lifetime(own, startup)
+            life, host = Lifetime(own, startup), own_address(own.config)
+            self._life = life
+            await life.answer_probes(host)
             await life.load(await asyncio.to_thread(join, meeting, rank))
-            await life.serve(own_address(own.config))
+            await life.serve(host)
         spare_what_stays()
         await self._has_left.wait()
 

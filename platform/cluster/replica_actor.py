@@ -73,6 +73,7 @@ class ReplicaActor:
 
         host = own_address(assignment.config)
         self._life = Lifetime(assignment, startup)
+        await self._life.answer_probes(host)
         self._others = others = await call_others(assignment, host)
 
         async def load() -> None:

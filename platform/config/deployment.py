@@ -9,6 +9,7 @@
     health               when a replica counts as broken, and how one leaves
     ray                  the cluster to join
     security             how its processes know each other, and whether others can listen
+    metrics, tracing     what each process tells about itself, and of requests
     chaos                faults on purpose; off
 
 `baton serve -f baton.yaml` reads it, `baton serve` options override it, and the Helm chart's
@@ -35,6 +36,7 @@ from baton.kv_transfer.config import ExchangeConfig
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfig, PrefillConfig
 from baton.platform.faults.config import ChaosConfig
+from baton.platform.observe.config import MetricsConfig, TracingConfig
 from baton.platform.observe.logs import LogFormat, LogLevel
 from baton.platform.security.config import SecurityConfig
 from baton.router.config import PullConfig
@@ -148,6 +150,8 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     health: HealthConfig = HealthConfig()
     ray: RayConfig = RayConfig()
     security: SecurityConfig = SecurityConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig = TracingConfig()
     chaos: ChaosConfig = ChaosConfig()
 
     def __post_init__(self) -> None:

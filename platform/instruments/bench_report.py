@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.platform.instruments.ceilings import Ceilings
-from baton.platform.instruments.datasheet import Datasheet
 from baton.platform.instruments.engine_bench import Measured, Point
 from baton.platform.instruments.pass_cost import total
 from baton.platform.instruments.regime import BatchPoint, flattening
+from baton.platform.machine.datasheet import Datasheet
 
 PREFILL_COLUMNS = ("tokens", "ms", "tokens/s", "TFLOP/s", "share", "bound by")
 DECODE_COLUMNS = (

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from baton.kernels.cpu.memory_reading import word_sum
 from baton.kernels.products.packed_weight import can_pack, pack
-from baton.platform.instruments.model_shape import Part
+from baton.platform.models.model_shape import Part
 
 PROBE_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 """Larger than the caches of any machine."""

@@ -17,7 +17,6 @@ from itertools import accumulate
 
 from baton.platform.instruments.ceilings import Ceilings, read_bandwidth
 from baton.platform.instruments.loaded_engine import LoadedEngine
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.pass_cost import (
     Chunk,
     Work,
@@ -28,6 +27,7 @@ from baton.platform.instruments.pass_cost import (
 )
 from baton.platform.instruments.regime import Diagnosis, Timed, diagnose
 from baton.platform.instruments.step_watch import StepTime, StepWatch, watching
+from baton.platform.models.model_shape import Part
 
 WARM_UP_TOKENS = 16
 WARM_UP_STEPS = 2

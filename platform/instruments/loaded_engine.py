@@ -24,9 +24,9 @@ from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.instruments.model_shape import ModelShape, shape_of
 from baton.platform.instruments.source_prompts import SourcePrompts
 from baton.platform.machine.core_share import limit_threads
+from baton.platform.models.model_shape import ModelShape, shape_of
 
 FILLING = 0x3C
 """A byte of small normal numbers in every dtype of KV."""

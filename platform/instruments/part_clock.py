@@ -27,7 +27,7 @@ from baton.engine.layers.moe import Experts, MoeFeedForward
 from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.models.skeleton.decoder import Decoder
-from baton.platform.instruments.model_shape import Part, part_of
+from baton.platform.models.model_shape import Part, part_of
 
 
 @dataclass(frozen=True, slots=True)

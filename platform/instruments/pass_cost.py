@@ -20,7 +20,7 @@ from baton.kernels.latent_attention.latent_attention import multiplications
 from baton.kernels.latent_attention.latent_heads import LatentShape
 from baton.kernels.paging.window import Chunks, Streaming, Window, first_seen
 from baton.platform.instruments.ceilings import Ceilings
-from baton.platform.instruments.model_shape import AttentionShape, ModelShape, Part, Product
+from baton.platform.models.model_shape import AttentionShape, ModelShape, Part, Product
 
 LOGIT_BYTES = 4
 NORM_FLOPS = 5

@@ -24,7 +24,7 @@ from baton.kernels.products.linear import linear, logits
 from baton.kernels.products.weight import Weight
 from baton.platform.instruments.ceilings import Ceilings, best_s, measure_ceilings
 from baton.platform.instruments.loaded_engine import LoadedEngine
-from baton.platform.instruments.model_shape import Part, Product, part_of, product_of
+from baton.platform.models.model_shape import Part, Product, part_of, product_of
 
 NUM_ROWS = {"cpu": 256, "cuda": 2048}
 """From so many on a product becomes no faster; a head writes many numbers for each."""

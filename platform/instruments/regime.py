@@ -19,8 +19,8 @@ from itertools import pairwise
 from math import log2
 
 from baton.platform.instruments.ceilings import Ceilings
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.pass_cost import WorkByPart, floor_s
+from baton.platform.models.model_shape import Part
 
 NEAR_THE_LIMIT = 0.5
 """Share of the limit from which on the limit explains the time."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from baton.platform.instruments.ceilings import Ceilings
 from baton.platform.instruments.engine_bench import Measured, Point
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.pass_cost import total
+from baton.platform.models.model_shape import Part
 
 MARKER_OF = dict(zip(Part, "osD^vPX*<>hp", strict=True))
 MIN_INTENSITY = 0.05

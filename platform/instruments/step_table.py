@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from rich.box import SIMPLE
 from rich.table import Table
 
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.step_watch import StepTime
+from baton.platform.models.model_shape import Part
 
 DRAFTING, SCHEDULE, BATCH, BOOKKEEPING, SAMPLING, REST = (
     "drafting", "schedule", "batch, Python", "bookkeeping", "sampling", "rest",

@@ -21,9 +21,9 @@ from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.engine import Engine
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.passes.runner import ModelRunner, Runner
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.part_clock import ModuleClock, Span
 from baton.platform.instruments.tape_clock import TapeClock
+from baton.platform.models.model_shape import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.passes.taped_model import TapedModel, pass_of
 from baton.kernels.cpu.operators import Call, Pass
 from baton.kernels.cpu.tape import Tape
-from baton.platform.instruments.model_shape import Part, part_of
 from baton.platform.instruments.part_clock import Span
+from baton.platform.models.model_shape import Part, part_of
 
 OPERATOR_PARTS = {
     "attention": Part.ATTENTION,

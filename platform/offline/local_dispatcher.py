@@ -14,6 +14,7 @@ from typing import Any
 from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
+from baton.core.metrics import Family
 from baton.decode_service.worker import DecodeWorker
 from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
@@ -129,8 +130,8 @@ class LocalDispatcher:
     async def undrain(self, replica_id: str) -> dict[str, Any]:
         raise InvalidRequest("the only replica there is was never drained", field="replica")
 
-    async def metrics_text(self) -> str:
-        return "".join(f"baton_{name} {value}\n" for name, value in self._worker.metrics().items())
+    def metrics(self) -> Iterator[Family]:
+        return iter(())  # nobody scrapes it
 
     async def _deliver(self) -> None:
         while (frame := await self._session.next_frame()) is not None:

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from baton.core.messages import HEARTBEAT_S
+from baton.core.errors import EngineFailed
+from baton.core.messages import HEARTBEAT_S, Role
 from baton.engine.assemble import find_device
 from baton.engine.engine import Engine
 from baton.engine.mesh.ranks import MeshGroups
@@ -25,8 +26,10 @@ from baton.kernels.cpu.library import library
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.faults.events import heartbeat
 from baton.platform.machine.core_share import fair_share, share_of_cores
+from baton.platform.observe.process_port import ProcessPort
 from baton.platform.replica.assignment import Assignment
 from baton.platform.replica.replica import Replica, load_engine, start_replica
+from baton.platform.replica.replica_page import ReplicaPage
 from baton.platform.replica.startup import Startup
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,8 @@ class Lifetime:
         self._engine: Engine | None = None
         self._replica: Replica | None = None
         self._heart: asyncio.Task[None] | None = None
+        self._port = ProcessPort()
+        """For probes from the first moment on: loading takes minutes, and is no illness."""
 
     @property
     def is_serving(self) -> bool:
@@ -53,6 +58,14 @@ class Lifetime:
     def engine(self) -> Engine:
         assert self._engine is not None, "nothing is loaded yet"
         return self._engine
+
+    async def answer_probes(self, host: str) -> None:
+        """Tell Prometheus and probes about this process, at `host` unless configured otherwise."""
+        metrics = self._config.metrics
+        if metrics.enabled:
+            is_prefill = self._role is Role.PREFILL
+            port = metrics.prefill_port if is_prefill else metrics.decode_port
+            await self._port.start(metrics.host or host, port)
 
     async def load(self, groups: MeshGroups) -> None:
         """Raises CheckpointError or InvalidConfig for what cannot be served."""
@@ -77,6 +90,17 @@ class Lifetime:
             self._config, self._role, engine, replica_id=self._id, host=host
         )
         self._heart = asyncio.create_task(self._beat(self._replica))
+        core = self._replica.worker.core
+        self._port.pages.metrics = ReplicaPage(self._replica, self._config.metrics).text
+        self._port.pages.is_ready = lambda: not core.is_draining
+        self._port.pages.is_well = self._is_well
+
+    def _is_well(self) -> bool:
+        try:
+            self.check_health()
+        except EngineFailed:
+            return False
+        return True
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by `config`'s live settings from now on."""
@@ -118,6 +142,7 @@ class Lifetime:
         self._heart.cancel()
         await self._try(self._registry.leave(self._replica.info.epoch))
         await self._replica.stop()
+        await self._port.stop()
 
     async def _beat(self, replica: Replica) -> None:
         while True:

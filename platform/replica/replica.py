@@ -37,13 +37,16 @@ from baton.kv_transfer.transports import (
     create_sending_halves,
 )
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.observe.otel import start_tracing
 from baton.platform.replica.engine_facts import engine_facts
 from baton.platform.replica.examination import Examiner
 from baton.platform.replica.peer_probing import PeerProbing
 from baton.platform.replica.replica_server import Identity, ReplicaGrpc, ReplicaServer
+from baton.platform.replica.step_cost import step_cost
 from baton.platform.security.connections import load_security
 from baton.prefill_service.server import PrefillGrpc
 from baton.prefill_service.worker import PrefillWorker
+from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import (
     add_DecodeServicer_to_server,
@@ -64,6 +67,8 @@ class Replica:
     transports: Transports
     halves: dict[str, SendingHalf]
     """What it sends by."""
+    probing: PeerProbing
+    engine_facts: pb.EngineFacts
     chaos: Chaos | None = None
 
     @property
@@ -85,6 +90,11 @@ class Replica:
         if self.chaos is not None and before.chaos != after.chaos:
             self.chaos.set(after.chaos.rules, after.chaos.seed)
 
+    def metrics(self) -> dict[str, float]:
+        """Single numbers, by Prometheus name; labels may stand behind it."""
+        chaos = {} if self.chaos is None else self.chaos.as_metrics()
+        return {**self.worker.metrics(), **self.probing.metrics(), **chaos}
+
     async def drain(self, timeout_s: float) -> bool:
         """Call itself unready and let go what it has; False if the time was not enough."""
         try:
@@ -103,6 +113,7 @@ class Replica:
         for half in self.halves.values():
             await half.close()
         await self.parts.channels.close()
+        await asyncio.to_thread(self.worker.core.tracer.close)
 
 
 async def load_engine(
@@ -167,13 +178,16 @@ async def start_replica(
     worker = it.prefill_worker() if role is Role.PREFILL else it.decode_worker()
     probing = PeerProbing(transports, Prober(ControlClient(parts.channels)), exchange.epoch)
     examiner = Examiner(engine.pool.layout, transports)
-    identity = Identity(replica_id, role, engine_facts(config.model_name, engine))
+    facts = engine_facts(config.model_name, engine)
+    identity = Identity(replica_id, role, facts)
     inspect = ReplicaGrpc(worker, identity, probing, examiner, chaos)
     server = ReplicaServer(inspect, partial(it.register, worker), parts.channels.security)
+    worker.core.meter.cost = step_cost(engine.runner)
+    worker.core.tracer = start_tracing(config.tracing, f"baton-{role}", replica_id)
     await worker.core.start()
     info = it.info(role, await server.start(host))
     parts.switchboard.plug(info.address, worker.core.kv.outbox)
-    return Replica(info, worker, server, parts, transports, it.halves, chaos)
+    return Replica(info, worker, server, parts, transports, it.halves, probing, facts, chaos)
 
 
 def _security(config: DeploymentConfig) -> WireSecurity:

@@ -14,13 +14,6 @@ from functools import cache
 
 from baton.engine.batch.batch import Chunk as RankChunk
 from baton.engine.mesh.mesh import Mesh, Place
-from baton.platform.instruments.model_shape import (
-    AttentionShape,
-    ModelShape,
-    Part,
-    Product,
-    shape_of,
-)
 from baton.platform.instruments.pass_cost import (
     LOGIT_BYTES,
     Chunk,
@@ -34,6 +27,13 @@ from baton.platform.instruments.pass_cost import (
 from baton.platform.layout_plan.pass_transfers import RankModel, transfers
 from baton.platform.layout_plan.transfers import sent_bytes
 from baton.platform.machine.accelerators import Accelerator
+from baton.platform.models.model_shape import (
+    AttentionShape,
+    ModelShape,
+    Part,
+    Product,
+    shape_of,
+)
 from baton.platform.size_plan.efficiency import Efficiency
 
 BITS = {"fp32": 32, "bf16": 16, "fp8": 8, "fp4": 4}

@@ -44,4 +44,4 @@ def graphs_of(
 ) -> DecodeGraphs:
     batch = StaticBatch(limits, runner.cache.layout.block_size)
     capture = ComputingCapture() if capture is None else capture
-    return DecodeGraphs(runner._model, runner.cache, batch, spare_block, capture)
+    return DecodeGraphs(runner.model, runner.cache, batch, spare_block, capture)

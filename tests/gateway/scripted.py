@@ -18,6 +18,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, InvalidRequest
 from baton.core.ids import ReplicaId
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
+from baton.core.metrics import Family, gauge
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
@@ -193,8 +194,8 @@ class ScriptedDispatcher:
             raise InvalidRequest(f"no replica is called {replica_id!r}", field="replica")
         return {"replica": replica_id, "role": "decode", "num_open": int(is_forced)}
 
-    async def metrics_text(self) -> str:
-        return "baton_replica_up 1\n"
+    def metrics(self) -> Iterator[Family]:
+        yield gauge("baton_gateway_waiting_requests", "Requests that wait for a place", 3)
 
 
 def embedding_of(prompt: Sequence[int]) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from tests.in_process_fleet import Fleet, running_fleet
 from baton.core.block_hash import block_hashes, root_hash
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, ReplicaInfo
+from baton.core.metrics import exposition
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.kv_watch import KvWatch
 from baton.proto import replica_pb2 as pb
@@ -164,12 +165,12 @@ async def test_operators_see_what_the_gateway_knows() -> None:
         index = fleet.dispatcher.fleet.index
         await until(lambda: len(index.num_cached_blocks(names(fleet, PROMPT))) == 2)
 
-        status, text = await fleet.dispatcher.status(), await fleet.dispatcher.metrics_text()
+        status, text = await fleet.dispatcher.status(), exposition(fleet.dispatcher.metrics())
 
         [prefill] = status["pools"]["prefill"]
         assert prefill["kv_index"]["num_blocks"] == 10
         assert prefill["kv_index"]["is_synced"]
-        assert 'baton_kv_index_blocks{replica="prefill-1",role="prefill"} 10\n' in text
+        assert 'baton_gateway_kv_index_blocks{replica="prefill-1"} 10.0\n' in text
 
 
 async def test_nobody_waits_for_a_watcher_when_a_replica_stops() -> None:

@@ -184,7 +184,7 @@ async def test_another_salt_finds_nothing(
 
         assert answer.tokens == expected[0]
         assert answer.receipt.cached_tokens == answer.receipt.pulled_tokens == 0
-        assert total(fleet, "tier_host_hits_total") == 0
+        assert total(fleet, 'tier_hits_total{tier="host"}') == 0
 
 
 async def test_a_new_replica_finds_on_disk_what_the_old_one_left(
@@ -196,7 +196,7 @@ async def test_a_new_replica_finds_on_disk_what_the_old_one_left(
         await written_back(fleet)
 
     async with fleet_with(folder, settings) as fleet:
-        await asyncio.to_thread(becomes_true, lambda: total(fleet, "tier_disk_blocks") > 0)
+        await asyncio.to_thread(becomes_true, lambda: total(fleet, 'tier_blocks{tier="disk"}') > 0)
         answer = await fleet.ask(prompts[0], SAMPLING)
 
         assert answer.tokens == expected[0]
@@ -261,7 +261,7 @@ async def test_broken_files_are_noticed_dropped_and_computed_instead(
         answers = [await fleet.ask(prompt, SAMPLING) for prompt in prompts]
 
         assert [answer.tokens for answer in answers] == expected
-        assert total(fleet, "tier_disk_corrupt_total") > 0
+        assert total(fleet, 'tier_corrupt_total{tier="disk"}') > 0
         await fleet.assert_nothing_is_held()
 
 
@@ -282,7 +282,7 @@ async def test_bytes_that_go_bad_in_host_memory_are_noticed_on_arrival(
         assert any("nothing brought in" in note for note in answer.receipt.notes)
         assert total(fleet, "pieces_corrupt_total") > 0
         async with asyncio.timeout(10):
-            while not total(fleet, "tier_host_corrupt_total"):
+            while not total(fleet, 'tier_corrupt_total{tier="host"}'):
                 await asyncio.sleep(0.002)
         await fleet.assert_nothing_is_held()
 

@@ -49,8 +49,8 @@ async def test_a_fleet_of_one_host_finds_the_way_by_itself() -> None:
         (chosen,) = (way.name for way in decode.transports.ways() if way.is_chosen)
         assert second.receipt.transport == chosen
         metrics = await metrics_of(fleet, Role.DECODE)
-        assert metrics[f"transport_{chosen}_bytes_per_s"] > 0
-        assert metrics[f"transport_{chosen}_streams_total"] >= 1
+        assert metrics[f'transport_bytes_per_second{{transport="{chosen}"}}'] > 0
+        assert metrics[f'transport_streams_total{{transport="{chosen}"}}'] >= 1
         await fleet.assert_nothing_is_held()
 
 

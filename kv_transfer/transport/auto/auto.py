@@ -194,13 +194,17 @@ class AutoTransport:
         ]
 
     def metrics(self) -> dict[str, float]:
-        streams = {f"transport_{name}_streams_total": num for name, num in self.num_streams.items()}
+        streams = {
+            f'transport_streams_total{{transport="{name}"}}': num
+            for name, num in self.num_streams.items()
+        }
         demotions = {
-            f"transport_{name}_demotions_total": num for name, num in self.num_demotions.items()
+            f'transport_demotions_total{{transport="{name}"}}': num
+            for name, num in self.num_demotions.items()
         }
         rates: dict[str, float] = {}
         for way in self.ways():
-            key = f"transport_{way.name}_bytes_per_s"
+            key = f'transport_bytes_per_second{{transport="{way.name}"}}'
             rates[key] = max(rates.get(key, 0.0), way.bytes_per_s or 0.0)
         return {**streams, **demotions, **rates, "transport_refused_total": self.num_refused}
 

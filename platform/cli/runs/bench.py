@@ -16,7 +16,6 @@ from baton.engine.speculation.speculation import Speculation
 from baton.platform.cli.terminal.output_files import check_plots, check_writable
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.instruments.bench_report import as_json, show
-from baton.platform.instruments.datasheet import datasheet
 from baton.platform.instruments.engine_bench import MAX_STEPS, EngineBench, Measured
 from baton.platform.instruments.loaded_engine import LoadedEngine, load_measured
 from baton.platform.instruments.product_rates import ceilings_of
@@ -28,6 +27,7 @@ from baton.platform.instruments.speculation_bench import (
     speculation_point,
     speculation_table,
 )
+from baton.platform.machine.datasheet import datasheet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from baton.platform.instruments.forward_trace.trace import (
     LayerTrace,
     TracedToken,
 )
-from baton.platform.instruments.model_shape import shape_of
+from baton.platform.models.model_shape import shape_of
 
 BLOCK_SIZE = 16
 MAX_TOKENS = 1024

@@ -18,13 +18,6 @@ from baton.engine.layers.norm import LayerNorm, RmsNorm
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.kernels.experts.routing import Routed
 from baton.platform.instruments.forward_trace.trace import Stage
-from baton.platform.instruments.model_shape import (
-    ModelShape,
-    Part,
-    part_of,
-    product_of,
-    products_of_experts,
-)
 from baton.platform.instruments.pass_cost import (
     Chunk,
     Work,
@@ -32,6 +25,13 @@ from baton.platform.instruments.pass_cost import (
     norm_work,
     product_work,
     rope_work,
+)
+from baton.platform.models.model_shape import (
+    ModelShape,
+    Part,
+    part_of,
+    product_of,
+    products_of_experts,
 )
 
 OF_MANY = {

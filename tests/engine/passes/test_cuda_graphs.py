@@ -144,7 +144,7 @@ def test_what_graphs_cost_is_tried_with_the_largest_and_one_more(folder: Path) -
     left = iter([1000, 900, 892])
 
     costs = try_graphs(
-        runner._model,
+        runner.model,
         runner.cache,
         StaticBatch(LIMITS, BLOCK_SIZE),
         SPARE_BLOCK,
@@ -177,7 +177,7 @@ def test_graphs_that_agree_leave_nothing_in_the_cache(folder: Path) -> None:
     runner = make_runner(folder)
     graphs = make_graphs(runner)
 
-    assert disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK) is None
+    assert disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK) is None
     assert not any(plane[:SPARE_BLOCK].any() for plane in runner.cache.planes)
 
 
@@ -198,7 +198,7 @@ def test_a_graph_of_any_size_that_is_wrong_for_a_long_context_is_found_out(
 
     monkeypatch.setattr(graph, "replay", forget_all_but_the_first_blocks)
 
-    found = disagreement(graphs, runner._model, runner.cache, SPARE_BLOCK)
+    found = disagreement(graphs, runner.model, runner.cache, SPARE_BLOCK)
 
     assert found == f"the graph of {size} requests gave something else than the model"
 

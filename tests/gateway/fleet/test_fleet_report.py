@@ -7,13 +7,14 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
 from baton.core.messages import Capacity, Role
+from baton.core.metrics import exposition
 from baton.gateway.fleet.fleet_report import (
     TERMS,
     Inspections,
     Knowledge,
     KvKnowledge,
+    knowledge_families,
     leaks_report,
-    metrics_report,
     status_report,
 )
 from baton.proto import replica_pb2 as pb
@@ -96,67 +97,25 @@ def test_the_status_of_no_replicas_still_names_both_pools() -> None:
     assert status_report([], NOBODY, NOTHING) == {"pools": {"prefill": [], "decode": []}}
 
 
-def test_prometheus_can_read_the_metrics() -> None:
-    text = metrics_report([P, D], {D.epoch: reply(steps_total=3, requests_open=2)}, NOTHING)
-
-    of_replicas = {
-        key: value for key, value in samples(text).items() if key[0].startswith("baton_replica_")
-    }
-    assert of_replicas == {
-        ("baton_replica_up", "prefill-1"): 0,
-        ("baton_replica_up", "decode-2"): 1,
-        ("baton_replica_steps_total", "decode-2"): 3,
-        ("baton_replica_requests_open", "decode-2"): 2,
-        ("baton_replica_blocks_quarantined", "decode-2"): 1,
-        ("baton_replica_blocks_leased", "decode-2"): 2,
-        ("baton_replica_blocks_live", "decode-2"): 3,
-        ("baton_replica_blocks_cached", "decode-2"): 4,
-        ("baton_replica_blocks_free", "decode-2"): 6,
-    }
-    assert "# TYPE baton_replica_steps_total counter" in text
-    assert "# TYPE baton_replica_requests_open gauge" in text
-
-
 def test_the_metrics_say_how_well_the_gateway_follows_each_cache() -> None:
-    text = metrics_report([P, D], NOBODY, {D.epoch: KNOWN})
+    text = exposition(knowledge_families([P, D], {D.epoch: KNOWN}))
 
-    of_index = {
-        key: value for key, value in samples(text).items() if key[0].startswith("baton_kv_")
+    assert samples(text) == {
+        ("baton_gateway_kv_index_blocks", "decode-2"): 7,
+        ("baton_gateway_kv_index_synced", "decode-2"): 1,
+        ("baton_gateway_kv_events_total", "decode-2"): 20,
+        ("baton_gateway_kv_gaps_total", "decode-2"): 1,
+        ("baton_gateway_kv_resyncs_total", "decode-2"): 2,
+        ("baton_gateway_kv_index_blocks", "prefill-1"): 0,
+        ("baton_gateway_kv_index_synced", "prefill-1"): 0,
+        ("baton_gateway_kv_events_total", "prefill-1"): 0,
+        ("baton_gateway_kv_gaps_total", "prefill-1"): 0,
+        ("baton_gateway_kv_resyncs_total", "prefill-1"): 0,
     }
-    assert of_index == {
-        ("baton_kv_index_blocks", "decode-2"): 7,
-        ("baton_kv_index_synced", "decode-2"): 1,
-        ("baton_kv_events_total", "decode-2"): 20,
-        ("baton_kv_gaps_total", "decode-2"): 1,
-        ("baton_kv_resyncs_total", "decode-2"): 2,
-        ("baton_kv_index_blocks", "prefill-1"): 0,
-        ("baton_kv_index_synced", "prefill-1"): 0,
-        ("baton_kv_events_total", "prefill-1"): 0,
-        ("baton_kv_gaps_total", "prefill-1"): 0,
-        ("baton_kv_resyncs_total", "prefill-1"): 0,
-    }
-    assert "# TYPE baton_kv_resyncs_total counter" in text
 
 
-def test_a_metric_of_many_replicas_is_declared_once() -> None:
-    both = {P.epoch: reply(steps_total=1), D.epoch: reply(steps_total=2)}
-
-    text = metrics_report([P, D], both, NOTHING)
-
-    assert text.count("# TYPE baton_replica_steps_total") == 1
-
-
-def test_large_counters_keep_every_digit_so_that_rates_are_right() -> None:
-    text = metrics_report([D], {D.epoch: reply(kv_bytes_received_total=123_456_789_012.0)}, NOTHING)
-
-    assert samples(text)["baton_replica_kv_bytes_received_total", "decode-2"] == 123_456_789_012
-
-
-def test_an_answer_of_a_replica_unknown_by_now_is_left_out() -> None:
-    assert (
-        samples(metrics_report([], {Epoch("gone"): reply(steps_total=1)}, {Epoch("gone"): KNOWN}))
-        == {}
-    )
+def test_a_replica_that_has_left_has_no_series_any_more() -> None:
+    assert not samples(exposition(knowledge_families([], {Epoch("gone"): KNOWN})))
 
 
 ENGINE = pb.EngineFacts(
@@ -178,27 +137,3 @@ def test_the_status_says_how_each_engine_computes() -> None:
         "num_threads": 2,
     }
     assert report["pools"]["prefill"][0]["engine"] == {}  # it is of a release that does not say
-
-
-def test_prometheus_reads_how_each_engine_computes_as_labels_of_a_gauge() -> None:
-    answer = reply()
-    answer.engine.CopyFrom(ENGINE)
-
-    text = metrics_report([P, D], {P.epoch: reply(), D.epoch: answer}, NOTHING)
-
-    [family] = [
-        family
-        for family in text_string_to_metric_families(text)
-        if family.name == "baton_replica_engine_info"
-    ]
-    [sample] = family.samples
-    assert (family.type, sample.value) == ("gauge", 1)
-    assert sample.labels == {
-        "replica": "decode-2",
-        "role": "decode",
-        "model": 'say "tiny"',
-        "dtype": "bfloat16",
-        "quantize": "int8",
-        "kernels": "compiled",
-        "num_threads": "2",
-    }

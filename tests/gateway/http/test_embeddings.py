@@ -132,7 +132,7 @@ async def test_one_input_that_fails_ends_all() -> None:
         metrics = (await gateway.http.get("/metrics")).text
 
     assert response.status_code == 503
-    assert "baton_gateway_open_requests 0.0" in metrics
+    assert 'baton_gateway_open_requests{model="org/tiny"} 0' in metrics
 
 
 async def test_a_client_that_leaves_stops_them() -> None:
@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_stops_them() -> None:
         metrics = (await gateway.http.get("/metrics")).text
 
     assert len(dispatcher.generations) == 32
-    assert "baton_gateway_open_requests 0.0" in metrics
+    assert 'baton_gateway_open_requests{model="org/tiny"} 0' in metrics
 
 
 async def test_grpc_embeds_alike() -> None:

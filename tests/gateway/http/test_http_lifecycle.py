@@ -175,7 +175,7 @@ async def test_metrics_count_requests_and_tokens() -> None:
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if not sample.labels or sample.labels == {"outcome": "ok"}
+        if not sample.labels.keys() & {"le", "method"}
     }
     assert values["baton_gateway_requests_total"] == 2
     assert values["baton_gateway_open_requests"] == 0
@@ -183,7 +183,10 @@ async def test_metrics_count_requests_and_tokens() -> None:
     assert values["baton_gateway_cached_tokens_total"] == 4
     assert values["baton_gateway_output_tokens_total"] == 2 * len(tokens_of("fox"))
     assert values["baton_gateway_time_to_first_token_seconds_count"] == 2
-    assert values["baton_replica_up"] == 1
+    assert values["baton_gateway_admission_wait_seconds_count"] == 2
+    assert values["baton_gateway_inter_token_seconds_count"] == 2 * (len(tokens_of("fox")) - 1)
+    assert values["baton_gateway_waiting_requests"] == 3
+    assert not [name for name in values if name.startswith("baton_replica_")]
 
 
 async def test_calls_are_counted_by_path_and_status() -> None:
@@ -195,10 +198,11 @@ async def test_calls_are_counted_by_path_and_status() -> None:
             await InferenceStub(channel).ListModels(pb.ListModelsRequest())
         text = (await gateway.http.get("/metrics")).text
 
-    assert 'baton_gateway_calls_total{method="/v1/completions",status="200"} 1.0' in text
-    assert 'baton_gateway_calls_total{method="/v1/completions",status="400"} 1.0' in text
-    assert 'baton_gateway_calls_total{method="other",status="404"} 1.0' in text
-    assert 'baton_gateway_calls_total{method="ListModels",status="OK"} 1.0' in text
+    prefix = 'baton_gateway_calls_total{model="org/tiny",method='
+    assert f'{prefix}"/v1/completions",status="200"}} 1' in text
+    assert f'{prefix}"/v1/completions",status="400"}} 1' in text
+    assert f'{prefix}"other",status="404"}} 1' in text
+    assert f'{prefix}"ListModels",status="OK"}} 1' in text
 
 
 async def test_a_replica_is_drained_on_request_and_says_how_far_it_is() -> None:

@@ -107,8 +107,8 @@ async def test_what_overflows_moves_on_and_is_found_where_it_is(tmp_path: Path) 
 
         assert stretches == (Stretch("store", 2), Stretch("disk", 2), Stretch("host", 2))
         metrics = stack.metrics()
-        assert metrics["tier_host_evicted_total"] == 4
-        assert metrics["tier_disk_evicted_total"] == 2
+        assert metrics['tier_evicted_total{tier="host"}'] == 4
+        assert metrics['tier_evicted_total{tier="disk"}'] == 2
 
 
 async def test_what_is_read_from_a_slow_tier_is_in_the_fast_one_afterwards(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ async def test_what_is_read_from_a_slow_tier_is_in_the_fast_one_afterwards(tmp_p
         await stack.promote(names_of(0, 1))
 
         assert await stack.find(names_of(0, 1)) == (Stretch("host", 2),)
-        num_written = stack.metrics()["tier_disk_written_total"]
+        num_written = stack.metrics()['tier_written_total{tier="disk"}']
         stack.put(record_of(9))  # evicts one that the disk still has
         await all_written(stack)
-        assert stack.metrics()["tier_disk_written_total"] <= num_written + 2
+        assert stack.metrics()['tier_written_total{tier="disk"}'] <= num_written + 2
 
 
 async def test_a_store_that_is_written_through_has_every_block_at_once(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ async def test_a_block_broken_in_memory_is_found_and_removed(tmp_path: Path) -> 
         assert await stack.recheck(names_of(1, 2, 3)) == 1
 
         assert stack.holds(name_of(1)) and not stack.holds(name_of(2))
-        assert stack.metrics()["tier_host_corrupt_total"] == 1
+        assert stack.metrics()['tier_corrupt_total{tier="host"}'] == 1
 
 
 async def test_closing_writes_what_waits(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_many_threads_may_put_at_once(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    becomes_true(lambda: not stack.metrics()["tier_disk_waiting"])
+    becomes_true(lambda: not stack.metrics()['tier_waiting{tier="disk"}'])
 
     assert tiers[0].num_blocks == 5
     assert tiers[1].num_blocks == 95

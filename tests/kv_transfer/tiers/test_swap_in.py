@@ -54,8 +54,8 @@ async def test_whatever_was_asked_before_what_is_found_has_the_right_bytes(
                 if is_waiting:
                     await world.written_back()
             for tier in (world.tiers.stack.metrics(),):
-                assert tier["tier_host_bytes"] <= host_blocks * FORMAT.record_bytes
-                assert tier["tier_disk_bytes"] <= disk_blocks * FORMAT.file_bytes
+                assert tier['tier_bytes{tier="host"}'] <= host_blocks * FORMAT.record_bytes
+                assert tier['tier_bytes{tier="disk"}'] <= disk_blocks * FORMAT.file_bytes
 
 
 async def test_what_the_device_still_has_is_not_read() -> None:
@@ -66,7 +66,7 @@ async def test_what_the_device_still_has_is_not_read() -> None:
         num_cached, note = await world.swap_in(PROMPT)
 
         assert num_cached == 6 * SIZE and note == ""
-        assert world.tiers.metrics()["tier_host_hits_total"] == 0
+        assert world.tiers.metrics()['tier_hits_total{tier="host"}'] == 0
 
 
 async def test_fewer_tokens_than_it_takes_are_computed() -> None:
@@ -75,7 +75,7 @@ async def test_fewer_tokens_than_it_takes_are_computed() -> None:
         await left_the_device(world, PROMPT)
 
         assert await world.swap_in(PROMPT) == (0, "")
-        assert world.tiers.metrics()["tier_host_misses_total"] == 0  # not even looked for
+        assert world.tiers.metrics()['tier_misses_total{tier="host"}'] == 0  # not even looked for
 
 
 async def test_a_prompt_computed_faster_than_it_is_read_is_computed() -> None:
@@ -141,14 +141,14 @@ async def test_kv_that_finds_no_room_on_the_device_is_read_ahead_into_host_memor
     disk = DiskTier(FORMAT, tmp_path, 1000 * FORMAT.file_bytes)
     async with running_world(host(16), disk) as world:
         await left_the_device(world, PROMPT)
-        assert world.tiers.metrics()["tier_disk_blocks"] >= 6
+        assert world.tiers.metrics()['tier_blocks{tier="disk"}'] >= 6
         world.receiver._config = replace(world.receiver._config, max_leased_fraction=0.01)
 
         num_cached, note = await world.swap_in(PROMPT)
 
         assert num_cached == 0 and "no blocks left" in note
         async with asyncio.timeout(10):
-            while world.tiers.metrics()["tier_disk_hits_total"] < 6:
+            while world.tiers.metrics()['tier_hits_total{tier="disk"}'] < 6:
                 await asyncio.sleep(0.001)
 
 
@@ -163,4 +163,4 @@ async def test_a_broken_block_costs_itself_and_what_follows_and_no_more(tmp_path
 
         assert num_cached == 3 * SIZE
         assert "was broken" in note and f"swapped in {3 * SIZE} tokens from disk" in note
-        assert world.tiers.metrics()["tier_disk_corrupt_total"] == 1
+        assert world.tiers.metrics()['tier_corrupt_total{tier="disk"}'] == 1

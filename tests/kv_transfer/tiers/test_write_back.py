@@ -28,7 +28,11 @@ async def test_every_full_block_is_written_once_and_nothing_stays_held() -> None
         await world.written_back()
 
         metrics = world.tiers.metrics()
-        assert metrics["tier_host_blocks"] == metrics["tier_host_written_total"] == 4 + 2
+        assert (
+            metrics['tier_blocks{tier="host"}']
+            == metrics['tier_written_total{tier="host"}']
+            == 4 + 2
+        )
         assert metrics["tier_write_back_missed_total"] == 0
 
 
@@ -70,7 +74,7 @@ async def test_blocks_being_copied_are_leased_few_at_once_and_cannot_be_reused(
 
         stuck.may_go_on.set()
         await world.written_back()
-        assert world.tiers.metrics()["tier_host_blocks"] == 4
+        assert world.tiers.metrics()['tier_blocks{tier="host"}'] == 4
 
 
 async def test_a_block_evicted_before_its_turn_is_counted_and_not_written(
@@ -136,13 +140,13 @@ async def test_a_block_that_came_from_a_tier_is_not_written_again() -> None:
         await world.written_back()
         await world.push_out()
         await world.written_back()
-        num_written = world.tiers.metrics()["tier_host_written_total"]
+        num_written = world.tiers.metrics()['tier_written_total{tier="host"}']
 
         num_cached, _ = await world.swap_in(PROMPT)
         await world.written_back()
 
         assert num_cached == 4 * SIZE
-        assert world.tiers.metrics()["tier_host_written_total"] == num_written
+        assert world.tiers.metrics()['tier_written_total{tier="host"}'] == num_written
 
 
 async def test_a_copy_that_fails_lets_its_block_go_and_is_counted(
@@ -159,4 +163,4 @@ async def test_a_copy_that_fails_lets_its_block_go_and_is_counted(
 
         await world.assert_nothing_is_held()
         assert world.tiers.metrics()["tier_write_back_missed_total"] == 4
-        assert world.tiers.metrics()["tier_host_blocks"] == 0
+        assert world.tiers.metrics()['tier_blocks{tier="host"}'] == 0

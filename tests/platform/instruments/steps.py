@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.part_clock import Span
 from baton.platform.instruments.step_watch import StepTime
+from baton.platform.models.model_shape import Part
 
 PARTS = {Part.ATTENTION: 0.002, Part.QKV: 0.003, Part.HEAD: 0.001}
 

@@ -19,9 +19,9 @@ from baton.engine.batch.batch import Chunk, make_batch
 from baton.engine.checkpoint.load import load_model
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.runner import ModelRunner
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.part_clock import ModuleClock
 from baton.platform.instruments.step_watch import WatchedRunner
+from baton.platform.models.model_shape import Part
 
 PARTS = {
     Part.EMBEDDING,

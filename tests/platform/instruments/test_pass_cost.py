@@ -26,7 +26,6 @@ from transformers import AutoModelForCausalLM
 from baton.engine.checkpoint.load import load_model
 from baton.kernels.paging.window import Chunks, Streaming, first_seen, num_first_of
 from baton.platform.instruments.ceilings import Ceilings
-from baton.platform.instruments.model_shape import AttentionShape, ModelShape, Part, shape_of
 from baton.platform.instruments.pass_cost import (
     Chunk,
     Work,
@@ -35,6 +34,7 @@ from baton.platform.instruments.pass_cost import (
     pass_work,
     total,
 )
+from baton.platform.models.model_shape import AttentionShape, ModelShape, Part, shape_of
 
 FAMILIES = (
     make_llama,

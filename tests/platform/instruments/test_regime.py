@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from baton.platform.instruments.ceilings import Ceilings
-from baton.platform.instruments.model_shape import Part
 from baton.platform.instruments.pass_cost import Work, WorkByPart
 from baton.platform.instruments.regime import (
     BatchPoint,
@@ -18,6 +17,7 @@ from baton.platform.instruments.regime import (
     diagnose,
     flattening,
 )
+from baton.platform.models.model_shape import Part
 
 CEILINGS = Ceilings(read_bytes_s=100.0, flops_s=1000.0)
 WEIGHTS: WorkByPart = {Part.QKV: Work(flops=100, num_bytes=100)}

@@ -193,7 +193,7 @@ async def test_a_way_that_fails_is_left_alone_for_a_while() -> None:
 
     assert await it.fetch() == "gloo"
     assert it.auto.ways()[0].is_demoted
-    assert it.auto.metrics()["transport_shm_demotions_total"] == 1
+    assert it.auto.metrics()['transport_demotions_total{transport="shm"}'] == 1
     it.by_name["shm"].error = None
     it.clock.now += auto.DEMOTED_S + 1
     assert await it.fetch() == "shm"

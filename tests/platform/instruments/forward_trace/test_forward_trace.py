@@ -35,8 +35,8 @@ from baton.platform.instruments.forward_trace.forward import trace_forward
 from baton.platform.instruments.forward_trace.page import page
 from baton.platform.instruments.forward_trace.table import show
 from baton.platform.instruments.forward_trace.trace import ForwardTrace, Guess, TracedToken
-from baton.platform.instruments.model_shape import shape_of
 from baton.platform.instruments.pass_cost import Chunk, pass_work, total
+from baton.platform.models.model_shape import shape_of
 
 TOKENS = [(7 * place) % 50 + 5 for place in range(21)]
 TEXT = "the quick brown fox"

@@ -1,6 +1,6 @@
 import pytest
 
-from baton.platform.instruments.datasheet import of_name
+from baton.platform.machine.datasheet import of_name
 
 
 @pytest.mark.parametrize(

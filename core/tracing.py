@@ -1,0 +1,137 @@
+"""Spans of requests, for whoever has them collected: one a phase, in whatever process it happens.
+
+    call -> generate -> attempt -> decode -> ask for prefill -> prefill -> queue, compute
+                          |          `- transfer
+                          `- place
+            a further attempt is a span beside the first, and links to it
+
+Between processes a span is named by its context, as the W3C's `traceparent` has it. Where nothing
+is collected there is `NO_TRACES`, whose spans cost a call that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+Kind = Literal["server", "client", "internal"]
+Value = str | int | float | bool | tuple[str, ...]
+Attributes = Mapping[str, Value]
+
+NOTHING: Attributes = {}
+
+
+class Span(Protocol):
+    @property
+    def context(self) -> str:
+        """What a child in another process is told; empty if nothing is collected."""
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether anybody will read its attributes."""
+
+    def child(
+        self,
+        name: str,
+        kind: Kind = "internal",
+        *,
+        links: Sequence[str] = (),
+        attributes: Attributes = NOTHING,
+    ) -> Span:
+        """A phase within this one, which begins now."""
+
+    def record(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        ended_ago_s: float = 0.0,
+        attributes: Attributes = NOTHING,
+    ) -> None:
+        """A phase within this one that is over."""
+
+    def set(self, attributes: Attributes) -> None: ...
+
+    def end(self, error: str = "") -> None:
+        """Safe to repeat: the first time counts."""
+
+
+class Tracer(Protocol):
+    def start(
+        self,
+        name: str,
+        parent: str = "",
+        kind: Kind = "internal",
+        *,
+        attributes: Attributes = NOTHING,
+    ) -> Span:
+        """`parent` is a context, also of a stranger: what cannot be read begins a new trace."""
+
+    def close(self) -> None:
+        """Send what is pending."""
+
+
+class _NoSpan:
+    context = ""
+    is_recording = False
+
+    def child(
+        self,
+        name: str,
+        kind: Kind = "internal",
+        *,
+        links: Sequence[str] = (),
+        attributes: Attributes = NOTHING,
+    ) -> Span:
+        return self
+
+    def record(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        ended_ago_s: float = 0.0,
+        attributes: Attributes = NOTHING,
+    ) -> None:
+        pass
+
+    def set(self, attributes: Attributes) -> None:
+        pass
+
+    def end(self, error: str = "") -> None:
+        pass
+
+
+class _NoTraces:
+    def start(
+        self,
+        name: str,
+        parent: str = "",
+        kind: Kind = "internal",
+        *,
+        attributes: Attributes = NOTHING,
+    ) -> Span:
+        return NO_SPAN
+
+    def close(self) -> None:
+        pass
+
+
+NO_SPAN: Span = _NoSpan()
+NO_TRACES: Tracer = _NoTraces()
+
+
+class TracedCall(NamedTuple):
+    """What the generations of one call of a client are told of it."""
+
+    span: Span = NO_SPAN
+    operation: str = ""
+    """As OpenTelemetry's conventions for generative AI name it: `chat`."""
+
+
+UNTRACED = TracedCall()
+
+
+def trace_id(context: str) -> str:
+    """Of the trace that a context is of, for logs; empty if there is none."""
+    return context.split("-")[1] if context.count("-") == 3 else ""

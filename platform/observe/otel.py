@@ -1,0 +1,155 @@
+"""Spans by OpenTelemetry's SDK, sent to a collector by OTLP over gRPC."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from baton.core.errors import InvalidConfig
+from baton.core.tracing import NO_TRACES, NOTHING, Attributes, Kind, Span, Tracer
+from baton.platform.observe.config import TracingConfig
+
+if TYPE_CHECKING:  # installed with the extra only
+    from opentelemetry import context as otel_context
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+SAMPLER = "OTEL_TRACES_SAMPLER"
+
+
+def start_tracing(config: TracingConfig, service: str, instance: str) -> Tracer:
+    """Of the process that is `instance` of `service`.
+
+    Raises InvalidConfig if there is an endpoint, but no SDK.
+    """
+    if not (config.otlp_endpoint or os.environ.get(ENDPOINT) or os.environ.get(TRACES_ENDPOINT)):
+        return NO_TRACES
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+    except ImportError as error:
+        where = "tracing.otlp_endpoint" if config.otlp_endpoint else ENDPOINT
+        raise InvalidConfig(f"{where} is set: pip install 'baton-llm[telemetry]'") from error
+    resource = {"service.name": service, "service.instance.id": instance}
+    said = os.environ.get(SAMPLER)  # the SDK reads it, if it is given no sampler
+    provider = TracerProvider(
+        resource=Resource.create(resource),
+        sampler=None if said else ParentBasedTraceIdRatio(config.sample_ratio),
+        shutdown_on_exit=False,
+    )
+    exporter = OTLPSpanExporter(endpoint=config.otlp_endpoint or None)
+    period_ms = config.export_every_s * 1e3
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=period_ms))
+    return OtelTracer(provider)
+
+
+class OtelTracer:
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("baton")
+
+    def start(
+        self,
+        name: str,
+        parent: str = "",
+        kind: Kind = "internal",
+        *,
+        attributes: Attributes = NOTHING,
+    ) -> Span:
+        span = self._tracer.start_span(name, _read(parent), _kind(kind), attributes)
+        return OtelSpan(self._tracer, span)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+class OtelSpan:
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer = tracer
+        self._span = span
+
+    @property
+    def context(self) -> str:
+        own = self._span.get_span_context()
+        return f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+
+    @property
+    def is_recording(self) -> bool:
+        return self._span.is_recording()
+
+    def child(
+        self,
+        name: str,
+        kind: Kind = "internal",
+        *,
+        links: Sequence[str] = (),
+        attributes: Attributes = NOTHING,
+    ) -> Span:
+        from opentelemetry import trace
+
+        linked = [trace.get_current_span(_read(link)).get_span_context() for link in links]
+        span = self._tracer.start_span(
+            name,
+            self._within(),
+            _kind(kind),
+            attributes,
+            [trace.Link(one) for one in linked if one.is_valid],
+        )
+        return OtelSpan(self._tracer, span)
+
+    def record(
+        self,
+        name: str,
+        seconds: float,
+        *,
+        ended_ago_s: float = 0.0,
+        attributes: Attributes = NOTHING,
+    ) -> None:
+        ended_ns = time.time_ns() - int(ended_ago_s * 1e9)
+        began_ns = ended_ns - int(seconds * 1e9)
+        span = self._tracer.start_span(
+            name, self._within(), attributes=attributes, start_time=began_ns
+        )
+        span.end(ended_ns)
+
+    def set(self, attributes: Attributes) -> None:
+        self._span.set_attributes(attributes)
+
+    def end(self, error: str = "") -> None:
+        from opentelemetry.trace import StatusCode
+
+        if not self._span.is_recording():
+            return  # it is over, or nobody wants it
+        if error:
+            self._span.set_status(StatusCode.ERROR, error)
+        self._span.end()
+
+    def _within(self) -> otel_context.Context:
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+
+        return trace.set_span_in_context(self._span, Context())
+
+
+def _read(context: str) -> otel_context.Context:
+    """Nothing but what it says: what this process does otherwise is no parent."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation import tracecontext
+
+    propagator = tracecontext.TraceContextTextMapPropagator()
+    return propagator.extract({"traceparent": context}, Context())
+
+
+def _kind(kind: Kind) -> trace.SpanKind:
+    from opentelemetry.trace import SpanKind
+
+    return {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}[
+        kind
+    ]

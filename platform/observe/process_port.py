@@ -1,0 +1,141 @@
+"""The port on which one process tells about itself, from its start to its end.
+
+/metrics    for Prometheus: of this process, and of no other
+/healthz    200 while it is well, 503 when it is to be replaced
+/readyz     200 while it takes requests, 503 before, while it drains, and when it is not well
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+from baton.core.metrics import CONTENT_TYPE
+
+log = logging.getLogger(__name__)
+
+NUM_PORTS = 16
+"""Processes of one role that can share a machine and still have ports that are known."""
+MAX_CONNECTIONS = 64
+START_POLL_S = 0.01
+
+Scope = dict[str, Any]
+Receive = Callable[[], Any]
+Send = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(slots=True)
+class ProcessPages:
+    """What the process answers; whoever starts it sets these as it comes up."""
+
+    metrics: Callable[[], str] = str
+    is_well: Callable[[], bool] = lambda: True
+    is_ready: Callable[[], bool] = lambda: False
+
+    def answer(self, path: str) -> tuple[int, str]:
+        match path:
+            case "/metrics":
+                return 200, self.metrics()
+            case "/healthz":
+                return _status(self.is_well())
+            case "/readyz":
+                return _status(self.is_well() and self.is_ready())
+            case _:
+                return 404, "there are /metrics, /healthz and /readyz\n"
+
+
+@dataclass(slots=True)
+class ProcessPort:
+    pages: ProcessPages = field(default_factory=ProcessPages)
+    port: int = 0
+    """The bound one, once started."""
+    _server: _Guest | None = None
+    _serving: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """At the first of `NUM_PORTS` ports that is free, or any: nobody is kept from serving."""
+        listener = bind_first_free(host, port)
+        self.port = listener.getsockname()[1]
+        self._server = _Guest(
+            uvicorn.Config(
+                self._answer,
+                interface="asgi3",  # a bound method is taken for something else
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MAX_CONNECTIONS,
+            )
+        )
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(START_POLL_S)
+        log.info("metrics and health on %s:%d", host, self.port)
+
+    async def stop(self) -> None:
+        """Safe to repeat, and where it was never started."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = self._server.force_exit = True
+        await self._serving
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in ("GET", "HEAD"):
+            status, text = self.pages.answer(scope["path"])
+        else:
+            status, text = 405, "only GET\n"
+        kind = CONTENT_TYPE if scope["path"] == "/metrics" else "text/plain; charset=utf-8"
+        body = text.encode()
+        headers = [
+            (b"content-type", kind.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class _Guest(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to whoever owns the process."""
+        yield
+
+
+def bind_first_free(host: str, port: int) -> socket.socket:
+    """Raises OSError only if nothing at all can be bound there."""
+    for number in range(port, port + NUM_PORTS) if port else ():
+        try:
+            return _bind(host, number)
+        except OSError:
+            continue
+    if port:
+        log.warning("ports %d to %d are taken on %s", port, port + NUM_PORTS - 1, host)
+    return _bind(host, 0)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # until somebody does, others may bind it as well
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _status(is_well: bool) -> tuple[int, str]:
+    return (200, "ok\n") if is_well else (503, "not ok\n")

@@ -1,0 +1,100 @@
+"""What each number of a replica means, by its name without `baton_replica_`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_PACE: Mapping[str, str] = {
+    "prefill_tokens_per_second": "How fast it says a prompt of one pass is computed, alone",
+    "decode_tokens_per_second": "How fast it says what runs now decodes, or one request",
+    "slowness": "What the last second of steps took against the fit: 2 is half the usual speed",
+    "step_constant_seconds": "Of every step, whatever is in it",
+    "step_token_seconds": "A token of a step",
+    "step_pair_seconds": "A pair of a prompt's token and one before it",
+    "step_context_seconds": "A token of context that a decoding request reads",
+    "step_request_seconds": "A request of a step",
+    "step_times_spread": "Median error of the fit of step times",
+    "step_times_age_seconds": "Since the last step that was measured",
+    "max_chunk_tokens": "Tokens of one prompt in one pass, at most",
+    "kv_block_tokens": "Tokens a block of KV",
+    "kv_block_bytes": "Bytes a block of KV",
+}
+
+_STEPS: Mapping[str, str] = {
+    "steps_total": "Steps of the engine",
+    "tokens_run_total": "Tokens run through the model, of prompts and outputs",
+    "tokens_cached_total": "Tokens found in the prefix cache when their request was admitted",
+    "drafted_tokens_total": "Tokens guessed and run through the model to be verified",
+    "accepted_tokens_total": "Guessed tokens that were right",
+    "accepted_tokens_at_total": "Guessed tokens that were right, by their place in the draft",
+    "proposed_tokens_total": "Tokens guessed, run or not",
+    "speculation_paused": "1 while nothing is guessed, because it does not pay",
+    "speculation_pauses_total": "How often guessing was paused",
+    "preemptions_total": "Requests that had to give up their blocks",
+    "requests_finished_total": "Requests that the engine finished",
+    "requests_aborted_total": "Requests that were taken back",
+    "requests_open": "Requests that gateways have open here",
+    "draft_seconds_total": "Time of steps spent guessing",
+    "schedule_seconds_total": "Time of steps spent choosing who runs",
+    "forward_seconds_total": "Time of steps spent in the model; on a GPU, launching it",
+    "sample_seconds_total": "Time of steps spent sampling; on a GPU, waiting for the model as well",
+    "expert_load_max_over_mean": "The busiest rank's tokens of experts by the mean rank's",
+    "expert_load_looks_total": "How often the load of experts was looked at",
+    "experts_moved_total": "Places of ranks that were given another expert",
+    "tokens_sampled_total": "Tokens sampled",
+    "tokens_delivered_total": "Sampled tokens that were passed on towards clients",
+    "tokens_discarded_total": "Sampled tokens that nobody wanted any more",
+}
+
+_CACHE: Mapping[str, str] = {
+    "kv_blocks_pinned": "Blocks that cache points keep",
+    "kv_blocks_held": "Blocks by the tenant on whose account they are",
+    "cache_pins_made_total": "Blocks pinned by cache points, or pinned for longer",
+    "cache_pins_expired_total": "Pinned blocks whose time was over",
+    "cache_pins_displaced_total": "Pinned blocks given up for other pins",
+    "cache_pins_given_way_total": "Pinned blocks given up for requests that needed them",
+    "tier_blocks": "Blocks kept in a tier",
+    "tier_bytes": "Bytes kept in a tier",
+    "tier_waiting": "Blocks that wait to be written to a tier",
+    "tier_hits_total": "Blocks read from a tier",
+    "tier_misses_total": "Prompts of which a tier had not everything that was asked for",
+    "tier_written_total": "Blocks written to a tier",
+    "tier_evicted_total": "Blocks that a tier gave up for others",
+    "tier_dropped_total": "Blocks that a tier could not take in time",
+    "tier_corrupt_total": "Blocks that a tier returned with wrong bytes, and lost",
+    "tier_errors_total": "What went wrong in a tier",
+    "tier_read_seconds_total": "Time that reading from a tier took",
+    "tier_write_seconds_total": "Time that writing to a tier took",
+    "tier_tokens_brought_in_total": "Tokens whose KV came from tiers instead of being computed",
+    "tier_late_total": "Prompts that were computed because a tier took too long",
+    "tier_write_back_waiting": "Blocks that are to be kept, and not copied yet",
+    "tier_write_back_missed_total": "Blocks that were used again before they could be copied",
+}
+
+_TRANSFERS: Mapping[str, str] = {
+    "leases": "Transfers of KV that may hold blocks",
+    "oldest_lease_seconds": "Age of the oldest transfer that may hold blocks",
+    "handoff_blocks_held": "Blocks of computed prompts that decode replicas have yet to fetch",
+    "transfers_offered_total": "Transfers promised to receivers",
+    "transfers_sealed_total": "Offered transfers that were received whole",
+    "transfers_expired_total": "Offered transfers whose time was up",
+    "transfers_reserved_total": "Transfers that blocks were reserved for",
+    "transfers_refused_total": "Transfers that no blocks could be reserved for",
+    "transfers_adopted_total": "Transfers whose KV a request went on with",
+    "transfers_aborted_total": "Transfers that were given up, on either side",
+    "pieces_corrupt_total": "Pieces of KV that came with wrong bytes",
+    "pieces_corrupt_by_source_total": "The same by who sent them",
+    "pieces_asked_again_total": "Pieces of KV that were asked for again",
+    "sources_avoided": "Senders that are not asked now, for they sent wrong bytes",
+    "kv_bytes_received_total": "Bytes of KV that came",
+    "kv_bytes_sent_total": "Bytes of KV that were sent",
+    "tokens_lent_total": "Tokens whose KV was lent to other replicas",
+    "transport_streams_total": "Streams of KV opened by a transport",
+    "transport_demotions_total": "How often a transport failed and was left for a while",
+    "transport_bytes_per_second": "The fastest that a transport was measured at, to any peer",
+    "transport_refused_total": "Peers that no permitted transport leads to, when asked for",
+    "chaos_rules": "Faults that are made on purpose now",
+    "chaos_faults_total": "Faults that were made on purpose",
+}
+
+HELP: Mapping[str, str] = {**_PACE, **_STEPS, **_CACHE, **_TRANSFERS}

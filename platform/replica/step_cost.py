@@ -1,0 +1,42 @@
+"""What the steps of a loaded model cost, read off its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.passes.runner import ModelRunner, Runner
+from baton.engine.ranks.lead import LeadRunner
+from baton.engine.ranks.lockstep import LockstepRunner
+from baton.platform.models.model_shape import ModelShape, Part, Product, shape_of
+from baton.replica_core.step_meter import ExpertWeights, StepCost
+
+
+def step_cost(runner: Runner) -> StepCost:
+    """Of the part of the model that this process has; nothing for an engine without a model."""
+    if isinstance(runner, LeadRunner | LockstepRunner):
+        return step_cost(runner.own)
+    if not isinstance(runner, ModelRunner):
+        return StepCost()
+    return cost_of(shape_of(runner.model, runner.cache.layout, runner.info.dtype))
+
+
+def cost_of(shape: ModelShape) -> StepCost:
+    layers = [product for product in shape.products if product.part is not Part.HEAD]
+    heads = [product for product in shape.products if product.part is Part.HEAD]
+    whole = [product for product in shape.products if product.experts is None]
+    return StepCost(
+        token_flops=_flops(layers),
+        request_flops=_flops(heads),
+        pair_flops=sum(4.0 * one.num_heads * one.head_dim for one in shape.attentions),
+        weight_bytes=float(sum(product.num_bytes for product in whole)),
+        experts=tuple(
+            ExpertWeights(*product.experts, product.num_bytes)
+            for product in shape.products
+            if product.experts is not None
+        ),
+        token_kv_bytes=float(sum(one.kv_token_bytes for one in shape.attentions)),
+    )
+
+
+def _flops(products: Sequence[Product]) -> float:
+    return sum(2.0 * one.width * one.num_rows * one.num_choices for one in products)

@@ -1,0 +1,64 @@
+"""The port of a process for probes and Prometheus, over HTTP."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+
+from baton.platform.observe.process_port import (
+    NUM_PORTS,
+    ProcessPort,
+    bind_first_free,
+)
+
+HOST = "127.0.0.1"
+
+
+async def test_probes_are_answered_before_a_process_is_ready_and_when_it_is_not_well() -> None:
+    port = ProcessPort()
+    await port.start(HOST, 0)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
+
+            async def statuses() -> list[int]:
+                pages = ("/healthz", "/readyz", "/metrics")
+                return [(await http.get(page)).status_code for page in pages]
+
+            loading = await statuses()
+            port.pages.is_ready = lambda: True
+            port.pages.metrics = lambda: "x 1\n"
+            serving = await statuses()
+            text = (await http.get("/metrics")).text
+            port.pages.is_well = lambda: False
+            ill = await statuses()
+            others = [
+                (await http.get("/debug/status")).status_code,
+                (await http.post("/metrics")).status_code,
+            ]
+    finally:
+        await port.stop()
+
+    assert (loading, serving, ill) == ([200, 503, 200], [200, 200, 200], [503, 503, 200])
+    assert text == "x 1\n"
+    assert others == [404, 405]
+
+
+def test_processes_of_one_machine_take_one_port_after_the_other() -> None:
+    with bind_first_free(HOST, 0) as first:
+        number = first.getsockname()[1]
+        if number > 65535 - NUM_PORTS:
+            pytest.skip("the system chose one of the last ports")
+        with bind_first_free(HOST, number) as second:
+            assert number < second.getsockname()[1] < number + NUM_PORTS
+
+
+def test_a_process_serves_without_its_port_if_all_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.platform.observe.process_port.NUM_PORTS", 1)
+    with socket.create_server((HOST, 0)) as taken:
+        number = taken.getsockname()[1]
+        with bind_first_free(HOST, number) as other:
+            assert other.getsockname()[1] != number
