@@ -85,9 +85,7 @@ class Asking:
         return Returned(cold_s, returning_s, receipt.pulled_tokens)
 
     async def _written_back(self) -> None:
-        while any(
-            value for name, value in self.worker.metrics().items() if name.endswith("_waiting")
-        ):
+        while any(value for name, value in self.worker.metrics().items() if "_waiting" in name):
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.02)
 

@@ -94,7 +94,7 @@ async def written_back(fleet: Fleet) -> None:
 
 def _is_writing(replica: Replica) -> bool:
     metrics = replica.worker.metrics()
-    is_waiting = any(v for name, v in metrics.items() if name.endswith("_waiting"))
+    is_waiting = any(v for name, v in metrics.items() if "_waiting" in name)
     return is_waiting or bool(tiers_of(replica).lease_ids)
 
 

@@ -63,7 +63,7 @@ def becomes_true(condition: Callable[[], bool], timeout_s: float = 10.0) -> None
 async def all_written(stack: TierStack) -> None:
     """Wait until no block waits to be written to a slow tier."""
     async with asyncio.timeout(10):
-        while any(v for name, v in stack.metrics().items() if name.endswith("_waiting")):
+        while any(v for name, v in stack.metrics().items() if "_waiting" in name):
             await asyncio.sleep(0.001)
 
 

@@ -76,7 +76,7 @@ class PoolWorld:
     async def written_back(self) -> None:
         async with asyncio.timeout(10):
             while self.tiers.lease_ids or any(
-                value for name, value in self.tiers.metrics().items() if name.endswith("_waiting")
+                value for name, value in self.tiers.metrics().items() if "_waiting" in name
             ):
                 await asyncio.sleep(0.001)
 
