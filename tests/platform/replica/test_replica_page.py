@@ -74,6 +74,7 @@ async def test_no_series_is_there_twice_however_many_gateways_there_are() -> Non
             fleet.dispatcher = gateway
             answer = await fleet.ask(PROMPT)
             assert answer.receipt.prefill_replica
+        await fleet.assert_nothing_is_held()  # by now senders have heard of all seals
         pages = replica_pages(fleet)
         gateway_pages = [exposition(gateway.metrics()) for gateway in gateways]
 
