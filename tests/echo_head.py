@@ -21,6 +21,7 @@ _MULTIPLIER = MULTIPLIER - 2**64 if MULTIPLIER >= 2**63 else MULTIPLIER
 
 
 class EchoHead:
+    width = 1
     taps: tuple[int, ...] = ()
 
     def __init__(self, runner: EchoRunner) -> None:

@@ -53,7 +53,7 @@ def load_mtp_head(folder: Path, loaded: LoadedModel, *, device: str) -> MtpHead:
     family = family_of(config.architecture)
     stored = read_entries(folder)
     names = names_of(family, config.num_layers)
-    if not family.further_layers or names.checkpoint["join.weight"][0] not in stored:
+    if not family.further_layers or names.checkpoint["join.first.weight"][0] not in stored:
         raise CheckpointError(f"{folder} has no head that predicts the token after the next")
     head = MtpHead(config, family)
     _read(head, names, folder, stored, loaded.info.dtype, device, heads=config.heads)
@@ -80,11 +80,13 @@ def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleH
                 f"{loaded.info.architecture} has several; take suffix or ngram"
             )
         head = Eagle3Head(config, _taps(raw, loaded), _target_ids(stored))
-        names = eagle3.CHECKPOINT
+        names, arrangements = eagle3.CHECKPOINT, eagle3.ARRANGEMENTS
     else:
         head = EagleHead(config, has_bias="fc.bias" in stored)
-        names = eagle.CHECKPOINT
-    family = replace(LLAMA, checkpoint=names, other_names=(eagle3.OTHER_NAMES,))
+        names, arrangements = eagle.CHECKPOINT, eagle.ARRANGEMENTS
+    family = replace(
+        LLAMA, checkpoint=names, other_names=(eagle3.OTHER_NAMES,), arrangements=arrangements
+    )
     _read(head, family, folder, stored, loaded.info.dtype, device, heads=config.heads)
     head.share(loaded.model)
     return head.to(device).eval()

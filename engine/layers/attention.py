@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from baton.engine.layers.join import Join
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import RmsNorm
 from baton.engine.mesh.split import Split
@@ -51,16 +52,16 @@ class Attention(nn.Module):
         *,
         biases: tuple[bool, bool] = (False, False),
         head_norm: Callable[[], RmsNorm] | None = None,
-        input_width: int | None = None,
+        is_joining: bool = False,
     ) -> None:
-        """`biases` says whether qkv and out have one; `input_width` is for what reads more than it
-        gives."""
+        """`biases` says whether qkv and out have one. What is joining reads two inputs."""
         super().__init__()
         self.heads = heads
         self.kind = kind
         query_width = heads.num_heads * heads.head_dim
         kv_width = heads.num_kv_heads * heads.head_dim
-        self.qkv = Linear(input_width or width, query_width, kv_width, kv_width, has_bias=biases[0])
+        product = Join if is_joining else Linear
+        self.qkv = product(width, query_width, kv_width, kv_width, has_bias=biases[0])
         self.out = Linear(query_width, width, has_bias=biases[1], split=Split.INPUTS)
         self.sinks: nn.Parameter | None = None  # [N]
         if kind.has_sinks:
@@ -73,9 +74,10 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None, kv: LayerKv, sequences: Sequences
     ) -> Tensor:
-        """x is [T, D]. Heads of a model without rotary positions have no rotation."""
+        """x is [T, D], or a pair of such. Without rotary positions there is no rotation."""
         kind = self.kind
-        qkv = self.qkv(x).view(len(x), -1, self.heads.head_dim)  # [T, N + 2K, H]
+        qkv: Tensor = self.qkv(x)
+        qkv = qkv.view(len(qkv), -1, self.heads.head_dim)  # [T, N + 2K, H]
         q = kv.write(qkv, sequences, head_norm=self._head_norm(), rotation=rotation)
         sequences.wait_for_others(kv.blocks)
         if kind.temperature is not None:

@@ -12,6 +12,7 @@ from baton.engine.models.config.info import ModelInfo
 from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
+from baton.engine.passes.taped_head import record_head
 from baton.engine.speculation.draft_budget import FixedBudget, PayingBudget
 from baton.engine.speculation.draft_model import ModelDrafter
 from baton.engine.speculation.drafter import Drafter
@@ -23,6 +24,8 @@ from baton.engine.speculation.suffix import SuffixDrafter
 
 Drafting = LoadedModel | DraftHead | MedusaHeads
 """What is read from a checkpoint to draft with."""
+MIN_TAPED = 64
+"""Tokens of the largest pass of a head that is on its tape, at least."""
 TOKENS_OF_REQUEST, MAX_DRAFT_BYTES = 2048, 1 << 29
 """Of its KV a draft model has room for so many tokens of each request that may run, or more of
 fewer; and for so many bytes at most, unless the configuration says how many."""
@@ -77,8 +80,14 @@ def _reader(
     scheduler, layout = config.scheduler, head.layout(info.layout(config.cache.block_size))
     longest = min(info.max_model_len, scheduler.max_model_len or info.max_model_len)
     num_blocks = num_draft_blocks(config, layout, longest)
-    cache = KvCache(layout, num_blocks, device, dtype=info.dtype)
-    return HeadDrafter(method, head, cache, eos_token_ids=info.eos_token_ids)
+    limits = PassLimits(
+        max_tokens=max(MIN_TAPED, scheduler.max_running * (1 + config.speculation.max_tokens)),
+        max_requests=max(scheduler.max_running, 8),
+        max_blocks=layout.num_blocks_for(longest),
+    )
+    cache = KvCache(layout, num_blocks, device, dtype=info.dtype, limits=limits)
+    taped = record_head(head, cache, head.width)
+    return HeadDrafter(method, head, cache, eos_token_ids=info.eos_token_ids, taped=taped)
 
 
 def _drafter(config: EngineConfig, info: ModelInfo, device: str, draft: Drafting | None) -> Drafter:

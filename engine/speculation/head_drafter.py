@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from baton.engine.batch.batch import Chunk, make_batch
+from baton.engine.batch.batch import Chunk
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.skeleton.taps import Taps
+from baton.engine.passes.taped_head import TapedHead, run_head
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.growing_draft import GrowingDraft, grow
@@ -85,17 +86,29 @@ class HeadDrafter:
     is_costly = True
 
     def __init__(
-        self, name: str, head: DraftHead, cache: KvCache, *, eos_token_ids: Collection[int]
+        self,
+        name: str,
+        head: DraftHead,
+        cache: KvCache,
+        *,
+        eos_token_ids: Collection[int],
+        taped: TapedHead | None = None,
     ) -> None:
-        """`cache` is nobody else's; `eos_token_ids` are the model's."""
+        """`cache` is nobody else's, and that of `taped`; `eos_token_ids` are the model's."""
         self.name = name
         self.num_missing = 0
         self.taps = Taps(head.taps) if head.taps else None
         self._head = head
         self._cache = cache
+        self._taped = taped
         self._eos_token_ids = eos_token_ids
         self._pool = BlockPool(cache)
         self._readings: dict[Request, _Reading] = {}
+
+    @property
+    def is_taped(self) -> bool:
+        """Whether its short passes are played without Python."""
+        return self._taped is not None
 
     @torch.inference_mode()
     def read(self, shown: Sequence[Shown], hidden: Tensor) -> None:
@@ -199,9 +212,9 @@ class HeadDrafter:
 
     def _run(self, chunks: Sequence[Chunk], hidden: Tensor) -> Tensor:
         """[S, D] of the rows that are wanted."""
-        batch = make_batch(chunks, self._cache.layout.block_size, self._cache.device)
-        out = self._head(hidden, batch.tokens, batch.sequences, self._cache.layers[0])
-        return out if len(batch.output_rows) == len(out) else out[batch.output_rows]
+        if self._taped is not None and self._taped.fits(chunks):
+            return self._taped.forward(chunks, hidden)
+        return run_head(self._head, self._cache, chunks, hidden)
 
     def _name(self, reading: _Reading) -> None:
         """Blocks that are full of verified pairs may be found by others."""

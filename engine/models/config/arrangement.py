@@ -4,6 +4,8 @@ TRANSPOSED     [inputs, outputs]                      GPT-2's Conv1D
 BY_KV_HEAD     rows [K][G queries, key, value][H]     Falcon: a KV head behind its queries
 PAIRS_APART    rows of a head 0, 1, 2, 3 ...          Llama 4: neighbours turn together; ours are
                                                       half a head apart, all first ones first
+FIRST_HALF     columns of the first of two inputs     heads that join a token and a hidden state:
+SECOND_HALF    of the second                          ours is a matrix each
 ALTERNATING    rows gate, up, gate, up ...            GPT-OSS: ours are all gates, then all ups
 """
 
@@ -78,6 +80,18 @@ class Alternating:
         return torch.cat([rows[::2], rows[1::2]])
 
 
+@dataclass(frozen=True, slots=True)
+class HalfOfColumns:
+    is_second: bool
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return *shape[:-1], 2 * shape[-1]
+
+    def ours(self, stored: Tensor, heads: HeadShape) -> Tensor:
+        return stored.chunk(2, dim=-1)[self.is_second].contiguous()
+
+
 AS_IS, TRANSPOSED, BY_KV_HEAD = AsIs(), Transposed(), ByKvHead()
 ALTERNATING, TRANSPOSED_ALTERNATING = Alternating(False), Alternating(True)
 PAIRS_APART = PairsApart()
+FIRST_HALF, SECOND_HALF = HalfOfColumns(False), HalfOfColumns(True)

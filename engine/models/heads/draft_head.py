@@ -21,6 +21,8 @@ from baton.kernels.paging.sequences import Sequences
 
 
 class DraftHead(Protocol):
+    width: int
+    """D"""
     taps: tuple[int, ...]
     """The layers whose inputs, side by side, are its features; if there are none, what the model
     gives is."""

@@ -9,19 +9,19 @@ Embedding and head are the model's. T tokens, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from baton.core.errors import CheckpointError
 from baton.core.kv_layout import KvLayout
 from baton.engine.layers.attention import Attention
 from baton.engine.layers.block import Block
-from baton.engine.layers.linear import Linear
+from baton.engine.layers.join import Join
 from baton.engine.layers.norm import AddRmsNorm
 from baton.engine.layers.rope import RotaryAngles
-from baton.engine.mesh.split import Split
+from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF, Arrangement
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.feed_forwards import feed_forward_of
@@ -40,12 +40,19 @@ LAYER = {
 }
 """Ours <- theirs, of the layer."""
 CHECKPOINT = {
-    "join.weight": ("fc.weight",),
-    "join.bias": ("fc.bias",),
+    "join.first.weight": ("fc.weight",),
+    "join.second.weight": ("fc.weight",),
+    "join.second.bias": ("fc.bias",),
     **{
         f"block.{ours}": tuple(f"layers.0.{name}" for name in theirs)
         for ours, theirs in LAYER.items()
     },
+}
+
+
+ARRANGEMENTS: Mapping[str, Arrangement] = {
+    "join.first.weight": FIRST_HALF,
+    "join.second.weight": SECOND_HALF,
 }
 
 
@@ -65,7 +72,8 @@ class EagleHead(nn.Module):
         super().__init__()
         width, layer = config.hidden_size, only_layer(config)
         self.config = config
-        self.join = Linear(2 * width, width, has_bias=has_bias, split=Split.NONE)
+        self.width = width
+        self.join = Join(width, width, has_bias=has_bias)
         self.block = Block(
             attn_norm=_Unnormed(),
             attn=Attention(
@@ -93,7 +101,7 @@ class EagleHead(nn.Module):
     def forward(
         self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
     ) -> Tensor:
-        x = self.join(torch.cat((self.model.embed(next_tokens), hidden), dim=-1))
+        x = self.join((self.model.embed(next_tokens), hidden))
         rotation = self.angles(sequences.positions)
         x, residual = self.block(x, None, rotation, cache, sequences)
         return add(x, residual)

@@ -11,7 +11,8 @@ V vocabulary, of which V' tokens are drafted.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from baton.core.kv_layout import KvLayout
@@ -20,6 +21,7 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.norm import AddRmsNorm, RmsNorm
 from baton.engine.layers.rope import RotaryAngles
 from baton.engine.mesh.split import Split
+from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF, Arrangement
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.heads.eagle import LAYER, layout_of, only_layer
 from baton.engine.models.skeleton.decoder import Decoder
@@ -29,8 +31,12 @@ from baton.kernels.elementwise.add import add
 from baton.kernels.paging.sequences import Sequences
 from baton.kernels.products.linear import logits
 
+_QKV = "attn.qkv."
 _LAYER = {
-    **LAYER,
+    **{name: theirs for name, theirs in LAYER.items() if not name.startswith(_QKV)},
+    "attn.qkv.first.weight": LAYER["attn.qkv.weight"],
+    "attn.qkv.second.weight": LAYER["attn.qkv.weight"],
+    "attn.qkv.second.bias": LAYER["attn.qkv.bias"],
     "embed_norm.weight": ("input_layernorm.weight",),
     "hidden_norm.weight": ("hidden_norm.weight",),
 }
@@ -41,13 +47,17 @@ def _named(prefix: str) -> dict[str, tuple[str, ...]]:
 
 
 CHECKPOINT = {
-    "join.weight": ("fc.weight",),
+    "fuse.weight": ("fc.weight",),
     **_named("midlayer."),
     "norm.weight": ("norm.weight",),
     "head.weight": ("lm_head.weight",),
 }
 OTHER_NAMES = _named("layers.0.")
 """As vLLM's tools call the same layer."""
+ARRANGEMENTS: Mapping[str, Arrangement] = {
+    "attn.qkv.first.weight": FIRST_HALF,
+    "attn.qkv.second.weight": SECOND_HALF,
+}
 NEVER = -1e30
 """The logit of tokens that are not drafted: a number, for logits that are none mean an error."""
 
@@ -60,9 +70,10 @@ class Eagle3Head(nn.Module):
         super().__init__()
         width, eps, layer = config.hidden_size, config.norm_eps, only_layer(config)
         self.config = config
+        self.width = width
         self.taps = taps
         self.target_ids = target_ids
-        self.join = Linear(len(taps) * width, width, split=Split.NONE)
+        self.fuse = Linear(len(taps) * width, width, split=Split.NONE)
         self.embed_norm = RmsNorm(width, eps)
         self.hidden_norm = RmsNorm(width, eps)
         self.attn = Attention(
@@ -70,7 +81,7 @@ class Eagle3Head(nn.Module):
             config.heads,
             layer.attention,
             biases=(config.has_qkv_bias, config.has_out_bias),
-            input_width=2 * width,
+            is_joining=True,
         )
         self.ffn_norm = AddRmsNorm(width, eps)
         self.ffn = feed_forward_of(config, layer)
@@ -88,14 +99,14 @@ class Eagle3Head(nn.Module):
         self.embed = model.embed
 
     def joined(self, features: Tensor) -> Tensor:
-        joined: Tensor = self.join(features)
+        joined: Tensor = self.fuse(features)
         return joined
 
     def forward(
         self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
     ) -> Tensor:
         embedded = self.embed_norm(self.embed(next_tokens))
-        pair = torch.cat((embedded, self.hidden_norm(hidden)), dim=-1)
+        pair = embedded, self.hidden_norm(hidden)
         x = self.attn(pair, self.angles(sequences.positions), cache, sequences)
         x, residual = self.ffn_norm(x, hidden)
         return add(self.ffn(x), residual)

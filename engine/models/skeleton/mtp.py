@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from baton.core.kv_layout import KvLayout
 from baton.engine.batch.batch import ignore_layer
-from baton.engine.layers.linear import Linear
+from baton.engine.layers.join import Join
 from baton.engine.layers.norm import RmsNorm
-from baton.engine.mesh.split import Split
+from baton.engine.models.config.arrangement import FIRST_HALF, SECOND_HALF
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family
@@ -34,7 +33,8 @@ LAYER = "blocks.{i}."
 OWN = {
     "embed_norm.weight": ("enorm.weight",),
     "hidden_norm.weight": ("hnorm.weight",),
-    "join.weight": ("eh_proj.weight",),
+    "join.first.weight": ("eh_proj.weight",),
+    "join.second.weight": ("eh_proj.weight",),
     "layer.norm.weight": ("shared_head.norm.weight",),
 }
 """Ours <- theirs, behind what the names of the layer begin with."""
@@ -46,10 +46,11 @@ class MtpHead(nn.Module):
     def __init__(self, config: ModelConfig, family: Family) -> None:
         """Without weights. Its layer is made as the model's last, with an index of its own."""
         super().__init__()
-        width, eps = config.hidden_size, config.norm_eps
+        self.width = width = config.hidden_size
+        eps = config.norm_eps
         self.embed_norm = RmsNorm(width, eps)
         self.hidden_norm = RmsNorm(width, eps)
-        self.join = Linear(2 * width, width, split=Split.NONE)
+        self.join = Join(width, width)
         layer = replace(config.layers[-1], has_index=config.index is not None)
         self.config = replace(config, layers=(layer,))
         self.layer: Decoder = family.build(self.config)
@@ -70,7 +71,7 @@ class MtpHead(nn.Module):
     ) -> Tensor:
         """What the model gave [T, D], and the tokens behind [T] -> [T, D]"""
         embedded = self.embed_norm(self.layer.embed(next_tokens))
-        x = self.join(torch.cat((embedded, self.hidden_norm(hidden)), dim=-1))
+        x = self.join((embedded, self.hidden_norm(hidden)))
         x, residual = self.layer.through(x, None, sequences, (cache,), ignore_layer)
         out: Tensor = self.layer.norm(x, residual)[0]
         return out
@@ -91,6 +92,11 @@ def names_of(family: Family, layer: int) -> Family:
         family,
         checkpoint={**own, **_names_in_layer(family.checkpoint, layer)},
         other_names=tuple(_names_in_layer(table, layer) for table in family.other_names),
+        arrangements={
+            **family.arrangements,
+            "join.first.weight": FIRST_HALF,
+            "join.second.weight": SECOND_HALF,
+        },
     )
 
 

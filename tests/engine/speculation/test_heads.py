@@ -24,7 +24,10 @@ from baton.engine.assemble import engine_around, load_draft
 from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
+from baton.engine.passes.runner import ModelRunner
 from baton.engine.request.request import Request
+from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.kernels.cpu.library import library
 
 PROMPT = make_prompt(23)
 ALMOST_GREEDY = SamplingParams(temperature=1e-4, seed=1, max_tokens=24, ignore_eos=True)
@@ -81,6 +84,13 @@ def chained(
     return drafted
 
 
+def is_taped(engine: Engine) -> bool:
+    assert engine.speculation is not None
+    drafter = engine.speculation.drafter
+    assert isinstance(drafter, HeadDrafter) and isinstance(engine.runner, ModelRunner)
+    return drafter.is_taped and engine.runner.taped is not None
+
+
 def changes_no_token(plain: Engine, drafting: Engine) -> None:
     for sampling in (ALMOST_GREEDY, WARM):
         assert answer(drafting, sampling) == answer(plain, sampling)
@@ -92,6 +102,7 @@ def changes_no_token(plain: Engine, drafting: Engine) -> None:
 def test_mtp_drafts_what_its_formulas_say(make: Callable[..., Path], tmp_path: Path) -> None:
     whole, folder = with_head(make, tmp_path)
     engine = make_engine(folder, "mtp")
+    assert is_taped(engine) or library() is None
     made = Reference(whole, load_file(folder / "model.safetensors"))
 
     tokens, drafted = first_draft(engine)
@@ -192,6 +203,7 @@ def test_eagle_drafts_what_its_formulas_say(
     target = make(tmp_path / "target")
     made = EagleReference(kind, target, tmp_path / "head")
     engine = make_engine(target, "eagle", tmp_path / "head")
+    assert is_taped(engine) or library() is None
 
     tokens, drafted = first_draft(engine)
 

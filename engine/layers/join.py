@@ -1,0 +1,24 @@
+"""One product over two inputs side by side:   y = W (a, b) = A a + B b
+
+As two products no pass needs to lay the inputs out anew.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from baton.engine.layers.linear import Linear
+from baton.engine.mesh.split import Split
+from baton.kernels.elementwise.add import add
+
+
+class Join(nn.Module):
+    def __init__(self, width: int, *rows: int, has_bias: bool = False) -> None:
+        """`width` is that of each input; `rows` are the outputs of matrices that are stacked."""
+        super().__init__()
+        self.first = Linear(width, *rows, split=Split.NONE)
+        self.second = Linear(width, *rows, has_bias=has_bias, split=Split.NONE)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        """[T, width] each -> [T, sum(rows)]"""
+        return add(self.first(pair[0]), self.second(pair[1]))
