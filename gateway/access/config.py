@@ -105,6 +105,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     Hermes' format. `none`: no calls but those that a request forces."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     """How the model marks its reasoning. `auto` reads it off the chat template."""
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    """Fields of a request's body that Baton does not know. `ignore`: the header `x-baton-ignored`
+    names them; those that would change the output are refused all the same."""
     resume_window_s: Seconds = 60.0
     """How long a resumable stream goes on, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE

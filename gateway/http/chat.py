@@ -14,16 +14,23 @@ from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
 from baton.gateway.chat.tool_definitions import tool_use
 from baton.gateway.chat.tool_detection import GENERIC
-from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.chat_format import ChatFormat
-from baton.gateway.http.common_fields import Asker, answer_extras, asker
+from baton.gateway.http.common_fields import (
+    Asker,
+    answer_extras,
+    answered_id,
+    asker,
+    shown_special,
+)
 from baton.gateway.http.openai_writer import OpenAiWriter
-from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import ChatBody
+from baton.gateway.http.template_switches import template_variables
+from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.requests.prompts import truncated
 from baton.gateway.requests.unsupported import refuse_unsupported
 from baton.gateway.text.served_model import ServedModel
 
@@ -39,16 +46,17 @@ class ChatApi:
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
-        data = await read_body(request, gateway.config)
-        body = decode_body(data, ChatBody)
+        body = await read_known(request, gateway.config, ChatBody)
         extras = answer_extras(request, body)
         who = asker(request)
         order, plan = await chat_order(gateway, body, who)
+        _, unused = template_variables(body, gateway.model.require_chat_template().source)
+        request.state.ignored_fields.extend(unused)
         if plan.is_generic:
             self._tell_generic(request)
         completion = gateway.complete(order)
         chunks = ChatFormat(
-            id=f"chatcmpl-{who.request_id}",
+            id=f"chatcmpl-{answered_id(body, who)}",
             created=int(time.time()),
             model=gateway.model,
             body=body,
@@ -86,12 +94,13 @@ async def chat_order(
     plan = await plan_chat(gateway, conversation_of(body, gateway.model))
     order = CompletionOrder(
         request_id=who.request_id,
-        prompts=(plan.prompt,),
+        prompts=(truncated(plan.prompt, body.truncate_prompt_tokens, gateway, options),),
         options=options,
         grammar=plan.grammar,
         is_streamed=bool(body.stream),
         field_by_option={"logprobs": "top_logprobs", "max_tokens": _max_name(body)},
-        shown_special=plan.shown_special,
+        shown_special=shown_special(body, gateway.model, plan.shown_special),
+        includes_stop=bool(body.include_stop_str_in_output),
         cache_salt=body.cache_salt or "",
         session=who.session(body.prompt_cache_key),
         returns_progress=bool(body.return_progress),
@@ -103,9 +112,7 @@ async def chat_order(
 def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
     """Raises InvalidRequest."""
     template = model.require_chat_template()
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    variables, _ = template_variables(body, template.source)
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other; leave one out",
@@ -115,7 +122,7 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
         messages=chat_messages(body.messages, has_text_arguments=template.has_text_arguments),
         marks=message_marks(body.messages, body.cache_control),
         tools=tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls),
-        rule=output_rule(body.response_format, body.structured_outputs),
+        rule=body.rule(),
         variables=variables,
         is_continued=bool(body.continue_final_message),
         adds_generation_prompt=body.add_generation_prompt is not False,
@@ -124,6 +131,10 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
 
 
 def _options(body: ChatBody) -> SamplingOptions:
+    if body.echo:
+        raise InvalidRequest(
+            "echo is not supported in a chat; use continue_final_message", field="echo"
+        )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     return options_from(

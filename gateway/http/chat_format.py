@@ -18,7 +18,7 @@ from baton.gateway.http.answers import (
     UsageAnswer,
     usage_answer,
 )
-from baton.gateway.http.logprobs import chat_logprobs, prompt_logprobs
+from baton.gateway.http.logprobs import chat_logprobs, prompt_logprobs, token_names
 from baton.gateway.http.schemas import ChatBody
 from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.output.reasoning import ReasoningStart
@@ -37,6 +37,7 @@ class ChatFormat:
         self._created = created
         self._model = model
         self._body = body
+        self._names = token_names(model.tokenizer, by_id=body.return_tokens_as_token_ids)
         self._plan = plan
         self._reader_by_index: dict[int, ChoiceReader] = {}
 
@@ -85,7 +86,7 @@ class ChatFormat:
             reader = ChoiceReader(self._plan.new_parser())
             self._reader_by_index[part.index] = reader
         pieces = reader.read(part.delta)
-        if self._body.include_reasoning is False:
+        if self._body.hides_reasoning:
             return [piece for piece in pieces if not isinstance(piece, Reasoning)]
         return pieces
 
@@ -107,7 +108,7 @@ class ChatFormat:
         delta, body = part.delta, self._body
         return ChatChoice(
             index=part.index,
-            logprobs=chat_logprobs(delta, self._model.tokenizer) if body.logprobs else None,
+            logprobs=chat_logprobs(delta, self._names) if body.logprobs else None,
             finish_reason=self._reader_by_index[part.index].finish_reason(delta),
             token_ids=delta.tokens if body.return_token_ids else UNSET,
         )
@@ -119,8 +120,7 @@ class ChatFormat:
             if self._body.return_token_ids:
                 answer.prompt_token_ids = self._plan.prompt.tokens
             if (num_top := self._body.prompt_logprobs) is not None:
-                tokenizer = self._model.tokenizer
-                answer.prompt_logprobs = prompt_logprobs(part.delta, tokenizer, num_top)
+                answer.prompt_logprobs = prompt_logprobs(part.delta, self._names, num_top)
         return answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -10,7 +11,9 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.http.openai_writer import AnswerExtras
 from baton.gateway.http.schemas import RequestBody, StreamOptions
+from baton.gateway.requests.request_ids import public_request_id
 from baton.gateway.requests.session_keys import session_key
+from baton.gateway.text.served_model import ServedModel
 
 SESSION_HEADER = "x-session-id"
 RECEIPT_HEADER = "x-baton-receipt"
@@ -56,3 +59,17 @@ def answer_extras(request: Request, body: RequestBody) -> AnswerExtras:
         includes_running_usage=bool(stream.include_usage and stream.continuous_usage_stats),
         includes_receipt=bool(body.receipt) or header not in FALSE_WORDS,
     )
+
+
+def answered_id(body: RequestBody, who: Asker) -> str:
+    """What the answer's id is made of. Raises InvalidRequest."""
+    if body.request_id is None:
+        return who.request_id
+    return public_request_id(body.request_id, field="request_id")
+
+
+def shown_special(
+    body: RequestBody, model: ServedModel, for_parsers: Set[int] = frozenset()
+) -> Set[int]:
+    """Special tokens that show as text; `for_parsers`, which take them out again."""
+    return for_parsers if body.skip_special_tokens is not False else model.tokenizer.special

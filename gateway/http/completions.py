@@ -10,25 +10,30 @@ from functools import partial
 from msgspec import UNSET
 from starlette.requests import Request
 
-from baton.gateway.grammars.structured_output import output_rule
 from baton.gateway.http.answers import (
     CompletionAnswer,
     CompletionChoice,
     UsageAnswer,
     usage_answer,
 )
-from baton.gateway.http.common_fields import Asker, answer_extras, asker
-from baton.gateway.http.logprobs import completion_logprobs, prompt_logprobs
+from baton.gateway.http.common_fields import (
+    Asker,
+    answer_extras,
+    answered_id,
+    asker,
+    shown_special,
+)
+from baton.gateway.http.logprobs import completion_logprobs, prompt_logprobs, token_names
 from baton.gateway.http.openai_writer import OpenAiWriter
-from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import CompletionBody
+from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import options_from
 from baton.gateway.requests.order import CompletionOrder, Prompt
-from baton.gateway.requests.prompts import read_prompts, with_cache_point
+from baton.gateway.requests.prompts import read_prompts, truncated, with_cache_point
 from baton.gateway.requests.unsupported import refuse_unsupported
 from baton.gateway.text.served_model import ServedModel
 
@@ -41,14 +46,13 @@ class CompletionsApi:
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
-        data = await read_body(request, gateway.config)
-        body = decode_body(data, CompletionBody)
+        body = await read_known(request, gateway.config, CompletionBody)
         extras = answer_extras(request, body)
         who = asker(request)
         order = await completion_order(gateway, body, who)
         completion = gateway.complete(order)
         chunks = CompletionFormat(
-            id=f"cmpl-{who.request_id}",
+            id=f"cmpl-{answered_id(body, who)}",
             created=int(time.time()),
             model=gateway.model,
             body=body,
@@ -79,13 +83,17 @@ async def completion_order(gateway: Gateway, body: CompletionBody, who: Asker) -
         max_prompts=gateway.config.max_choices,
     )
     options = options_from(body, logprobs=body.logprobs)
-    rule = output_rule(body.response_format, body.structured_outputs)
+    prompts = tuple(
+        truncated(prompt, body.truncate_prompt_tokens, gateway, options) for prompt in prompts
+    )
     return CompletionOrder(
         request_id=who.request_id,
         prompts=with_cache_point(prompts, body.cache_control),
         options=options,
-        grammar=await gateway.grammars.accept(rule),
+        grammar=await gateway.grammars.accept(body.rule()),
         has_echo=bool(body.echo),
+        shown_special=shown_special(body, gateway.model),
+        includes_stop=bool(body.include_stop_str_in_output),
         is_streamed=bool(body.stream),
         default_max_tokens=DEFAULT_MAX_TOKENS,
         cache_salt=body.cache_salt or "",
@@ -133,7 +141,8 @@ class CompletionFormat:
         )
 
     def _choice(self, part: ChoiceDelta) -> CompletionChoice:
-        body, delta, tokenizer = self.body, part.delta, self.model.tokenizer
+        body, delta = self.body, part.delta
+        tokenizer = token_names(self.model.tokenizer, by_id=body.return_tokens_as_token_ids)
         choice = CompletionChoice(
             index=part.index,
             text=delta.text,

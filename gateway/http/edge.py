@@ -8,7 +8,7 @@ connect anew, elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from starlette.datastructures import Headers
@@ -35,6 +35,12 @@ OPERATIONS = {
 }
 """What a path asks of the model, as OpenTelemetry names it."""
 REQUEST_ID = "x-request-id"
+IGNORED = "x-baton-ignored"
+"""Fields of the body that have no effect."""
+COUNTED_FIELDS = frozenset(
+    {"enable_thinking", "prediction", "reasoning", "reasoning_effort", "thinking", "verbosity"}
+)
+"""By their names; others together, for anybody can make some up."""
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{unit}"
     for unit in (REQUESTS, TOKENS)
@@ -57,6 +63,7 @@ class Edge:
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
         answer_headers: list[tuple[bytes, bytes]] = []
+        ignored_fields: list[str] = []
         caller, call = ANYBODY, UNTRACED
 
         async def send_with_headers(message: Message) -> None:
@@ -68,6 +75,7 @@ class Edge:
                     *message["headers"],
                     *own_headers,
                     *answer_headers,
+                    *self._ignored(ignored_fields),
                     *limit_headers(limits),
                 ]
                 if call.span.is_recording:
@@ -91,7 +99,10 @@ class Edge:
         if call is not UNTRACED:
             caller = replace(caller, call=call)
         scope.setdefault("state", {}).update(
-            request_id=request_id, caller=caller, answer_headers=answer_headers
+            request_id=request_id,
+            caller=caller,
+            answer_headers=answer_headers,
+            ignored_fields=ignored_fields,
         )
         try:
             await self._app(scope, receive, send_with_headers)
@@ -117,6 +128,13 @@ class Edge:
                 "url.path": scope["path"],
             },
         )
+
+    def _ignored(self, fields: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+        for field in fields:
+            name = field if field in COUNTED_FIELDS else "other"
+            self._gateway.metrics.ignored_fields.add(1, name)
+        if fields:
+            yield IGNORED.encode(), ", ".join(fields).encode()
 
 
 def limit_headers(allowances: Iterable[Allowance]) -> Iterator[tuple[bytes, bytes]]:

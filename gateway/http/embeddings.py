@@ -17,7 +17,7 @@ from baton.core.errors import Cancelled, InvalidRequest
 from baton.core.messages import Pooling
 from baton.gateway.http.disconnect import while_connected
 from baton.gateway.http.errors import json_response
-from baton.gateway.http.request_body import decode_body, read_body
+from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.embedding import MAX_INPUTS, EmbeddingOrder, embed
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
@@ -105,8 +105,7 @@ class EmbeddingsApi:
 
     async def create(self, request: Request) -> AwaitedResponse:
         gateway = self._gateway
-        data = await read_body(request, gateway.config)
-        body = decode_body(data, EmbeddingBody)
+        body = await read_known(request, gateway.config, EmbeddingBody)
         gateway.model.check_name(body.model)
         adds_special = body.add_special_tokens is not False
         inputs = await read_prompts(

@@ -15,6 +15,7 @@ from baton.gateway.http.completions import completion_order
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.schemas import ChatBody, CompletionBody
+from baton.gateway.http.unknown_fields import known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
 from baton.router.prediction_errors import Interval
@@ -80,9 +81,12 @@ class EstimateApi:
         gateway = self._gateway
         who = asker(request)
         if decode_body(data, _Kind).messages is not None:
-            order, _ = await chat_order(gateway, decode_body(data, ChatBody), who)
+            order, _ = await chat_order(
+                gateway, known(request, gateway.config, data, ChatBody), who
+            )
             return order
-        order = await completion_order(gateway, decode_body(data, CompletionBody), who)
+        body = known(request, gateway.config, data, CompletionBody)
+        order = await completion_order(gateway, body, who)
         if len(order.prompts) > 1:
             raise InvalidRequest(
                 f"has {len(order.prompts)} prompts; ask for an estimate of each of them",

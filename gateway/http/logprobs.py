@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from baton.core.messages import TokenLogprob
 from baton.gateway.http.answers import (
     ChatLogprob,
@@ -18,8 +20,30 @@ MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
+class TokenNames(Protocol):
+    """How a token is called in an answer."""
+
+    def token_text(self, token: int) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class NamesById:
+    """vLLM's `return_tokens_as_token_ids`: texts of different tokens may be equal."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.token_bytes = tokenizer.token_bytes
+
+    def token_text(self, token: int) -> str:
+        return f"token_id:{token}"
+
+
+def token_names(tokenizer: TextTokenizer, *, by_id: bool | None) -> TokenNames:
+    return NamesById(tokenizer) if by_id else tokenizer
+
+
 def completion_logprobs(
-    delta: TextDelta, tokenizer: TextTokenizer, num_top: int
+    delta: TextDelta, tokenizer: TokenNames, num_top: int
 ) -> CompletionLogprobs:
     """`top_logprobs` always holds the token itself as well. An echoed prompt comes first."""
     tokens, offsets = delta.tokens, delta.text_offsets
@@ -37,12 +61,12 @@ def completion_logprobs(
     )
 
 
-def prompt_logprobs(delta: TextDelta, tokenizer: TextTokenizer, num_top: int) -> PromptLogprobs:
+def prompt_logprobs(delta: TextDelta, tokenizer: TokenNames, num_top: int) -> PromptLogprobs:
     return [None, *(_prompt_logprob(entry, tokenizer, num_top) for entry in delta.prompt_logprobs)]
 
 
 def _prompt_logprob(
-    entry: TokenLogprob, tokenizer: TextTokenizer, num_top: int
+    entry: TokenLogprob, tokenizer: TokenNames, num_top: int
 ) -> dict[int, PromptLogprob]:
     ranked = {token: (rank, logprob) for rank, (token, logprob) in enumerate(entry.top, start=1)}
     shown = {entry.token: (None, entry.logprob)} | dict(list(ranked.items())[:num_top])
@@ -54,24 +78,24 @@ def _prompt_logprob(
     }
 
 
-def _top(entry: TokenLogprob, tokenizer: TextTokenizer, num_top: int) -> dict[str, float]:
+def _top(entry: TokenLogprob, tokenizer: TokenNames, num_top: int) -> dict[str, float]:
     return {
         tokenizer.token_text(token): _finite(logprob)
         for token, logprob in (*entry.top[:num_top], (entry.token, entry.logprob))
     }
 
 
-def chat_logprobs(delta: TextDelta, tokenizer: TextTokenizer) -> ChatLogprobs:
+def chat_logprobs(delta: TextDelta, tokenizer: TokenNames) -> ChatLogprobs:
     return ChatLogprobs([_chat_logprob(entry, tokenizer) for entry in delta.logprobs])
 
 
-def _chat_logprob(entry: TokenLogprob, tokenizer: TextTokenizer) -> ChatLogprob:
+def _chat_logprob(entry: TokenLogprob, tokenizer: TokenNames) -> ChatLogprob:
     data = list(tokenizer.token_bytes(entry.token))
     top = [_top_logprob(token, logprob, tokenizer) for token, logprob in entry.top]
     return ChatLogprob(tokenizer.token_text(entry.token), _finite(entry.logprob), data, top)
 
 
-def _top_logprob(token: int, logprob: float, tokenizer: TextTokenizer) -> TopLogprob:
+def _top_logprob(token: int, logprob: float, tokenizer: TokenNames) -> TopLogprob:
     data = list(tokenizer.token_bytes(token))
     return TopLogprob(tokenizer.token_text(token), _finite(logprob), data)
 

@@ -20,6 +20,16 @@ MISSING_FIELD = re.compile(r"missing required field `(?P<name>[^`]*)`")
 PATH = re.compile(r" - at (`key` in )?`(?P<path>[^`]*)`$")
 
 
+class UnknownField(InvalidRequest):
+    """`name` is no field of what lies at `path`."""
+
+    def __init__(self, path: str, name: str) -> None:
+        field = f"{path}.{name}".lstrip(".")
+        super().__init__(f"{field} is not a field Baton knows; leave it out", field=field)
+        self.path = path
+        self.name = name
+
+
 class RequestTooSlow(InvalidRequest):
     """A client that holds a connection without sending what it began, or announced."""
 
@@ -88,8 +98,7 @@ def _invalid(text: str) -> InvalidRequest:
     path = match["path"].removeprefix("$").removeprefix(".") if match else ""
     reason = PATH.sub("", text)
     if unknown := UNKNOWN_FIELD.search(reason):
-        field = f"{path}.{unknown['name']}".lstrip(".")
-        return InvalidRequest(f"{field} is not a field Baton knows; leave it out", field=field)
+        return UnknownField(path, unknown["name"])
     if missing := MISSING_FIELD.search(reason):
         field = f"{path}.{missing['name']}".lstrip(".")
         return InvalidRequest(f"{field} is missing", field=field)

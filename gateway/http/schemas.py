@@ -8,13 +8,22 @@ well.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from baton.core.errors import InvalidRequest
 from baton.gateway.chat.message_schema import Message
 from baton.gateway.chat.tool_definitions import Tool
-from baton.gateway.grammars.structured_output import ResponseFormat, StructuredOutputs
+from baton.gateway.grammars.structured_output import (
+    OutputRule,
+    ResponseFormat,
+    StructuredOutputs,
+    output_rule,
+    rule_of_kinds,
+)
 from baton.gateway.requests.cache_control import CacheControl
 from baton.gateway.requests.options import CommonOptions
 from baton.gateway.requests.unsupported import Ignored, Refused
@@ -68,10 +77,49 @@ class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     store: Ignored = None
     user: Ignored = None
 
-    guided_choice: Refused = None
-    guided_grammar: Refused = None
-    guided_json: Refused = None
-    guided_regex: Refused = None
+    skip_special_tokens: bool | None = None
+    """vLLM's: false shows special tokens in the text. True by default."""
+    include_stop_str_in_output: bool | None = None
+    """vLLM's: the text holds the stop string that ended it. False by default."""
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Meta(
+            description="vLLM's: keep the last so many tokens of the prompt; -1: those that fit.",
+            extra_json_schema={"minimum": -1},
+        ),
+    ] = None
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's: logprobs name tokens `token_id:7` in place of their text."""
+    request_id: str | None = None
+    """vLLM's: what the answer's id is made of. The header `x-request-id` is told as it came."""
+    guided_choice: list[str] | None = None
+    """vLLM's older `structured_outputs.choice`, as the next three."""
+    guided_grammar: str | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+
+    guided_decoding_backend: Ignored = None
+    guided_whitespace_pattern: Ignored = None
+    spaces_between_special_tokens: Ignored = None
+
+    def rule(self) -> OutputRule | None:
+        """What the output must be. Raises InvalidRequest."""
+        guided = [
+            kind
+            for kind in ("json", "regex", "choice", "grammar")
+            if getattr(self, f"guided_{kind}") is not None
+        ]
+        if not guided:
+            return output_rule(self.response_format, self.structured_outputs)
+        field = f"guided_{guided[0]}"
+        others = [f"guided_{kind}" for kind in guided[1:]]
+        others += ["response_format"] if self.response_format is not None else []
+        others += ["structured_outputs"] if self.structured_outputs is not None else []
+        if others:
+            message = f"{field} and {others[0]} exclude each other; leave one out"
+            raise InvalidRequest(message, field=field)
+        wanted = StructuredOutputs(**{guided[0]: getattr(self, field)})
+        return replace(rule_of_kinds(wanted, field="guided"), field=field)
 
 
 class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
@@ -112,11 +160,27 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     include_reasoning: bool | None = None
     """vLLM's: false leaves the reasoning out of the answer. True by default."""
 
+    enable_thinking: bool | None = None
+    """Qwen's and GLM's: a variable of the chat template; not all have it."""
+    thinking: bool | dict[str, Any] | None = None
+    """DeepSeek's and Anthropic's: the same; of an object its `type` counts."""
+    reasoning: dict[str, Any] | None = None
+    """OpenRouter's: `effort`, `enabled`, and `exclude` for an answer without reasoning."""
+    verbosity: str | None = None
+    """A variable of the chat template; not all have it."""
+    echo: bool | None = None
+    """Of completions; refused unless false."""
+    prediction: Any = None
+    """What the output may be like. Accepted, and not acted upon."""
+
     audio: Refused = None
+    chat_template: Refused = None
     function_call: Refused = None
     functions: Refused = None
     modalities: Refused = None
     moderation: Refused = None
-    prediction: Refused = None
-    verbosity: Refused = None
     web_search_options: Refused = None
+
+    @property
+    def hides_reasoning(self) -> bool:
+        return self.include_reasoning is False or bool((self.reasoning or {}).get("exclude"))

@@ -14,8 +14,8 @@ from baton.gateway.chat.message_schema import Message
 from baton.gateway.chat.tool_definitions import Tool
 from baton.gateway.http.chat import conversation_of
 from baton.gateway.http.errors import json_response
-from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.schemas import ChatBody
+from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.sampling_options import check_tokens
 
@@ -63,7 +63,7 @@ class TokenizationApi:
 
     async def tokenize(self, request: Request) -> Response:
         gateway = self._gateway
-        body = decode_body(await read_body(request, gateway.config), TokenizeBody)
+        body = await read_known(request, gateway.config, TokenizeBody)
         gateway.model.check_name(body.model)
         tokens = await self._tokens(body)
         token_text = gateway.model.tokenizer.token_text
@@ -77,7 +77,7 @@ class TokenizationApi:
 
     async def detokenize(self, request: Request) -> Response:
         gateway = self._gateway
-        body = decode_body(await read_body(request, gateway.config), DetokenizeBody)
+        body = await read_known(request, gateway.config, DetokenizeBody)
         gateway.model.check_name(body.model)
         check_tokens(body.tokens, gateway.model.vocab_size, field="tokens")
         return json_response(DetokenizeAnswer(prompt=gateway.model.tokenizer.decode(body.tokens)))

@@ -172,6 +172,7 @@ class Gateway:
             stops=stops,
             min_tokens=generation.sampling.min_tokens,
             shown_special=order.shown_special,
+            includes_stop=order.includes_stop,
         )
         return CompletionStream(self.run(generation), output)
 

@@ -32,6 +32,11 @@ class GatewayMetrics:
             "Answers begun over HTTP and gRPC, by path or method and by status",
             ("method", "status"),
         )
+        self.ignored_fields = _counter(
+            "ignored_fields_total",
+            "Fields of requests' bodies that had no effect, by name",
+            ("field",),
+        )
         self.prompt_tokens = _counter("prompt_tokens_total", "Tokens of prompts", ("tenant",))
         self.cached_tokens = _counter(
             "cached_tokens_total", "Prompt tokens found in a cache", ("tenant",)

@@ -36,6 +36,8 @@ class CompletionOrder:
     """The caller's names for options, for error messages."""
     shown_special: Set[int] = frozenset()
     """Special tokens that show as text, for what reads the output to find."""
+    includes_stop: bool = False
+    """The text ends with the stop string, or the stop token's text, that ended it."""
     cache_salt: str = ""
     session: str = ""
     """What the caller calls the conversation; empty: nothing."""

@@ -13,6 +13,7 @@ from baton.core.errors import InvalidRequest
 from baton.core.messages import CachePoint
 from baton.gateway.requests.cache_control import CacheControl, ttl_s
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.options import SamplingOptions
 from baton.gateway.requests.order import Prompt
 
 
@@ -50,6 +51,29 @@ def with_cache_point(
         replace(prompt, cache_points=(CachePoint(len(prompt.tokens), seconds),))
         for prompt in prompts
     )
+
+
+def truncated(
+    prompt: Prompt, num_tokens: int | None, gateway: Gateway, options: SamplingOptions
+) -> Prompt:
+    """Its last `num_tokens` tokens; of -1, as many as leave room for the output.
+
+    Raises InvalidRequest.
+    """
+    field = "truncate_prompt_tokens"
+    if num_tokens is None:
+        return prompt
+    if num_tokens == 0 or num_tokens < -1:
+        message = f"{field} must be at least 1, or -1 for what fits; got {num_tokens}"
+        raise InvalidRequest(message, field=field)
+    if num_tokens == -1:
+        num_tokens = max(1, gateway.max_model_len - (options.max_tokens or 1))
+    if len(prompt.tokens) <= num_tokens:
+        return prompt
+    if prompt.cache_points:
+        message = f"{field} and cache_control exclude each other here; leave one out"
+        raise InvalidRequest(message, field=field)
+    return replace(prompt, tokens=prompt.tokens[-num_tokens:], text=None)
 
 
 async def _several(

@@ -21,25 +21,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "modalities": (None, ["text"]),
     "moderation": (None,),
-    "prediction": (None,),
-    "verbosity": (None, "medium"),
+    "chat_template": (None,),
     "web_search_options": (None,),
     "annotations": (None, []),
     "refusal": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
 }
 
 
 REMEDIES = {
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "guided_choice": "use structured_outputs.choice",
-    "guided_grammar": "use structured_outputs.grammar",
-    "guided_json": "use structured_outputs.json",
-    "guided_regex": "use structured_outputs.regex",
+    "chat_template": "the model's own is used; chat_template_kwargs sets its switches",
 }
 
 

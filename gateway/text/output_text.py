@@ -49,10 +49,12 @@ class OutputText:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         shown_special: Set[int] = frozenset(),
+        includes_stop: bool = False,
     ) -> None:
         """Stop strings are looked for only in the text after the first `min_tokens` tokens."""
         self._detokenizer = Detokenizer(tokenizer, prompt, shown_special=shown_special)
-        self._finder = StopFinder(stops) if stops else None
+        self._finder = StopFinder(stops, includes_stop=includes_stop) if stops else None
+        self._includes_stop = includes_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._num_chars = 0
@@ -62,7 +64,8 @@ class OutputText:
         released: list[str] = []
         offsets: list[int] = []
         reason = update.finish_reason
-        num_shown = len(update.tokens) - (reason is FinishReason.STOP)
+        hides_last = reason is FinishReason.STOP and not self._includes_stop
+        num_shown = len(update.tokens) - hides_last
         for index, token in enumerate(update.tokens):
             offsets.append(self._num_chars)
             self._num_tokens += 1

@@ -29,7 +29,9 @@ class _State:
 class StopFinder:
     """Watches the output of one request."""
 
-    def __init__(self, stops: Iterable[str]) -> None:
+    def __init__(self, stops: Iterable[str], *, includes_stop: bool = False) -> None:
+        """`includes_stop`: what is released ends with the stop string, not before it."""
+        self._includes_stop = includes_stop
         self._root = _State(depth=0)
         for stop in stops:
             if not stop:
@@ -41,7 +43,7 @@ class StopFinder:
         self.is_found = False
 
     def feed(self, piece: str) -> str:
-        """The text that can be released; nothing from a stop string on."""
+        """The text that can be released; nothing behind a stop string."""
         if self.is_found:
             return ""
         text = self._held + piece
@@ -50,7 +52,7 @@ class StopFinder:
             if self._state.match_len:
                 self.is_found = True
                 self._held = ""
-                return text[: index - self._state.match_len]
+                return text[: index if self._includes_stop else index - self._state.match_len]
         num_released = len(text) - self._state.depth
         self._held = text[num_released:]
         return text[:num_released]

@@ -28,7 +28,8 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._rule = byte_rule(msgspec.json.decode(tokenizer_json, type=dict[str, Any])["decoder"])
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        self.special = frozenset(token for token, entry in added.items() if entry.special)
+        """Tokens that text cannot spell."""
         self._bytes_by_token: dict[int, bytes] = {}
 
     @property
@@ -42,7 +43,7 @@ class TextTokenizer:
     def special_tokens(self, names: Iterable[str]) -> dict[str, int]:
         """The ids of those of `names` that are special tokens of this model, by name."""
         found = {name: self._tokenizer.token_to_id(name) for name in names}
-        return {name: token for name, token in found.items() if token in self._special}
+        return {name: token for name, token in found.items() if token in self.special}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Long texts take a while; this call lets go of the interpreter lock meanwhile."""
@@ -90,4 +91,4 @@ class TextTokenizer:
 
     def is_special(self, token: int) -> bool:
         """Special tokens structure the prompt and never show in generated text."""
-        return token in self._special
+        return token in self.special

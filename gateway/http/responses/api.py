@@ -11,12 +11,12 @@ from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.common_fields import asker
-from baton.gateway.http.request_body import decode_body, read_body
 from baton.gateway.http.responder import Responder
 from baton.gateway.http.responses.answer import begun_answer
 from baton.gateway.http.responses.input import input_messages
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_state
 from baton.gateway.http.responses.writer import ResponsesWriter
+from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
@@ -33,8 +33,7 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
-        data = await read_body(request, gateway.config)
-        body = decode_body(data, ResponsesBody)
+        body = await read_known(request, gateway.config, ResponsesBody)
         gateway.model.check_name(body.model)
         refuse_state(body)
         options = _options(body)

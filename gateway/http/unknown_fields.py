@@ -1,0 +1,124 @@
+"""Fields of a body that Baton does not know: left out, unless that changes what is meant.
+
+    a name that others act on, and Baton does not     refused, with what to use instead
+    nearly the name of a field                        refused: "did you mean ...?"
+    anything else                                     left out; the header `x-baton-ignored` says so
+
+Clients send fields of many servers along; few of them wait for an effect.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.access.config import GatewayConfig
+from baton.gateway.http.request_body import UnknownField, decode_body, read_body
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+MAX_UNKNOWN = 32
+"""More are refused: each takes another look at the body."""
+LIKENESS = 0.85
+"""From which on one name is a slip of another: by `difflib`, 1 is the same."""
+STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
+USE_INSTEAD = {
+    "best_of_n": "use n and best_of",
+    "beam_width": "there is no beam search here",
+    "documents": "put them into messages",
+    "dry_multiplier": "use repetition_penalty or frequency_penalty",
+    "early_stopping": "there is no beam search here",
+    "input": "use prompt, messages, or /v1/responses",
+    "length_penalty": "there is no beam search here",
+    "logits_processors": "use logit_bias, allowed_token_ids or structured_outputs",
+    "lora_request": "adapters are not served here",
+    "max_new_tokens": "use max_tokens",
+    "max_length": "use max_tokens",
+    "messages": "use /v1/chat/completions",
+    "mirostat": "use temperature, top_p or min_p",
+    "mm_processor_kwargs": "models here read text",
+    "num_beams": "there is no beam search here",
+    "prompt": "use messages, or /v1/completions",
+    "tfs_z": "use top_p or min_p",
+    "top_a": "use min_p",
+    "use_beam_search": "there is no beam search here",
+    "xtc_probability": "use min_p or typical_p",
+}
+"""Fields of other servers that would change the output."""
+
+
+async def read_known(request: Request, config: GatewayConfig, kind: type[B]) -> B:
+    """Raises InvalidRequest."""
+    return known(request, config, await read_body(request, config), kind)
+
+
+def known(request: Request, config: GatewayConfig, data: bytes, kind: type[B]) -> B:
+    """What is left out is noted for the answer's header. Raises InvalidRequest."""
+    if config.unknown_fields == "refuse":
+        return decode_body(data, kind)
+    body, ignored = decode_known(data, kind)
+    request.state.ignored_fields.extend(ignored)
+    return body
+
+
+def decode_known(data: bytes, kind: type[B]) -> tuple[B, tuple[str, ...]]:
+    """The body without the fields that it does not have, and their names; those that are null are
+    not worth a word. Raises InvalidRequest."""
+    tree: Any = None
+    ignored: list[str] = []
+    for _ in range(MAX_UNKNOWN):
+        try:
+            return decode_body(data, kind), tuple(ignored)
+        except UnknownField as error:
+            _refuse_meant(error, kind)
+            if tree is None:
+                tree = msgspec.json.decode(data)
+            if _drop(tree, STEP.findall(error.path), error.name):
+                ignored.append(_shown(error))
+            data = msgspec.json.encode(tree)
+    raise InvalidRequest(f"the body has more than {MAX_UNKNOWN} fields that Baton does not know")
+
+
+def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
+    if not error.path and (remedy := USE_INSTEAD.get(error.name)):
+        raise InvalidRequest(f"{error.field} is not supported; {remedy}", field=error.field)
+    names = _names(kind)
+    if error.name in names:
+        return  # of something else in the body: no slip
+    if near := get_close_matches(error.name, names, n=1, cutoff=LIKENESS):
+        raise InvalidRequest(
+            f"{error.field} is not a field Baton knows; did you mean {near[0]}?", field=error.field
+        )
+
+
+def _drop(node: Any, steps: list[str], name: str) -> bool:
+    """Of all items of a list alike: what one message has, others have. Whether any had a value."""
+    if isinstance(node, list):
+        return any([_drop(item, steps, name) for item in node])
+    if not isinstance(node, dict):
+        return False
+    while steps and steps[0].startswith("["):
+        steps = steps[1:]
+    if steps:
+        return _drop(node.get(steps[0]), steps[1:], name)
+    return node.pop(name, None) is not None
+
+
+def _shown(error: UnknownField) -> str:
+    """Where it is, for a header: `messages[].name`."""
+    path = re.sub(r"\[[^\]]*\]", "[]", f"{error.path}.{error.name}".lstrip("."))
+    return re.sub(r"[^\w.\[\]-]", "?", path, flags=re.ASCII)[:64]
+
+
+@cache
+def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Of the fields of a body, and of what lies in it."""
+    _, components = msgspec.json.schema_components([kind])
+    found = {name for one in components.values() for name in one.get("properties", ())}
+    return tuple(sorted(found))

@@ -1,0 +1,155 @@
+"""Fields of other servers and newer clients: what they mean where that is known, else no error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.gateway.chat_models import HERMES, USER, chat_model, dispatcher, said
+from tests.gateway.scripted import (
+    EOS,
+    Script,
+    ScriptedDispatcher,
+    eos_token,
+    error_of,
+    serving,
+    text_of,
+    tokens_of,
+)
+
+SWITCHED = HERMES + "{% if enable_thinking is false %}[no thoughts]{% endif %}"
+
+
+def scripted(text: str, *, ends: bool = True) -> ScriptedDispatcher:
+    return ScriptedDispatcher(Script(tokens=tokens_of(text), ends_with_eos=ends))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"session_group": "x", "session_kind": None}, "session_group"),
+        ({"messages": [{**USER[0], "mood": "bright", "id": None}]}, "messages[].mood"),
+        ({"messages": [USER[0], {**USER[0], "mood": 1}] * 2}, "messages[].mood"),
+        ({"prediction": {"content": "x"}, "verbosity": "low"}, "verbosity, prediction"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"a\nb": 1}, "a?b"),
+    ],
+)  # fmt: skip
+async def test_what_has_no_effect_is_told_in_a_header(fields: dict[str, Any], told: str) -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.chat(**{"messages": USER, **fields})
+        metrics = (await gateway.http.get("/metrics")).text
+
+    assert response.status_code == 200
+    assert response.headers["x-baton-ignored"] == told
+    assert "baton_gateway_ignored_fields_total{" in metrics
+
+
+async def test_nothing_is_told_where_every_field_has_its_effect() -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.chat(messages=USER, temperature=0, functions=None, echo=None)
+
+    assert response.status_code == 200 and "x-baton-ignored" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"temprature": 0}, "did you mean temperature?"),
+        ({"max_new_tokens": 4}, "use max_tokens"),
+        ({"response_format": {"type": "text", "json_shema": {}}}, "did you mean json_schema?"),
+        ({"echo": True}, "continue_final_message"),
+        ({"chat_template": "{{ messages }}"}, "chat_template_kwargs"),
+        ({"thinking": {"type": "deep"}}, "enabled"),
+        ({"truncate_prompt_tokens": 0}, "at least 1"),
+        ({"guided_regex": "a", "guided_json": {}}, "exclude"),
+        ({f"field_{i}": i for i in range(33)}, "more than 32"),
+    ],
+)
+async def test_what_would_change_the_answer_is_refused(fields: dict[str, Any], remedy: str) -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        response = await gateway.chat(**{"messages": USER, **fields})
+
+    assert response.status_code == 400 and remedy in error_of(response)["message"]
+
+
+async def test_an_operator_may_have_all_unknown_fields_refused() -> None:
+    async with serving(unknown_fields="refuse") as gateway:
+        response = await gateway.complete(prompt="hi", session_group="x")
+
+    assert error_of(response)["param"] == "session_group"
+
+
+async def test_the_stop_string_is_part_of_the_text_if_asked_for() -> None:
+    async with serving(dispatcher=scripted("one. two. three.")) as gateway:
+        without = await gateway.complete(prompt="hi", stop=". t")
+        having = await gateway.complete(prompt="hi", stop=". t", include_stop_str_in_output=True)
+
+    texts = [response.json()["choices"][0]["text"] for response in (without, having)]
+    assert texts == ["one", "one. t"]
+
+
+async def test_special_tokens_show_if_asked_for() -> None:
+    script = Script(tokens=[*tokens_of("hi"), eos_token(), *tokens_of("ho")])
+    async with serving(dispatcher=ScriptedDispatcher(script)) as gateway:
+        hidden = await gateway.complete(prompt="hi", ignore_eos=True)
+        shown = await gateway.complete(prompt="hi", ignore_eos=True, skip_special_tokens=False)
+
+    texts = [response.json()["choices"][0]["text"] for response in (hidden, shown)]
+    assert texts == ["hiho", f"hi{EOS}ho"]
+
+
+async def test_the_last_tokens_of_a_prompt_are_kept() -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        await gateway.complete(prompt="the quick brown fox", truncate_prompt_tokens=3)
+        await gateway.chat(messages=USER, truncate_prompt_tokens=2)
+        await gateway.complete(prompt="fox " * 5000, truncate_prompt_tokens=-1, max_tokens=96)
+        refused = await gateway.chat(
+            messages=USER, truncate_prompt_tokens=1, cache_control={"type": "ephemeral"}
+        )
+    short, chat, long = (generation.prompt for generation in gateway.dispatcher.generations)
+
+    assert "the quick brown fox".endswith(text_of(short)) and len(short) == 3
+    assert len(chat) == 2 and text_of(chat).endswith("<|assistant|>")
+    assert len(long) == 4096 - 96
+    assert error_of(refused)["param"] == "truncate_prompt_tokens"
+
+
+async def test_tokens_are_named_by_their_ids_and_the_answer_as_the_body_says() -> None:
+    async with serving(dispatcher=scripted("hi")) as gateway:
+        response = await gateway.complete(
+            prompt="hi", logprobs=1, return_tokens_as_token_ids=True, request_id="mine"
+        )
+
+    answer = response.json()
+    names = [f"token_id:{token}" for token in tokens_of("hi")]
+    assert answer["choices"][0]["logprobs"]["tokens"][: len(names)] == names
+    assert answer["id"] == "cmpl-mine"
+
+
+async def test_guided_decoding_is_structured_output() -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        await gateway.chat(messages=USER, guided_choice=["yes", "no"])
+        await gateway.chat(messages=USER, structured_outputs={"choice": ["yes", "no"]})
+    old, new = (generation.sampling.grammar for generation in gateway.dispatcher.generations)
+
+    assert old is not None and old == new
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": False},
+        {"thinking": False},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"enabled": False}},
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+async def test_switches_of_reasoning_reach_the_template(fields: dict[str, Any]) -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(SWITCHED)) as gateway:
+        response = await gateway.chat(messages=USER, **fields)
+        (generation,) = gateway.dispatcher.generations
+
+    assert "[no thoughts]" in text_of(generation.prompt)
+    assert "x-baton-ignored" not in response.headers
