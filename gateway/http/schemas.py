@@ -93,10 +93,13 @@ class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     request_id: str | None = None
     """vLLM's: what the answer's id is made of. The header `x-request-id` is told as it came."""
     guided_choice: list[str] | None = None
-    """vLLM's older `structured_outputs.choice`, as the next three."""
+    """vLLM's older `structured_outputs.choice`."""
     guided_grammar: str | None = None
+    """vLLM's older `structured_outputs.grammar`."""
     guided_json: dict[str, Any] | str | bool | None = None
+    """vLLM's older `structured_outputs.json`."""
     guided_regex: str | None = None
+    """vLLM's older `structured_outputs.regex`."""
 
     guided_decoding_backend: Ignored = None
     guided_whitespace_pattern: Ignored = None

@@ -27,6 +27,7 @@ MAX_UNKNOWN = 32
 """More are refused: each takes another look at the body."""
 LIKENESS = 0.85
 """From which on one name is a slip of another: by `difflib`, 1 is the same."""
+MIN_LETTERS = 3
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 USE_INSTEAD = {
     "best_of_n": "use n and best_of",
@@ -91,10 +92,18 @@ def _refuse_meant(error: UnknownField, kind: type[msgspec.Struct]) -> None:
     names = _names(kind)
     if error.name in names:
         return  # of something else in the body: no slip
-    if near := get_close_matches(error.name, names, n=1, cutoff=LIKENESS):
+    near = get_close_matches(error.name, names, n=1, cutoff=LIKENESS)
+    near += [name for name in names if is_one_slip(name, error.name)]
+    if near:
         raise InvalidRequest(
             f"{error.field} is not a field Baton knows; did you mean {near[0]}?", field=error.field
         )
+
+
+def is_one_slip(name: str, other: str) -> bool:
+    """One letter is another, and there are three at least: short names are never much alike."""
+    num_other = sum(one != another for one, another in zip(name, other, strict=False))
+    return len(name) == len(other) >= MIN_LETTERS and num_other == 1
 
 
 def _drop(node: Any, steps: list[str], name: str) -> bool:

@@ -119,7 +119,7 @@ async def test_an_input_may_be_as_long_as_the_context_but_no_longer() -> None:
     ],
 )
 async def test_a_bad_field_is_named(body: dict[str, Any], field: str) -> None:
-    async with serving() as gateway:
+    async with serving(unknown_fields="refuse") as gateway:
         response = await gateway.http.post("/v1/embeddings", json=body)
 
     assert response.status_code == 400
