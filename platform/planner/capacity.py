@@ -143,19 +143,24 @@ def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
     asked = load.rate * model.prefill_s(load.prompt_tokens)
     num_replicas = max(ceil(asked / BUSIEST), 1)
     found = prefill_with(load, model, promise, num_replicas)
-    alone = prefill_with(load, model, promise, MAX_REPLICAS)  # nobody waits
-    while alone.is_kept and not found.is_kept:
+    could_keep = _alone_s(load, model, promise) <= promise.ttft_s
+    while could_keep and not found.is_kept:
         num_replicas += 1
         found = prefill_with(load, model, promise, num_replicas)
     return found
 
 
+def _alone_s(load: Load, model: ReplicaModel, promise: Promise) -> float:
+    """To the first token of a prompt as long as the share of all are at most, if nobody waits."""
+    longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
+    return model.overhead_s + model.prefill_s(longest)
+
+
 def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas: int) -> Need:
     """What is foreseen with so many."""
     service = Service(model.prefill_s(load.prompt_tokens), load.prompt_cv2)
-    longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
-    longest_s = model.overhead_s + model.prefill_s(longest)
-    seconds = longest_s + wait_s(load.rate, service, num_replicas, promise.share)
+    waited_s = wait_s(load.rate, service, num_replicas, promise.share)
+    seconds = _alone_s(load, model, promise) + waited_s
     waits_s = wait_s(load.rate, service, num_replicas, 0.5)
     return Need(
         num_replicas=num_replicas,

@@ -13,7 +13,7 @@ from baton.platform.cli.options.load_options import InTime, JsonFile, PlotFile, 
 from baton.platform.cli.terminal.errors import told_in_one_line
 
 of_replicas, of_load = panel("Replicas"), panel("Load and policies")
-of_fleet = panel("A fleet, with tokens")
+of_fleet, of_planner = panel("A fleet, with tokens"), panel("Pools that follow the load")
 
 
 def simulate(  # noqa: PLR0913 - one parameter an option
@@ -74,6 +74,27 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             show_default=False,
         ),
     ] = None,
+    planner: Annotated[
+        bool,
+        of_planner(
+            "--planner",
+            help="Let the planner change the numbers of replicas, beside pools of one size that "
+            "cost as much and twice.",
+        ),
+    ] = False,
+    slo_itl: Annotated[
+        float, of_planner(min=0.0, help="Seconds within which further tokens are in time.")
+    ] = 0.1,
+    cold_start: Annotated[
+        float, of_planner(min=0.0, help="Seconds until a replica that is added serves.")
+    ] = 30.0,
+    flip: Annotated[
+        float, of_planner(min=0.0, help="Seconds until one serves in the other role.")
+    ] = 2.0,
+    max_replicas: Annotated[int, of_planner(min=1, help="Of each role.")] = 8,
+    idle: Annotated[
+        float, of_planner(min=0.0, help="Seconds without a request until none is left; 0: never.")
+    ] = 0.0,
     load: Annotated[
         list[float] | None,
         of_load(
@@ -136,20 +157,32 @@ def simulate(  # noqa: PLR0913 - one parameter an option
             plot_file=plot_file,
         )
         if not decode:
-            if prefill or device or without or gateways > 1:
+            if prefill or device or without or gateways > 1 or planner:
                 raise InvalidConfig("--decode: a fleet has at least one; give how many")
             run(job, play_pool)
             return
         from baton.platform.cli.runs.simulate_fleet import FleetOptions, run_fleet  # torch, too
         from baton.platform.simulator.fleet.setup import parts
 
-        run_fleet(
-            job,
-            FleetOptions(
-                num_prefill=prefill,
-                num_decode=decode,
-                num_gateways=gateways,
-                device=device,
-                without=parts(without or ()),
-            ),
+        fleet = FleetOptions(
+            num_prefill=prefill,
+            num_decode=decode,
+            num_gateways=gateways,
+            device=device,
+            without=parts(without or ()),
         )
+        if not planner:
+            run_fleet(job, fleet)
+            return
+        from baton.platform.cli.runs.simulate_planned import PlannedOptions, run_planned
+        from baton.platform.planner.config import PlannerConfig
+
+        rules = PlannerConfig(
+            ttft_s=slo_ttft,
+            itl_s=slo_itl,
+            max_prefill=max_replicas if prefill else 0,
+            max_decode=max_replicas,
+            idle_s=idle,
+            cold_start_s=cold_start,
+        )
+        run_planned(job, PlannedOptions(fleet=fleet, rules=rules, flip_s=flip))

@@ -49,7 +49,7 @@ def run_fleet(job: Job, fleet: FleetOptions) -> None:
 def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     if job.prefill_rate is not None:
         raise InvalidConfig("--prefill-rate: a fleet is as fast as its --device; leave it out")
-    devices = _devices(fleet.device)
+    devices = devices_from(fleet.device)
     experiment = FleetExperiment(
         policies=policies_of(job.policies),
         loads=loads_of(job),
@@ -72,7 +72,8 @@ def _play(fleet: FleetOptions, job: Job, console: Console) -> Played:
     return rows, fleet_tree(experiment, rows)
 
 
-def _devices(source: str) -> Devices:
+def devices_from(source: str) -> Devices:
+    """Raises InvalidConfig that says what --device may be."""
     if not source:
         raise InvalidConfig(
             "--device: say what the replicas are: a JSON file, a gateway's URL, or a CSV of "

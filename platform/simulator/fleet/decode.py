@@ -70,6 +70,7 @@ class DecodeReplica:
         self._wiring = wiring
         self._peers = peers
         self._clients = clients
+        self._is_draining = False
         self._open: dict[str, tuple[Turn, int]] = {}
         """By request id, with the number of its gateway."""
         self._handoffs: list[Handoff] = []
@@ -81,6 +82,15 @@ class DecodeReplica:
 
     def start(self) -> None:
         self._publish()
+
+    def drain(self) -> None:
+        """Take nothing more."""
+        self._is_draining = True
+        self._publish()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._open and not self._handoffs
 
     def hear(self, gateway: int, demand: Demand) -> None:
         self._places.hear(gateway, demand=demand.num_requests, credit_id=demand.credit_id)
@@ -285,6 +295,7 @@ class DecodeReplica:
         self._news.tell(
             [
                 Capacity(
+                    is_draining=self._is_draining,
                     max_open=min(lent[gateway].num, self.info.max_open),
                     credit_id=lent[gateway].id,
                     num_running=num_running,

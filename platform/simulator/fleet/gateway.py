@@ -6,7 +6,7 @@ hear, hear_of_blocks --> Knowledge --> soon after: whose turn is it now?
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -60,13 +60,31 @@ class SimulatedGateway:
         self._is_serving = False
         self._is_looking = False
 
-    def connect(
-        self, prefill: Sequence[Replica], decode: Sequence[Decodes], customer: Customer
-    ) -> None:
+    def connect(self, customer: Customer) -> None:
         self._customer = customer
-        for replica in (*prefill, *decode):
-            self._known.meet(replica)
-        self._decodes = {replica.info.epoch: replica for replica in decode}
+
+    def meet(self, replica: Replica, decodes: Decodes | None) -> None:
+        """A replica is there; `decodes`: itself, if that is its role."""
+        self._known.meet(replica)
+        if decodes is not None:
+            self._decodes[replica.info.epoch] = decodes
+        self._change()
+
+    def forget(self, replica: Replica) -> None:
+        """It has nothing more, and is gone."""
+        self._known.forget(replica.info.epoch)
+        self._decodes.pop(replica.info.epoch, None)
+        self._change()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no replica has yet."""
+        return len(self._outside) + len(self._in_line)
+
+    @property
+    def waiting(self) -> Iterator[Turn]:
+        yield from self._in_line.values()
+        yield from (entry.item for entry in self._outside)
 
     # From clients.
 

@@ -100,10 +100,18 @@ class Knowledge:
         self._links[info.epoch] = _Link(replica, known)
         self._index.apply(info.epoch, KvEvents(first_sequence=1, is_snapshot=True))
 
+    def forget(self, epoch: Epoch) -> None:
+        """Nothing of ours is there any more."""
+        link = self._links.pop(epoch)
+        self._pool_by_role[link.info.role].leave(epoch)
+        self._index.forget(epoch)
+
     # What replicas say.
 
     def hear(self, epoch: Epoch, capacity: Capacity) -> None:
-        link = self._links[epoch]
+        link = self._links.get(epoch)
+        if link is None:
+            return  # its last words: it is gone
         link.known.capacity, candidate = capacity, link.candidate
         self._write(link)
         num_running = 0
@@ -116,7 +124,8 @@ class Knowledge:
         self._demand(link, link.wanted.num_requests, link.wanted.num_tokens)
 
     def hear_of_blocks(self, epoch: Epoch, events: KvEvents) -> None:
-        self._index.apply(epoch, events)
+        if epoch in self._links:
+            self._index.apply(epoch, events)
 
     # What becomes of requests.
 

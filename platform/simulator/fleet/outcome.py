@@ -5,11 +5,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from baton.platform.simulator.fleet.figures import FleetFigures
 from baton.platform.simulator.fleet.turns import Turn
+
+
+class Served(NamedTuple):
+    """A request that got its last token."""
+
+    arrived_s: float
+    ttft_s: float
+    tpot_s: float
+    """0 of one token."""
 
 
 @dataclass(slots=True)
@@ -19,6 +29,7 @@ class FleetOutcome:
     e2e_s: array[float] = field(default_factory=lambda: array("d"))
     gaps_s: array[float] = field(default_factory=lambda: array("d"))
     tpot_s: array[float] = field(default_factory=lambda: array("d"))
+    served: list[Served] = field(default_factory=list)
     num_output_tokens: int = 0
     num_tokens: int = 0
     """Of prompts; the next two, too."""
@@ -35,8 +46,11 @@ class FleetOutcome:
         self.e2e_s.append(turn.last_token_s - turn.arrived_s)
         self.gaps_s.extend(turn.gaps_s)
         num_later = turn.num_given - 1
+        tpot_s = 0.0
         if num_later:
-            self.tpot_s.append((turn.last_token_s - turn.first_token_s) / num_later)
+            tpot_s = (turn.last_token_s - turn.first_token_s) / num_later
+            self.tpot_s.append(tpot_s)
+        self.served.append(Served(turn.arrived_s, turn.first_token_s - turn.arrived_s, tpot_s))
         self.num_output_tokens += turn.num_given
         self.num_tokens += len(turn.prompt)
         self.num_cached += turn.num_cached

@@ -16,11 +16,13 @@ from baton.core.messages import ReplicaInfo, Role
 from baton.platform.simulator.arrivals import Arrival, Arrivals
 from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.decode import DecodeReplica
+from baton.platform.simulator.fleet.elastic import ElasticPools
 from baton.platform.simulator.fleet.engine import EngineHooks, SimulatedEngine
 from baton.platform.simulator.fleet.gateway import SimulatedGateway
 from baton.platform.simulator.fleet.knowledge import pull_rates
 from baton.platform.simulator.fleet.news import News
 from baton.platform.simulator.fleet.outcome import FleetOutcome
+from baton.platform.simulator.fleet.pilot import Pilot, Seen
 from baton.platform.simulator.fleet.prefill import PrefillReplica, Wiring
 from baton.platform.simulator.fleet.pulling import Puller
 from baton.platform.simulator.fleet.setup import Device, FleetSetup, Part
@@ -44,6 +46,7 @@ class Fleet:
         self._random = Random(seed)
         self._numbers = count()
         self.outcome = FleetOutcome()
+        self.seen = Seen()
         self._engine_by_id: dict[str, SimulatedEngine] = {}
         rates = pull_rates(setup)
         speeds = {role: self._speed(role) for role in Role}
@@ -57,28 +60,69 @@ class Fleet:
             )
             for number in range(setup.num_gateways)
         ]
-        self._prefill = [
-            PrefillReplica(info, self._news(info), self._wiring(setup.prefill))
-            for info in self._infos(Role.PREFILL, setup.num_prefill, setup.prefill)
-        ]
-        peers: dict[str, PrefillReplica] = {
-            replica.info.replica_id: replica for replica in self._prefill
-        }
-        self._decode = [
-            DecodeReplica(info, self._news(info), self._wiring(setup.decode), peers, self._gateways)
-            for info in self._infos(Role.DECODE, setup.num_decode, setup.decode)
-        ]
+        self._prefill_by_id: dict[str, PrefillReplica] = {}
+        self._numbers_by_role = {role: count() for role in Role}
         self._max_len = setup.decode.num_blocks * setup.decode.block_size
-        if self._prefill:
+        if setup.num_prefill:
             held = setup.prefill.num_blocks * setup.prefill.block_size
             self._max_len = min(self._max_len, held)
-        replicas: tuple[PrefillReplica | DecodeReplica, ...] = (*self._prefill, *self._decode)
-        for replica in replicas:
-            self._engine_by_id[replica.info.replica_id] = replica.engine
         for gateway in self._gateways:
-            gateway.connect(self._prefill, self._decode, self)
-        for replica in replicas:
-            replica.start()
+            gateway.connect(self)
+        self._computing: list[PrefillReplica | DecodeReplica] = []
+        """Those that compute prompts."""
+        self._decode: list[DecodeReplica] = []
+        pools = ElasticPools(
+            self.add,
+            self._forget,
+            self._agenda,
+            cold_start_s=setup.cold_start_s,
+            flip_s=setup.flip_s,
+        )
+        self.pools = pools
+        for role, num in ((Role.PREFILL, setup.num_prefill), (Role.DECODE, setup.num_decode)):
+            for _ in range(num):
+                pools.adopt(role, self.add(role))
+        self.pilot = None if setup.rules is None else Pilot(setup, setup.rules, pools, self)
+
+    def add(self, role: Role) -> PrefillReplica | DecodeReplica:
+        """A replica serves from now on."""
+        is_decode = role is Role.DECODE
+        device = self._setup.decode if is_decode else self._setup.prefill
+        info = self._info(role, next(self._numbers_by_role[role]), device)
+        news, wiring = self._news(info), self._wiring(device)
+        replica: PrefillReplica | DecodeReplica
+        if is_decode:
+            replica = DecodeReplica(info, news, wiring, self._prefill_by_id, self._gateways)
+            self._decode.append(replica)
+        else:
+            replica = self._prefill_by_id[info.replica_id] = PrefillReplica(info, news, wiring)
+        if not is_decode or not self._setup.num_prefill:
+            self._computing.append(replica)
+        self._engine_by_id[info.replica_id] = replica.engine
+        for gateway in self._gateways:
+            gateway.meet(replica, replica if isinstance(replica, DecodeReplica) else None)
+        replica.start()
+        return replica
+
+    def _forget(self, replica: PrefillReplica | DecodeReplica) -> None:
+        for gateway in self._gateways:
+            gateway.forget(replica)
+
+    @property
+    def gateways(self) -> Sequence[SimulatedGateway]:
+        return self._gateways
+
+    @property
+    def now_s(self) -> float:
+        return self._agenda.now
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        self._agenda.after(seconds, what)
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody comes any more, and nobody waits for a token."""
+        return self._arrivals.next_s == inf and not self.seen.num_under_way
 
     @property
     def engines(self) -> Sequence[SimulatedEngine]:
@@ -87,6 +131,8 @@ class Fleet:
 
     def play(self) -> FleetOutcome:
         """From the first request to the last token."""
+        if self.pilot is not None:
+            self.pilot.start()
         while True:
             arrival_s = self._arrivals.next_s
             if self._agenda.next_s == arrival_s == inf:
@@ -95,9 +141,8 @@ class Fleet:
                 self._comes(self._arrivals.pop())
             else:
                 self._agenda.go_on()
-        computing = self._prefill or self._decode
         self.outcome.ended(
-            busy_s=[replica.engine.busy_s for replica in computing],
+            busy_s=[replica.engine.busy_s for replica in self._computing],
             num_preempted=sum(replica.engine.num_preempted for replica in self._decode),
             num_local=sum(replica.num_computed_here for replica in self._decode),
         )
@@ -108,6 +153,7 @@ class Fleet:
         turn.give(num_tokens, self._agenda.now)
         if turn.is_over:
             self.outcome.serve(turn)
+            self.seen.end(turn)
             self._arrivals.answered(turn.arrival, self._agenda.now)
 
     def _comes(self, arrival: Arrival) -> None:
@@ -118,29 +164,28 @@ class Fleet:
 
     def _enters(self, turn: Turn, gateway: SimulatedGateway) -> None:
         num_tokens = len(turn.prompt) + len(turn.answer)
+        self.seen.come(turn)
         if num_tokens > self._max_len or not gateway.come(turn):
             self.outcome.rejected += 1
+            self.seen.reject()
             self._arrivals.answered(turn.arrival, self._agenda.now)
 
     # What it is made of.
 
-    def _infos(self, role: Role, num: int, device: Device) -> list[ReplicaInfo]:
+    def _info(self, role: Role, number: int, device: Device) -> ReplicaInfo:
         is_decode = role is Role.DECODE
-        return [
-            ReplicaInfo(
-                replica_id=ReplicaId(f"{role.value}-{number}"),
-                epoch=Epoch(f"{int(is_decode):x}{number:031x}"),
-                role=role,
-                address=f"{role.value}-{number}:0",
-                layout=device.layout,
-                num_blocks=device.num_blocks,
-                max_model_len=device.num_blocks * device.block_size,
-                max_open=device.max_open if is_decode else 0,
-                max_queued_tokens=0 if is_decode else device.max_queued_tokens,
-                max_chunk=device.scheduler.max_chunk,
-            )
-            for number in range(num)
-        ]
+        return ReplicaInfo(
+            replica_id=ReplicaId(f"{role.value}-{number}"),
+            epoch=Epoch(f"{int(is_decode):x}{number:031x}"),
+            role=role,
+            address=f"{role.value}-{number}:0",
+            layout=device.layout,
+            num_blocks=device.num_blocks,
+            max_model_len=device.num_blocks * device.block_size,
+            max_open=device.max_open if is_decode else 0,
+            max_queued_tokens=0 if is_decode else device.max_queued_tokens,
+            max_chunk=device.scheduler.max_chunk,
+        )
 
     def _news(self, info: ReplicaInfo) -> News:
         return News(info, self._gateways, self._agenda, self._setup.links.latency_s)

@@ -59,6 +59,7 @@ class PrefillReplica:
         self.puller = wiring.make_puller(self.engine)
         self._news = news
         self._wiring = wiring
+        self._is_draining = False
         self._prompts = OpenPrompts(info.max_queued_tokens)
         self._handoffs: dict[str, tuple[Handoff, Receiver]] = {}
         """By transfer id: those whose prompt is not computed."""
@@ -72,6 +73,16 @@ class PrefillReplica:
 
     def start(self) -> None:
         self._publish()
+
+    def drain(self) -> None:
+        """Take nothing more."""
+        self._is_draining = True
+        self._publish()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is computed, and nothing waits to be fetched."""
+        return not self._handoffs and not self.engine.pool.num_in_use
 
     def hear(self, gateway: int, demand: Demand) -> None:
         self._credits.hear(gateway, demand=demand.num_tokens, credit_id=demand.credit_id)
@@ -162,7 +173,8 @@ class PrefillReplica:
         self._news.tell(
             [
                 Capacity(
-                    credit_tokens=lent[gateway].num + computed[gateway],
+                    is_draining=self._is_draining,
+                    credit_tokens=0 if self._is_draining else lent[gateway].num + computed[gateway],
                     credit_id=lent[gateway].id,
                     num_running=engine.num_running,
                     num_waiting=engine.num_waiting,

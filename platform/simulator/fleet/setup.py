@@ -14,6 +14,7 @@ from baton.core.errors import InvalidConfig
 from baton.core.kv_layout import ITEM_BYTES, KvLayout
 from baton.core.step_times import StepTimes
 from baton.engine.config import SchedulerConfig
+from baton.platform.planner.config import PlannerConfig
 
 DTYPE = "bfloat16"
 Rate = Annotated[float, msgspec.Meta(gt=0)]
@@ -103,3 +104,9 @@ class FleetSetup:
     slo_ttft_s: float = 10.0
     is_noisy: bool = True
     """Whether steps scatter by the spread of their step times."""
+    rules: PlannerConfig | None = None
+    """With them the planner changes the numbers of replicas."""
+    cold_start_s: float = 30.0
+    """That a replica takes until it serves."""
+    flip_s: float = 2.0
+    """That one takes from its last request in one role until it serves in the other."""

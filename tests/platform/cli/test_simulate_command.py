@@ -120,3 +120,25 @@ def test_a_trace_that_is_missing_is_told_in_one_line(tmp_path: Path) -> None:
     result = baton(tmp_path / "none.jsonl")
 
     assert result.exit_code == 2 and "No such file" in result.stderr
+
+
+def test_pools_that_follow_a_load_are_shown_beside_pools_that_do_not(
+    tmp_path: Path,
+) -> None:
+    role = {"step_times": {"constant_s": 0.01, "token_s": 0.001}, "num_blocks": 99}
+    device, load = tmp_path / "device.json", tmp_path / "load.jsonl"
+    device.write_text(json.dumps({"prefill": role, "decode": role}))
+    lines = [{"timestamp": at * 1e3, "input_length": 400, "output_length": 5} for at in range(12)]
+    load.write_text("\n".join(map(json.dumps, lines)))
+    pools = ("--decode", 1, "--prefill", 1, "--device", device, "--planner", "--seeds", 1)
+
+    found = simulated(tmp_path / "out.json", load, *pools, "--slo-ttft", 2, "--cold-start", 1)
+    shown = baton(load, *pools, "--slo-ttft", 2)
+
+    names = [row["name"] for row in found["rows"]]
+    assert names == ["planned", "equal cost", "twice the cost"]
+    assert found["rows"][0]["kept"] == 1.0 and found["rows"][0]["decisions"]
+    assert found["rules"]["ttft_s"] == 2.0
+    for word in ("twice the cost", "1 prefill, 1 decode", "requests a second", "within the 2 s"):
+        assert word in shown.output
+    assert baton(load, "--planner").exit_code == 2

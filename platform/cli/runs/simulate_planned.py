@@ -1,0 +1,114 @@
+"""What `baton simulate --planner` does: a trace on pools that follow it, others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from baton.core.errors import InvalidConfig
+from baton.platform.cli.runs.simulate import Job, Played, policies_of, read, run
+from baton.platform.cli.runs.simulate_fleet import FleetOptions, devices_from
+from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.plan import Decision
+from baton.platform.simulator.fleet.experiment import at_load
+from baton.platform.simulator.fleet.planned import PlannedFigures, play_planned
+from baton.platform.simulator.fleet.setup import FleetSetup
+from baton.router.policies.by_name import DEFAULT
+
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOptions:
+    fleet: FleetOptions
+    """The pools to begin with."""
+    rules: PlannerConfig
+    flip_s: float
+
+
+def run_planned(job: Job, options: PlannedOptions) -> None:
+    """Raises InvalidConfig that names the option, Unavailable, or BatonError."""
+    if job.plot_file is not None:
+        raise InvalidConfig("--plot: what the planner does is told, not drawn; leave it out")
+    run(job, partial(_play, options))
+
+
+def _play(options: PlannedOptions, job: Job, console: Console) -> Played:
+    devices = devices_from(options.fleet.device)
+    has_prefill = options.rules.max_prefill > 0
+    setup = FleetSetup(
+        num_prefill=max(options.fleet.num_prefill, 1) if has_prefill else 0,
+        num_decode=options.fleet.num_decode,
+        num_gateways=options.fleet.num_gateways,
+        prefill=devices.prefill,
+        decode=devices.decode,
+        links=devices.links,
+        without=options.fleet.without,
+        max_waiting=job.setup.max_waiting,
+        slo_ttft_s=options.rules.ttft_s,
+        rules=options.rules,
+        cold_start_s=options.rules.cold_start_s,
+        flip_s=options.flip_s,
+    )
+    policies = policies_of(job.policies) if job.policies != ["all"] else (DEFAULT,)
+    rows: list[dict[str, Any]] = []
+    for file in job.traces:
+        trace = read(file)
+        for load in job.loads or (None,):
+            played = trace if load is None else at_load(trace, load, setup)
+            for seed in range(job.num_seeds):
+                found = play_planned(played, setup, policies[0], seed)
+                _show(console, f"{trace.name}, seed {seed}", found)
+                rows += [_row(trace.name, seed, one) for one in found]
+    tree = msgspec.to_builtins({"rules": options.rules, "rows": rows})
+    return [], tree
+
+
+def _row(trace: str, seed: int, figures: PlannedFigures) -> dict[str, Any]:
+    plain = asdict(replace(figures, decisions=()))
+    decisions = [asdict(one) for one in changes(figures.decisions)]
+    return {**plain, "trace": trace, "seed": seed, "decisions": decisions}
+
+
+def changes(decisions: Sequence[Decision]) -> list[Decision]:
+    """Those that are other than the one before."""
+    found: list[Decision] = []
+    for one in decisions:
+        if not found or (one.prefill, one.decode) != (found[-1].prefill, found[-1].decode):
+            found.append(one)
+    return found
+
+
+def _show(console: Console, title: str, found: Sequence[PlannedFigures]) -> None:
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("pools")
+    for column in ("kept", "TTFT", "ITL", "rejected", "prefill", "decode", "replica h", "reversals",
+                   "flips"):  # fmt: skip
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        table.add_row(
+            one.name,
+            f"{one.kept:.1%}",
+            f"{one.ttft_kept:.1%}",
+            f"{one.itl_kept:.1%}",
+            str(one.rejected),
+            f"{one.prefill:.2f}",
+            f"{one.decode:.2f}",
+            f"{one.replica_s / HOUR_S:.2f}",
+            str(one.reversals),
+            str(one.num_flipped),
+        )
+    console.print(table)
+    for decision in changes(found[0].decisions):
+        minute = decision.at_s / MINUTE_S
+        console.print(f"{minute:6.2f} min  {decision.prefill} prefill, {decision.decode} decode")
+        for reason in decision.reasons:
+            console.print(f"            {reason}")

@@ -1,0 +1,96 @@
+"""What will arrive when a replica that is added now is there: rates, lengths, trends.
+
+    level    of the window; of its last third, if that differs by more than chance
+    trend    of the window, if both of its halves rise: a ramp goes on, a step is over
+
+Arrivals scatter as Poisson's numbers do, so what n of them tell is known to sqrt(n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from baton.platform.planner.capacity import Load
+from baton.platform.planner.observation import Observation
+
+SURE = 2.0
+"""Standard deviations from which on a difference is none of chance."""
+LEAST_OF_HALF = 3
+"""Observations that a trend is told from."""
+MOST_GROWTH = 2.0
+"""Times the level that a trend may reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    now: Load
+    ahead: Load
+    per_minute: float
+    """By which the rate grows, as far as that is believed; 0 of what falls."""
+
+
+def forecast(observations: Sequence[Observation], horizon_s: float) -> Forecast:
+    """At least one observation. Lengths are those of the window."""
+    rate = _level(observations)
+    slope = _slope(observations)
+    ahead = min(rate + slope * horizon_s, MOST_GROWTH * rate)
+    lengths = _lengths(observations)
+    return Forecast(
+        now=Load(rate=rate, **lengths), ahead=Load(rate=ahead, **lengths), per_minute=60 * slope
+    )
+
+
+def _rate(observations: Sequence[Observation]) -> float:
+    lasted_s = sum(one.lasted_s for one in observations)
+    return sum(one.num_arrived for one in observations) / lasted_s if lasted_s else 0.0
+
+
+def _level(observations: Sequence[Observation]) -> float:
+    late = observations[-max(len(observations) // 3, 1) :]
+    whole, lately = _rate(observations), _rate(late)
+    lasted_s = sum(one.lasted_s for one in late)
+    chance = SURE * sqrt(max(whole, lately) / lasted_s) if lasted_s else 0.0
+    return lately if abs(lately - whole) > chance else whole
+
+
+def _slope(observations: Sequence[Observation]) -> float:
+    """Requests a second, a second: the flattest of the window and its halves, so that of a step,
+    which is in one of them, nothing is left; 0 of what falls, or may be chance."""
+    half = len(observations) // 2
+    if half < LEAST_OF_HALF or not _is_sure(observations):
+        return 0.0
+    parts = (observations, observations[:half], observations[half:])
+    return max(min(_fitted_slope(part) for part in parts), 0.0)
+
+
+def _fitted_slope(observations: Sequence[Observation]) -> float:
+    times = [one.at_s - one.lasted_s / 2 for one in observations]
+    rates = [one.num_arrived / one.lasted_s for one in observations]
+    mean_s, mean_rate = sum(times) / len(times), sum(rates) / len(rates)
+    spread = sum((time - mean_s) ** 2 for time in times)
+    pairs = zip(times, rates, strict=True)
+    return sum((time - mean_s) * (rate - mean_rate) for time, rate in pairs) / spread
+
+
+def _is_sure(observations: Sequence[Observation]) -> bool:
+    times = [one.at_s for one in observations]
+    mean_s = sum(times) / len(times)
+    spread = sum((time - mean_s) ** 2 for time in times)
+    period_s = sum(one.lasted_s for one in observations) / len(observations)
+    deviation = sqrt(max(_rate(observations), 1e-9) / period_s / spread)
+    return abs(_fitted_slope(observations)) > SURE * deviation
+
+
+def _lengths(observations: Sequence[Observation]) -> dict[str, float]:
+    num_arrived = sum(one.num_arrived for one in observations)
+    num_ended = sum(one.num_ended for one in observations)
+    prompt = sum(one.prompt_tokens for one in observations) / max(num_arrived, 1)
+    squared = sum(one.squared_prompt_tokens for one in observations) / max(num_arrived, 1)
+    output = sum(one.output_tokens for one in observations) / max(num_ended, 1)
+    return {
+        "prompt_tokens": max(prompt, 1.0),
+        "output_tokens": max(output, 1.0),
+        "prompt_cv2": max(squared / prompt**2 - 1, 0.0) if prompt else 0.0,
+    }

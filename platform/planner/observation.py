@@ -1,0 +1,70 @@
+"""What the planner sees each period, and what it remembers from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.messages import Role
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCount:
+    """Replicas of one role."""
+
+    serving: int
+    starting: int = 0
+    draining: int = 0
+
+    @property
+    def num_kept(self) -> int:
+        """Those that are there, or will be."""
+        return self.serving + self.starting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Of all gateways, since the observation before."""
+
+    at_s: float
+    lasted_s: float
+    num_arrived: int
+    prompt_tokens: int
+    """Of those that arrived; what caches hold is left out where that is known. So is the next."""
+    squared_prompt_tokens: float
+    num_ended: int
+    output_tokens: int
+    """Of those that ended."""
+    num_waiting: int
+    """Requests that no replica has yet."""
+    waiting_tokens: int
+    oldest_wait_s: float
+    num_open: int
+    """Requests that replicas have."""
+    prefill: PoolCount
+    decode: PoolCount
+
+    def pool(self, role: Role) -> PoolCount:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one decision found to be enough, with some to spare."""
+
+    at_s: float
+    prefill: int
+    decode: int
+
+    def count(self, role: Role) -> int:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one decision for the next."""
+
+    observations: Sequence[Observation] = ()
+    wanted: Sequence[Wanted] = ()
+    last_busy_s: float | None = None
+    """When a request was last seen anywhere."""

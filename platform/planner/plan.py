@@ -1,0 +1,247 @@
+"""How many replicas of each role there are to be: a decision, and its reasons.
+
+    observation --> forecast --> need of each role --> limits --> steady --> flips --> counts
+                                 + what waits, if it would still wait after a cold start
+
+A pool grows at once, and shrinks only to what was enough for `steady_s`: so a load that goes up and
+down makes a pool do so once. What one role can spare and the other lacks is flipped, not added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from baton.core.messages import Role
+from baton.platform.planner.capacity import (
+    Load,
+    Need,
+    Promise,
+    ReplicaModel,
+    decode_need,
+    prefill_need,
+)
+from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.forecast import Forecast, forecast
+from baton.platform.planner.mixed import mixed_need
+from baton.platform.planner.observation import Memory, Observation, Wanted
+
+KEPT_OBSERVATIONS = 4096
+DEADBAND = 0.05
+"""A pool grows for a load that is more than it can take by more than this share."""
+COMFORT = 0.15
+"""It shrinks to what would still be enough for that much more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    at_s: float
+    prefill: int
+    decode: int
+    flips: int = 0
+    """Prefill replicas that become decode replicas; negative: the other way. `prefill` and
+    `decode` are what there is afterwards."""
+    seen: Forecast | None = None
+    reasons: tuple[str, ...] = ()
+
+    def count(self, role: Role) -> int:
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+def plan(
+    observation: Observation,
+    models: Mapping[Role, ReplicaModel],
+    rules: PlannerConfig,
+    memory: Memory,
+) -> tuple[Decision, Memory]:
+    """What is to be from now on, and what to remember. `models` may lack a role whose replicas
+    have measured nothing yet: it stays as it is."""
+    memory = _remembering(memory, observation, rules)
+    window = [one for one in memory.observations if one.at_s > observation.at_s - rules.window_s]
+    seen = forecast(window, rules.cold_start_s + rules.period_s)
+    found = {role: _find(role, seen, observation, models, rules) for role in Role}
+    if _is_idle(observation, rules, memory):
+        quiet_s = observation.at_s - (memory.last_busy_s or 0.0)
+        found = dict.fromkeys(Role, _Found(0, 0, f"no request for {quiet_s:.0f} s"))
+    prefill, decode = (found[role].comfortable for role in (Role.PREFILL, Role.DECODE))
+    enough = Wanted(observation.at_s, prefill, decode)
+    memory = replace(memory, wanted=(*memory.wanted, enough))
+    counts = {role: _steady(role, found[role], observation, rules, memory) for role in Role}
+    flips = _flips(counts, observation, rules, memory)
+    for role, num_given in ((Role.PREFILL, flips), (Role.DECODE, -flips)):
+        if num_given > 0:
+            counts[role] = min(counts[role], observation.pool(role).num_kept - num_given)
+    reasons = tuple(_reason(role, found[role], counts[role], observation) for role in Role)
+    decision = Decision(
+        at_s=observation.at_s,
+        prefill=counts[Role.PREFILL],
+        decode=counts[Role.DECODE],
+        flips=flips,
+        seen=seen,
+        reasons=reasons,
+    )
+    return decision, memory
+
+
+def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig) -> Memory:
+    since_s = observation.at_s - max(rules.window_s, rules.steady_s)
+    is_busy = observation.num_arrived or observation.num_waiting or observation.num_open
+    is_first = memory.last_busy_s is None
+    return Memory(
+        observations=(
+            *(one for one in memory.observations if one.at_s > since_s),
+            observation,
+        ),
+        wanted=tuple(one for one in memory.wanted if one.at_s > since_s),
+        last_busy_s=observation.at_s if is_busy or is_first else memory.last_busy_s,
+    )
+
+
+def _limits(role: Role, rules: PlannerConfig) -> tuple[int, int]:
+    if role is Role.PREFILL:
+        return rules.min_prefill, rules.max_prefill
+    return rules.min_decode, rules.max_decode
+
+
+def _promise(rules: PlannerConfig) -> Promise:
+    return Promise(ttft_s=rules.ttft_s, itl_s=rules.itl_s, share=rules.share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    needed: int
+    comfortable: int
+    """As many as would be enough for somewhat more."""
+    why: str
+
+
+def _find(
+    role: Role,
+    seen: Forecast,
+    observation: Observation,
+    models: Mapping[Role, ReplicaModel],
+    rules: PlannerConfig,
+) -> _Found:
+    least, most = _limits(role, rules)
+    kept, model = observation.pool(role).num_kept, models.get(role)
+    least = max(least, int(observation.num_waiting > 0))
+    if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
+        least = 0  # those that went stay away
+    if most == 0:
+        return _Found(0, 0, "decode replicas compute prompts")
+    if model is None:
+        stays = min(max(kept, least), most)
+        return _Found(stays, stays, "its replicas have not measured their steps yet")
+    needs = {
+        share: _need(role, _times(seen.ahead, 1 + share), model, rules)
+        for share in (0.0, -DEADBAND, COMFORT)
+    }
+    need = needs[-DEADBAND] if needs[0.0].num_replicas > kept > 0 else needs[0.0]
+    why = _told(role, need, seen, rules)
+    extra = 0
+    if role is Role.PREFILL or not rules.max_prefill:
+        extra = _for_what_waits(seen.now, observation, model, rules)
+    if extra > need.num_replicas:
+        why += (
+            f"; {observation.num_waiting} wait, the oldest for {observation.oldest_wait_s:.1f} s: "
+            f"{extra} work that off"
+        )
+    if max(extra, need.num_replicas) > most:
+        why += f"; {most} are the most that planner.max_{role.value} allows"
+    return _Found(
+        min(max(need.num_replicas, extra, least), most),
+        min(max(needs[COMFORT].num_replicas, extra, least), most),
+        why,
+    )
+
+
+def _times(load: Load, times: float) -> Load:
+    return replace(load, rate=load.rate * times)
+
+
+def _need(role: Role, load: Load, model: ReplicaModel, rules: PlannerConfig) -> Need:
+    if load.rate <= 0:
+        return Need(num_replicas=0, busy=0.0, seconds=0.0)
+    if role is Role.PREFILL:
+        return prefill_need(load, model, _promise(rules))
+    if not rules.max_prefill:
+        first, later = mixed_need(load, model, _promise(rules))
+        return first if first.seconds / rules.ttft_s > later.seconds / rules.itl_s else later
+    return decode_need(load, model, _promise(rules))
+
+
+def _for_what_waits(
+    load: Load, observation: Observation, model: ReplicaModel, rules: PlannerConfig
+) -> int:
+    """As many as work the line off in the time that a cold start takes, unless those who are
+    there do so before; 0 while nobody waits for long."""
+    if observation.oldest_wait_s <= rules.ttft_s or not observation.num_waiting:
+        return 0
+    mean = observation.waiting_tokens / observation.num_waiting
+    work_s = observation.num_waiting * model.prefill_s(mean)
+    asked = load.rate * model.prefill_s(load.prompt_tokens)
+    spare = observation.pool(Role.PREFILL if rules.max_prefill else Role.DECODE).num_kept - asked
+    if spare > 0 and work_s / spare < rules.cold_start_s:
+        return 0
+    return ceil(asked + work_s / max(rules.cold_start_s, rules.ttft_s))
+
+
+def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> bool:
+    if not rules.idle_s or memory.last_busy_s is None:
+        return False
+    return observation.at_s - memory.last_busy_s >= rules.idle_s
+
+
+def _steady(
+    role: Role, found: _Found, observation: Observation, rules: PlannerConfig, memory: Memory
+) -> int:
+    """More at once; less only as far as all of `steady_s` agrees."""
+    kept = observation.pool(role).num_kept
+    if found.needed >= kept or _is_idle(observation, rules, memory):
+        return found.needed
+    since_s = observation.at_s - rules.steady_s
+    if memory.observations[0].at_s - memory.observations[0].lasted_s > since_s:
+        return kept  # it has not been watched for so long
+    return min(max(one.count(role) for one in memory.wanted), kept)
+
+
+def _flips(
+    counts: Mapping[Role, int], observation: Observation, rules: PlannerConfig, memory: Memory
+) -> int:
+    """What one role lacks and the other can spare; what it can spare must have been so for a
+    cold start's time."""
+    since_s = observation.at_s - rules.cold_start_s
+    lately = [one for one in memory.wanted if one.at_s > since_s]
+
+    def spare(role: Role) -> int:
+        return observation.pool(role).serving - max(one.count(role) for one in lately)
+
+    def lack(role: Role) -> int:
+        return counts[role] - observation.pool(role).num_kept
+
+    to_decode = min(lack(Role.DECODE), spare(Role.PREFILL))
+    to_prefill = min(lack(Role.PREFILL), spare(Role.DECODE))
+    return max(to_decode, 0) - max(to_prefill, 0)
+
+
+def _told(role: Role, need: Need, seen: Forecast, rules: PlannerConfig) -> str:
+    now, ahead = seen.now.rate, seen.ahead.rate
+    rising = f", {ahead:.2f} by then (rising {seen.per_minute:.2f} a minute)"
+    load = f"{now:.2f} requests a second{rising if seen.per_minute > 0 else ''}"
+    if not need.num_replicas:
+        return "nothing arrives"
+    promised = rules.ttft_s if role is Role.PREFILL else rules.itl_s
+    what = "a first token" if role is Role.PREFILL else "the next token"
+    kept = f"within the {promised:g} s promised" if need.is_kept else f"not within {promised:g} s"
+    busy = f"{need.busy:.0%} busy" if role is Role.PREFILL else f"{need.batch:.0f} requests each"
+    return (
+        f"{load}: {need.num_replicas} would be {busy} and give {rules.share:.0%} {what} in "
+        f"{need.seconds:.2f} s, {kept}"
+    )
+
+
+def _reason(role: Role, found: _Found, count: int, observation: Observation) -> str:
+    kept = observation.pool(role).num_kept
+    held = f", {count} kept until fewer were enough for longer" if found.needed < count else ""
+    return f"{role.value}: {kept} -> {count}; {found.why}{held}"

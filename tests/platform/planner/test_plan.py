@@ -1,0 +1,194 @@
+"""The planner's decisions: when pools grow, when they shrink, what is flipped, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import pi, sin
+from random import Random
+
+import pytest
+
+from baton.core.messages import Role
+from baton.core.step_times import StepTimes
+from baton.platform.planner.capacity import FittedPasses, ReplicaModel
+from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.observation import Memory, Observation, PoolCount
+from baton.platform.planner.plan import Decision, plan
+
+TIMES = StepTimes(constant_s=0.02, token_s=5e-4, request_s=1e-4)
+MODEL = ReplicaModel(
+    passes=FittedPasses(TIMES), max_chunk=2048, num_kv_tokens=20_000, max_requests=8
+)
+"""Prompts of 1000 tokens take half a second; 8 requests decode at once, a token in 30 ms."""
+MODELS = dict.fromkeys(Role, MODEL)
+RULES = PlannerConfig(ttft_s=1.5, itl_s=0.1, cold_start_s=30.0, steady_s=120.0)
+PERIOD_S = RULES.period_s
+
+
+def observed(at_s: float, num_arrived: int, **changes: object) -> Observation:
+    calm = Observation(
+        at_s=at_s,
+        lasted_s=PERIOD_S,
+        num_arrived=num_arrived,
+        prompt_tokens=1000 * num_arrived,
+        squared_prompt_tokens=1e6 * num_arrived,
+        num_ended=num_arrived,
+        output_tokens=100 * num_arrived,
+        num_waiting=0,
+        waiting_tokens=0,
+        oldest_wait_s=0.0,
+        num_open=num_arrived,
+        prefill=PoolCount(1),
+        decode=PoolCount(1),
+    )
+    return replace(calm, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Pools:
+    """That do as they are told, each replica after its cold start."""
+
+    rules: PlannerConfig = RULES
+    counts: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 1))
+    decisions: list[Decision] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+
+    def follow(self, rate_at: Callable[[float], float], lasts_s: float, seed: int = 0) -> None:
+        random = Random(seed)
+        for number in range(1, round(lasts_s / PERIOD_S) + 1):
+            at_s = number * PERIOD_S
+            arrived = sum(random.random() < rate_at(at_s) * PERIOD_S / 200 for _ in range(200))
+            self.see(observed(at_s, arrived))
+
+    def see(self, seen: Observation) -> Decision:
+        seen = replace(
+            seen,
+            prefill=PoolCount(self.counts[Role.PREFILL]),
+            decode=PoolCount(self.counts[Role.DECODE]),
+        )
+        decision, self.memory = plan(seen, MODELS, self.rules, self.memory)
+        self.decisions.append(decision)
+        self.counts = {role: decision.count(role) for role in Role}
+        return decision
+
+    def of(self, role: Role) -> list[int]:
+        return [decision.count(role) for decision in self.decisions]
+
+
+def reversals(counts: list[int]) -> int:
+    grows = [later > earlier for earlier, later in pairwise(counts) if later != earlier]
+    return sum(one is not other for one, other in pairwise(grows))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "rate_at",
+    [
+        lambda at_s: 4.0 if 400 <= at_s < 800 else 1.0,
+        lambda at_s: 1.0 + 3.0 * sin(pi * at_s / 1200) ** 2,
+    ],
+    ids=["steps", "sinusoid"],
+)
+def test_a_load_that_rises_and_falls_makes_each_pool_do_so_once(
+    rate_at: Callable[[float], float], seed: int
+) -> None:
+    pools = Pools()
+
+    pools.follow(rate_at, 1200.0, seed)
+
+    for role in Role:
+        counts = pools.of(role)
+        assert reversals(counts) <= 1
+        assert max(counts) > counts[0]
+    prefill = pools.of(Role.PREFILL)
+    assert prefill[-1] < max(prefill) <= 5
+    for decision in pools.decisions[5:]:  # never less than what is asked for takes
+        assert decision.prefill >= 0.5 * 0.75 * rate_at(decision.at_s - 15)
+
+
+def test_a_ramp_is_seen_coming_and_a_step_is_no_ramp() -> None:
+    ramp, step = Pools(), Pools()
+
+    ramp.follow(lambda at_s: 0.5 + at_s / 100, 200.0)
+    step.follow(lambda at_s: 1.0 if at_s < 100 else 4.0, 200.0)
+
+    believed = [one.seen.per_minute for one in ramp.decisions if one.seen is not None]
+    assert 0.2 < max(believed) < 2.5  # it rises by 0.6 a minute
+    ahead = [one.seen for one in ramp.decisions if one.seen is not None]
+    assert any(one.ahead.rate > one.now.rate * 1.05 for one in ahead)
+    assert max(step.of(Role.PREFILL)) <= 4
+    assert "rising" in " ".join(reason for one in ramp.decisions for reason in one.reasons)
+
+
+def test_a_pool_shrinks_only_to_what_was_enough_for_long() -> None:
+    pools = Pools(counts={Role.PREFILL: 4, Role.DECODE: 2})
+
+    pools.follow(lambda at_s: 0.5, 150.0)
+
+    prefill = pools.of(Role.PREFILL)
+    assert prefill[int(RULES.steady_s / PERIOD_S) - 2] == 4
+    assert prefill[-1] == 1
+    assert "kept until fewer were enough" in pools.decisions[3].reasons[0]
+
+
+def test_pools_go_to_zero_when_nobody_comes_and_back_when_somebody_waits() -> None:
+    pools = Pools(rules=PlannerConfig(idle_s=60.0, cold_start_s=30.0))
+    pools.see(observed(5.0, 2))
+    for number in range(2, 20):
+        pools.see(observed(5.0 * number, 0, num_open=0))
+    gone = pools.of(Role.DECODE)
+    came = pools.see(
+        observed(100.0, 1, num_waiting=1, waiting_tokens=1000, oldest_wait_s=1.0, num_open=0)
+    )
+
+    assert gone[-1] == 0 and gone[8] == 1
+    assert "no request for" in pools.decisions[-2].reasons[1]
+    assert (came.prefill, came.decode) == (1, 1)
+
+
+def test_what_one_role_can_spare_becomes_what_the_other_lacks() -> None:
+    """Prompts become short and answers long: the load moves from prefill to decode."""
+    rules = replace_rules(max_prefill=6, max_decode=6)
+    pools = Pools(rules=rules, counts={Role.PREFILL: 4, Role.DECODE: 1})
+    flips = []
+    for number in range(1, 16):
+        long = {"prompt_tokens": 400 * 10, "squared_prompt_tokens": 160_000.0 * 10}
+        answers = {"output_tokens": 500 * 10}
+        flips.append(pools.see(observed(5.0 * number, 10, **long, **answers)).flips)
+
+    assert sum(flips) >= 1
+    first = next(decision for decision in pools.decisions if decision.flips)
+    assert first.prefill < 4 and first.decode > 1
+
+
+def replace_rules(**changes: object) -> PlannerConfig:
+    return PlannerConfig(**{"ttft_s": 1.5, "itl_s": 0.1, **changes})  # type: ignore[arg-type]
+
+
+def test_who_waits_is_worth_a_replica_only_if_those_that_are_there_would_take_longer() -> None:
+    few = {"num_waiting": 4, "waiting_tokens": 4000, "oldest_wait_s": 3.0}
+    many = {"num_waiting": 80, "waiting_tokens": 80_000, "oldest_wait_s": 9.0}
+
+    for waiting, wanted in ((few, 1), (many, 2)):
+        decision, _ = plan(observed(5.0, 2, **waiting), MODELS, RULES, Memory())
+        assert decision.prefill == wanted
+    assert "80 wait, the oldest for 9.0 s" in decision.reasons[0]
+
+
+def test_a_role_that_has_measured_nothing_stays_as_it_is() -> None:
+    decision, _ = plan(observed(5.0, 500), {}, RULES, Memory())
+
+    assert (decision.prefill, decision.decode) == (1, 1)
+    assert "have not measured" in decision.reasons[0]
+
+
+def test_limits_are_kept_and_told() -> None:
+    rules = replace_rules(max_prefill=2)
+    decision, _ = plan(observed(5.0, 50), MODELS, rules, Memory())
+
+    assert decision.prefill == 2
+    assert "planner.max_prefill" in decision.reasons[0]
+    with pytest.raises(ValueError, match="min_decode is more than"):
+        PlannerConfig(min_decode=9)
