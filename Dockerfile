@@ -22,7 +22,7 @@ COPY constraints.txt pyproject.toml ./
 RUN pip install --no-cache-dir -c constraints.txt uv \
  && uv venv /opt/baton \
  && uv pip install --torch-backend "${TORCH}" -c constraints.txt torch \
- && uv pip install --torch-backend "${TORCH}" -c constraints.txt -r pyproject.toml --extra otel \
+ && uv pip install --torch-backend "${TORCH}" -c constraints.txt -r pyproject.toml --extra telemetry \
  && if [ "${TORCH}" != cpu ]; then \
       uv pip install --torch-backend "${TORCH}" -c constraints.txt -r pyproject.toml --extra gpu; \
     fi
@@ -42,14 +42,14 @@ RUN if [ "${TORCH}" != cpu ]; then \
    && apt-get install -y --no-install-recommends gcc libc6-dev \
    && rm -rf /var/lib/apt/lists/*; \
     fi \
- && useradd --uid 1000 --user-group --create-home --home-dir /home/baton baton
+ && useradd --uid 10001 --user-group --create-home --home-dir /home/baton baton
 COPY --from=build /opt/baton /opt/baton
 ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL org.opencontainers.image.title="Baton" \
       org.opencontainers.image.licenses="Apache-2.0"
 WORKDIR /home/baton
-USER 1000:1000
+USER 10001:10001
 EXPOSE 8000 8001
 HEALTHCHECK --start-period=5m CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://localhost:8000/health', timeout=5)"]
 CMD ["baton", "serve", "--host", "0.0.0.0"]

@@ -37,7 +37,7 @@ CONTROLLER_OPTIONS: Plain = {
 """A replica that fails its health checks is not asked to leave in its own time first."""
 POOLS = {"prefill": PREFILL, "decode": DECODE, "gateway": GATEWAY}
 """What may be scaled, and the name of its deployment."""
-_OF_THE_DRIVER = ("address", "app_name", "runtime_env", "dashboard")
+OF_THE_DRIVER = ("address", "app_name", "runtime_env", "dashboard")
 """Settings of `ray` that processes of the deployment have no use for."""
 
 
@@ -55,7 +55,7 @@ def application(config: DeploymentConfig) -> Plain:
     check_named(config.gateway)
     division = divide(config)
     args = dict(division.fixed)
-    ray = {key: value for key, value in args.pop("ray", {}).items() if key not in _OF_THE_DRIVER}
+    ray = {key: value for key, value in args.pop("ray", {}).items() if key not in OF_THE_DRIVER}
     if ray:
         args["ray"] = ray
     found: Plain = {

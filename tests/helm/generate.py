@@ -17,7 +17,9 @@ import msgspec
 import yaml
 
 from baton.core.attribute_docs import attribute_docs
+from baton.platform.cluster.serve_document import OF_THE_DRIVER, POOLS, SHUTDOWN_SLACK_S
 from baton.platform.config.docs import is_node, is_secret, json_schema, settings
+from baton.platform.config.live import LIVE, REGISTRY
 from baton.platform.kubernetes.values.node import ChartNode
 from baton.platform.kubernetes.values.pods import WorkerGroupValues
 from baton.platform.kubernetes.values.tree import ChartValues, default_values
@@ -60,6 +62,7 @@ def generated() -> dict[Path, str]:
     return {
         CHART / "values.yaml": VALUES_HEAD + "\n".join(value_lines(ChartValues(), 0)) + "\n",
         CHART / "values.schema.json": _json(values_schema()),
+        CHART / "files" / "live.json": _json(live_settings()),
         CHART / "README.md": README_HEAD + "\n".join(value_rows()) + "\n",
         ROOT / "docs" / "configuration.md": CONFIGURATION_HEAD + "\n".join(setting_rows()) + "\n",
     }
@@ -106,6 +109,34 @@ def setting_rows() -> Iterator[str]:
             yield "| setting | default | |\n|---|---|---|"
         default = "" if is_secret(setting.path) else _inline(msgspec.to_builtins(setting.default))
         yield f"| `{name}` | {f'`{default}`' if default else ''} | {_cell(setting.doc)} |"
+
+
+def live_settings() -> dict[str, Any]:
+    """What the chart's template has to know to write the document of `baton deploy`."""
+    pools = {name: pool for pool, name in POOLS.items()}
+    deployments: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "pool": pools.get(name, ""),
+            "drains": name != REGISTRY,
+            "settings": [_without_star(path) for path in paths],
+        }
+        for name, paths in LIVE.items()
+    ]
+    live = {path for one in deployments for path in one["settings"]}
+    return {
+        "deployments": deployments,
+        "live": sorted(live),
+        "of_the_driver": [f"ray.{name}" for name in OF_THE_DRIVER],
+        "shutdown_slack_s": SHUTDOWN_SLACK_S,
+    }
+
+
+def _without_star(pattern: str) -> str:
+    """A branch is live as a whole."""
+    path = pattern.removesuffix(".*")
+    assert "*" not in path and path.count(".") < 2, f"the template cannot write {pattern}"
+    return path
 
 
 def values_schema() -> dict[str, Any]:

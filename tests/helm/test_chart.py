@@ -21,7 +21,10 @@ from tests.helm.chart import (
 from tests.helm.generate import generated
 from tests.helm.unit_suite import Case, read_suite, run
 
+from baton.platform.cluster.serve_document import application, configuration
 from baton.platform.config.deployment import parse_config
+from baton.platform.kubernetes.upgrade import Outcome, predict
+from baton.platform.kubernetes.values.tree import default_config
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -51,15 +54,61 @@ def test_every_object_of_a_profile_is_one_that_kubernetes_knows(profile: str, ku
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("profile", profiles())
-def test_a_profiles_deployment_is_one_that_serves(profile: str) -> None:
-    service = render(profiles()[profile]).one("RayService")
+RICH: dict[str, Any] = {
+    "security": {"keys": "api-keys"},
+    "config": {
+        "log_level": "warning",
+        "prefill": {"replicas": 0},
+        "decode": {"max_open": 7, "cache": {"block_size": 32}},
+        "chaos": {"seed": 3},
+        "health": {"drain_s": 45.5},
+        "ray": {"app_name": "llm", "runtime_env": {"env_vars": {"A": "b"}}},
+        "gateway": {
+            "max_waiting": 5,
+            "tenants": {
+                "a.b": {"api_keys": ["file:/etc/baton/keys/a"], "kv_share": 0.5, "weight": 2},
+                "c": {"api_keys": ["env:C"]},
+            },
+        },
+    },
+}
+"""Values whose settings go every way there is."""
 
-    [application] = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
 
-    config = parse_config(application["args"])
-    assert config.gateway.host == "0.0.0.0"
-    assert config.decode.placement.labels == {"baton-role": "decode"}
+@pytest.mark.parametrize("profile", [*profiles(), "rich"])
+def test_serve_is_told_what_baton_deploy_would_tell_it(profile: str) -> None:
+    values = {**profiles(), "rich": RICH}[profile]
+    config = parse_config(helm_merged(default_config(), values["config"]))
+
+    [told] = yaml.safe_load(render(values).one("RayService")["spec"]["serveConfigV2"])[
+        "applications"
+    ]
+
+    wanted = application(config)
+    assert configuration(told) == configuration(wanted) == config
+    assert parse_config(told["args"]) == parse_config(wanted["args"])
+    of_each = ("name", "num_replicas", "health_check_period_s", "graceful_shutdown_timeout_s")
+    assert [{key: one.get(key) for key in of_each} for one in told["deployments"]] == [
+        {key: one.get(key) for key in of_each} for one in wanted["deployments"]
+    ]
+    assert {key: value for key, value in told.items() if key not in ("args", "deployments")} == {
+        key: value for key, value in wanted.items() if key not in ("args", "deployments")
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"decode": {"replicas": 2}, "gateway": {"max_waiting": 9}}, Outcome.IN_PLACE),
+        ({"decode": {"cache": {"block_size": 32}}}, Outcome.RESTART),
+    ],
+)
+def test_a_setting_that_is_told_in_place_restarts_nobody(changes: Any, outcome: Outcome) -> None:
+    old, new = render(), render({"config": changes})
+
+    effects = predict(old.one("RayService")["spec"], new.one("RayService")["spec"])
+
+    assert {effect.outcome for effect in effects} == {outcome}
 
 
 @pytest.mark.parametrize("profile", ["kind", "wide-ep"])
@@ -103,6 +152,16 @@ def test_the_generated_files_are_those_of_make_chart() -> None:
     stale = [path.name for path, text in generated().items() if path.read_text() != text]
 
     assert not stale, "run `make chart`"
+
+
+def helm_merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """As Helm lays values over those of the chart."""
+    merged = dict(below)
+    for key, value in above.items():
+        inner = merged.get(key)
+        both = isinstance(inner, dict) and isinstance(value, dict)
+        merged[key] = helm_merged(merged[key], value) if both else value
+    return merged
 
 
 def pods(rendered: Rendered) -> list[Manifest]:

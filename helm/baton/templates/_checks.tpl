@@ -131,14 +131,22 @@ Each failure names the value and the remedy.
 {{/* What stands in values is in the release's Secret, in the RayService and in Ray's control store. */}}
 {{- define "baton.checkSecrets" -}}
 {{- $gateway := .Values.config.gateway -}}
-{{- range $key := list "api_keys" "operator_keys" "cache_secret" -}}
-  {{- if get $gateway $key -}}
-  {{- fail (printf "config.gateway.%s: secrets never stand in values; keep them in a Secret and mount it" $key) -}}
-  {{- end -}}
+{{- $secrets := dict -}}
+{{- range $key := list "api_keys" "operator_keys" -}}
+  {{- $_ := set $secrets (printf "config.gateway.%s" $key) (get $gateway $key | default list) -}}
 {{- end -}}
+{{- $_ := set $secrets "config.gateway.cache_secret" (compact (list ($gateway.cache_secret | default ""))) -}}
 {{- range $name, $tenant := $gateway.tenants -}}
-  {{- if $tenant.api_keys -}}
-  {{- fail (printf "config.gateway.tenants.%s.api_keys: secrets never stand in values; keep them in a Secret and mount it" $name) -}}
+  {{- $_ := set $secrets (printf "config.gateway.tenants.%s.api_keys" $name) $tenant.api_keys -}}
+{{- end -}}
+{{- range $path, $values := $secrets -}}
+  {{- range $values -}}
+    {{- if not (regexMatch "^(file|env):" .) -}}
+    {{- fail (printf "%s: secrets never stand in values; put it into a Secret (security.keys) and name it: file:/etc/baton/keys/NAME" $path) -}}
+    {{- end -}}
+    {{- if and (hasPrefix "file:/etc/baton/keys/" .) (not $.Values.security.keys) -}}
+    {{- fail (printf "%s: nothing is mounted at /etc/baton/keys; set security.keys to the name of a Secret" $path) -}}
+    {{- end -}}
   {{- end -}}
 {{- end -}}
 {{- range $path, $ref := dict "faultTolerance.redisUsername" .Values.faultTolerance.redisUsername "faultTolerance.redisPassword" .Values.faultTolerance.redisPassword "security.token" .Values.security.token "model.hubToken" .Values.model.hubToken -}}
@@ -231,6 +239,12 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- if and .Values.tls.certManager.enabled (not (and .Values.tls.certManager.issuerRef .Values.tls.certManager.dnsNames)) -}}
 {{- fail "tls.certManager.enabled: set issuerRef and dnsNames" -}}
+{{- end -}}
+{{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled -}}
+{{- fail "monitoring: podMonitor and serviceMonitor scrape the same, and all series would be there twice; set one of them to false" -}}
+{{- end -}}
+{{- if and .Values.collector.enabled (not .Values.collector.exporters) -}}
+{{- fail "collector.enabled: name at least one of collector.exporters" -}}
 {{- end -}}
 {{- if and .Values.tls.certManager.enabled .Values.tls.secretName -}}
 {{- fail "tls: secretName and certManager both give a certificate; set one of them" -}}

@@ -99,6 +99,31 @@ groups:
 {{- .Values.config.gateway.grpc_port | default 8001 -}}
 {{- end }}
 
+{{/* The first of a role's ports for Prometheus and probes. */}}
+{{- define "baton.firstPage" -}}
+{{- $default := dict "gateway" 9400 "prefill" 9420 "decode" 9440 -}}
+{{- get (.root.Values.config.metrics | default dict) (printf "%s_port" .role) | default (get $default .role) -}}
+{{- end }}
+
+{{/* How many such ports a pod of a group has: one for each process. Takes root and group. */}}
+{{- define "baton.numPages" -}}
+{{- $metrics := .root.Values.config.metrics | default dict -}}
+{{- $pool := get .root.Values.config .group.role -}}
+{{- $gpus := ($pool.resources).num_gpus | default 0 -}}
+{{- if and (hasKey $metrics "enabled") (not $metrics.enabled) -}}
+0
+{{- else if .group.processes -}}
+{{- .group.processes -}}
+{{- else if or (eq .group.role "gateway") (not (and $gpus .group.accelerator.count)) -}}
+1
+{{- else -}}
+{{- range $axis := list "tensor" "pipeline" "context" -}}
+  {{- $gpus = mulf $gpus (get ($pool.parallel | default dict) $axis | default 1) -}}
+{{- end -}}
+{{- divf .group.accelerator.count $gpus | floor | int | max 1 | min 16 -}}
+{{- end -}}
+{{- end }}
+
 {{/* "true" or "": a tri-state value, and the kind that null looks for. */}}
 {{- define "baton.isWanted" -}}
 {{- if kindIs "invalid" .enabled -}}

@@ -67,9 +67,9 @@ spec:
   {{- end }}
   securityContext:
     runAsNonRoot: true
-    runAsUser: 1000
-    runAsGroup: 1000
-    fsGroup: 1000
+    runAsUser: 10001
+    runAsGroup: 10001
+    fsGroup: 10001
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile:
       type: RuntimeDefault
@@ -127,6 +127,12 @@ spec:
 {{ end -}}
 - {name: metrics, containerPort: {{ .root.Values.rayPorts.metrics }}}
 - {name: agent, containerPort: {{ .root.Values.rayPorts.agent }}}
+{{- if ne .kind "head" }}
+{{- $first := include "baton.firstPage" (dict "root" .root "role" .kind) | int }}
+{{- range $number := until (include "baton.numPages" (dict "root" .root "group" .pod) | int) }}
+- {name: baton-{{ $number }}, containerPort: {{ add $first $number }}}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "baton.env" -}}
@@ -193,8 +199,8 @@ spec:
 {{- toYaml $resources -}}
 {{- end }}
 
-{{/* Ray's node answers on its agent's port, whatever runs there; a gateway says itself whether it
-takes requests. KubeRay would give pods without probes its own, which ask a Serve proxy. */}}
+{{/* Ray's node answers on its agent's port, whatever runs there: Serve replaces what does not, and no
+pod ends for it. Gateways and replicas say themselves whether they take requests. KubeRay would give pods without probes its own, which ask a Serve proxy. */}}
 {{- define "baton.probes" -}}
 {{- $agent := dict "httpGet" (dict "path" "/api/healthz" "port" "agent") -}}
 {{- $startup := merge (dict "periodSeconds" 5 "timeoutSeconds" 5 "failureThreshold" (div (add .pod.startupSeconds 4) 5)) $agent -}}
@@ -203,6 +209,10 @@ takes requests. KubeRay would give pods without probes its own, which ask a Serv
 {{- if eq .kind "gateway" -}}
 {{- $scheme := .root.Values.config.gateway.tls_cert_file | empty | ternary "HTTP" "HTTPS" -}}
 {{- $_ := set $readiness "httpGet" (dict "path" "/ready" "port" "http" "scheme" $scheme) -}}
+{{- else if ne .kind "head" -}}
+{{- if include "baton.numPages" (dict "root" .root "group" .pod) | int -}}
+{{- $_ := set $readiness "httpGet" (dict "path" "/readyz" "port" "baton-0") -}}
+{{- end -}}
 {{- end -}}
 startupProbe:
   {{- .pod.probes.startup | default $startup | toYaml | nindent 2 }}
@@ -226,6 +236,9 @@ readinessProbe:
 {{- end }}
 {{- if and (eq .kind "gateway") (include "baton.tlsSecret" .root) }}
 - {name: tls, mountPath: /etc/baton/tls, readOnly: true}
+{{- end }}
+{{- if and (eq .kind "gateway") $values.security.keys }}
+- {name: keys, mountPath: /etc/baton/keys, readOnly: true}
 {{- end }}
 {{- if and (ne .kind "head") $values.security.certificate }}
 - {name: cluster-certificate, mountPath: /etc/baton/cluster, readOnly: true}
@@ -259,6 +272,10 @@ readinessProbe:
 {{- if and (eq .kind "gateway") (include "baton.tlsSecret" .root) }}
 - name: tls
   secret: {secretName: {{ include "baton.tlsSecret" .root }}, defaultMode: 0440}
+{{- end }}
+{{- if and (eq .kind "gateway") $values.security.keys }}
+- name: keys
+  secret: {secretName: {{ $values.security.keys }}, defaultMode: 0440}
 {{- end }}
 {{- with $values.security.certificate }}
 - name: cluster-certificate

@@ -1,14 +1,85 @@
-{{/* What Ray Serve is told: the application, and the deployment as its only arguments. */}}
+{{/*
+What Ray Serve is told: the application, of `config` and nothing else.
+
+    args          what processes are started with: a change starts all of them anew
+    user_config   of each deployment, what those that run are told; files/live.json has the settings
+*/}}
 {{- define "baton.serveConfig" -}}
+{{- $known := .Files.Get "files/live.json" | fromJson -}}
+{{- $config := .Values.config -}}
+{{- $health := $config.health | default dict -}}
+{{- $ray := $config.ray | default dict -}}
 proxy_location: Disabled
 applications:
-  - name: {{ .Values.application.name }}
+  - name: {{ $ray.app_name | default "baton" }}
     route_prefix: null
-    import_path: {{ .Values.application.importPath }}
-    {{- with .Values.application.runtimeEnv }}
+    import_path: baton.platform.serve_app:app
+    {{- with $ray.runtime_env }}
     runtime_env:
       {{- toYaml . | nindent 6 }}
     {{- end }}
     args:
-      {{- toYaml .Values.config | nindent 6 }}
+      {{- include "baton.fixed" (dict "config" $config "known" $known) | nindent 6 }}
+    deployments:
+      {{- range $known.deployments }}
+      {{- $pool := get $config .pool | default dict }}
+      {{- $replicas := hasKey $pool "replicas" | ternary $pool.replicas 1 }}
+      {{- if or (ne .pool "prefill") $replicas }}
+      - name: {{ .name }}
+        {{- if .pool }}
+        num_replicas: {{ $replicas }}
+        {{- end }}
+        health_check_period_s: {{ $health.check_period_s | default 1 }}
+        graceful_shutdown_timeout_s: {{ .drains | ternary ($health.drain_s | default 30) 0.1 | addf $known.shutdown_slack_s }}
+        user_config:
+          {{- include "baton.live" (dict "config" $config "settings" .settings) | nindent 10 }}
+      {{- end }}
+      {{- end }}
+{{- end }}
+
+{{/* What of the configuration is among these settings. */}}
+{{- define "baton.live" -}}
+{{- $found := dict -}}
+{{- range $path := .settings -}}
+  {{- $keys := splitList "." $path -}}
+  {{- $above := initial $keys | join "." -}}
+  {{- $node := $.config -}}
+  {{- range initial $keys -}}{{- $node = get $node . | default dict -}}{{- end -}}
+  {{- if hasKey $node (last $keys) -}}
+    {{- $place := $found -}}
+    {{- range initial $keys -}}
+      {{- if not (hasKey $place .) -}}{{- $_ := set $place . dict -}}{{- end -}}
+      {{- $place = get $place . -}}
+    {{- end -}}
+    {{- $_ := set $place (last $keys) (get $node (last $keys)) -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end }}
+
+{{/* What is not, but for what engines set aside for tenants, and that there are no prefill replicas.
+A branch of which nothing is left is left out: it would come and go with what is live. */}}
+{{- define "baton.fixed" -}}
+{{- $fixed := deepCopy .config -}}
+{{- $kept := dict -}}
+{{- range $name, $tenant := (.config.gateway).tenants -}}
+  {{- if $tenant.kv_share -}}{{- $_ := set $kept $name (pick $tenant "kv_share" "api_keys") -}}{{- end -}}
+{{- end -}}
+{{- range $path := concat .known.live .known.of_the_driver -}}
+  {{- $keys := splitList "." $path -}}
+  {{- if eq (len $keys) 1 -}}
+    {{- $_ := unset $fixed $path -}}
+  {{- else if hasKey $fixed (first $keys) -}}
+    {{- $branch := get $fixed (first $keys) -}}
+    {{- $_ := unset $branch (last $keys) -}}
+    {{- if not $branch -}}{{- $_ := unset $fixed (first $keys) -}}{{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- if $kept -}}
+  {{- $_ := set $fixed "gateway" (merge (dict "tenants" $kept) (get $fixed "gateway" | default dict)) -}}
+{{- end -}}
+{{- if and (hasKey (.config.prefill | default dict) "replicas") (not .config.prefill.replicas) -}}
+  {{- $_ := set $fixed "prefill" (merge (dict "replicas" 0) (get $fixed "prefill" | default dict)) -}}
+{{- end -}}
+{{- toYaml $fixed -}}
 {{- end }}

@@ -29,15 +29,6 @@ class GlobalValues(ChartNode, frozen=True, kw_only=True):
     image_registry: str = ""
 
 
-class ApplicationValues(ChartNode, frozen=True, kw_only=True):
-    """The Ray Serve application."""
-
-    name: str = "baton"
-    import_path: str = "baton.platform.serve_app:app"
-    runtime_env: Free = msgspec.field(default_factory=dict)
-    """Ray's runtime environment; a change restarts all replicas. Secrets do not belong here."""
-
-
 class SurgeValues(ChartNode, frozen=True, kw_only=True):
     """Of the upgrade NewClusterWithIncrementalUpgrade."""
 
@@ -146,6 +137,9 @@ class ClusterSecurityValues(ChartNode, frozen=True, kw_only=True):
 
     token: SecretRef = SecretRef()
     """BATON_CLUSTER_TOKEN, without which no call between Baton's processes is served."""
+    keys: str = ""
+    """A Secret with files of API keys, a key a line, mounted at /etc/baton/keys in gateways: name
+    them in `config.gateway` as `file:/etc/baton/keys/NAME`."""
     certificate: str = ""
     """A Secret with tls.crt, tls.key and ca.crt (`baton certs` makes them), mounted at
     /etc/baton/cluster: name the files in `config.security`."""

@@ -28,6 +28,8 @@ class RuleValues(ChartNode, frozen=True, kw_only=True):
     enabled: bool | None = None
     """null: where the cluster knows such objects."""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    runbooks: str = ""
+    """Where this repository can be read, as a URL: alerts then link to their runbooks."""
     extra_groups: list[Free] = msgspec.field(default_factory=list)
 
 
@@ -42,10 +44,10 @@ class DashboardValues(ChartNode, frozen=True, kw_only=True):
 class MonitoringValues(ChartNode, frozen=True, kw_only=True):
     """Prometheus and Grafana."""
 
-    service_monitor: MonitorValues = MonitorValues()
-    """Of the gateways."""
     pod_monitor: MonitorValues = MonitorValues()
-    """Of Ray's own metrics, on all pods."""
+    """Of Baton's processes and of Ray, on all pods."""
+    service_monitor: MonitorValues = MonitorValues(enabled=False)
+    """The same by a headless Service, in the place of the PodMonitor."""
     prometheus_rule: RuleValues = RuleValues()
     dashboards: DashboardValues = DashboardValues()
 
@@ -62,7 +64,7 @@ class CollectorValues(ChartNode, frozen=True, kw_only=True):
             "limits": {"cpu": "1", "memory": "512Mi"},
         }
     )
-    exporters: Free = msgspec.field(default_factory=lambda: {"debug": {}})
-    """Where spans go, as the collector's own configuration writes it."""
+    exporters: Free = msgspec.field(default_factory=dict)
+    """Where spans go, as the collector's own configuration writes it: at least one."""
     env: list[Free] = msgspec.field(default_factory=list)
     """For credentials of exporters, from Secrets."""

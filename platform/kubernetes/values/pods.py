@@ -27,7 +27,8 @@ class ProbeValues(ChartNode, frozen=True, kw_only=True):
     liveness: Free = msgspec.field(default_factory=dict)
     """Empty: Ray's node answers on its agent's port."""
     readiness: Free = msgspec.field(default_factory=dict)
-    """Empty: a gateway takes requests (`/ready`); of others, Ray's node answers."""
+    """Empty: a gateway takes requests (`/ready`), or a pod's first replica does (`/readyz`), or the
+    head answers."""
 
 
 class PodValues(ChartNode, frozen=True, kw_only=True):
@@ -107,6 +108,9 @@ class WorkerValues(PodValues, frozen=True, kw_only=True):
     """With the autoscaler, at most. Empty: `replicas`."""
     num_of_hosts: Count = 1
     """Pods that come and go together, for replicas whose ranks are on several nodes."""
+    processes: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
+    """Replicas that a pod can hold, each with a port for Prometheus. Empty: as many as its
+    accelerators are enough for, or one."""
     idle_timeout_seconds: NonNegative = 0
     """When the autoscaler takes an idle pod away. 0: as `autoscaler` says."""
     priority: int = 0

@@ -2,7 +2,7 @@
 are made of.
 
     config                          the deployment, as `baton serve -f` reads it
-    image, application, rayService  the RayService
+    image, rayService ... rayAuth   the RayService
     head, workerGroups              its pods
     model, security                 what is mounted into them
     service ... networkPolicy       how clients come in, and who may not
@@ -18,7 +18,6 @@ import msgspec
 from baton.core.errors import InvalidConfig
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.kubernetes.values.cluster import (
-    ApplicationValues,
     AutoscalerValues,
     ClusterSecurityValues,
     FaultToleranceValues,
@@ -80,7 +79,6 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     config: DeploymentConfig = DeploymentConfig()
     """The deployment: the tree of `baton serve -f`, handed to the application as it is.
     docs/configuration.md has every setting."""
-    application: ApplicationValues = ApplicationValues()
     ray_service: RayServiceValues = RayServiceValues()
     upgrade: UpgradeValues = UpgradeValues()
     autoscaler: AutoscalerValues = AutoscalerValues()
