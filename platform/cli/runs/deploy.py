@@ -79,8 +79,9 @@ def come_up(config: DeploymentConfig, report: StartReport) -> tuple[int, int]:
     report.enter(f"gateway listening on {config.gateway.host}:{ports[0]}, gRPC on :{ports[1]}")
     while lacking := wait_for(gateway.lacks.remote, look):
         report.wait_for(lacking)
-    while config.ray.address and not _runs(name):  # who answered may be a predecessor
-        report.wait_for("Serve to replace the others")
+    is_one_of_several = config.gateway.replicas > 1 or config.ray.address != ""
+    while is_one_of_several and not _runs(name):  # it answers for itself, and may have a successor
+        report.wait_for("Serve to bring up, or to replace, the others")
         look()
         time.sleep(PATIENCE_S)
     return ports

@@ -1,0 +1,94 @@
+"""`baton deploy` and `scale` by the word of a cluster that answers from a dictionary."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.platform.cli.commands import deploy as deploy_command
+from baton.platform.cli.commands import scale as scale_command
+from baton.platform.cli.main import app
+from baton.platform.cluster import applications
+from baton.platform.cluster.serve_document import application
+from baton.platform.config.deployment import DeploymentConfig, override
+
+run = CliRunner().invoke
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is deployed, by name; what is sent takes its place."""
+    documents: dict[str, Any] = {}
+
+    def send(sent: list[dict[str, Any]]) -> None:
+        documents.clear()
+        documents.update({one["name"]: one for one in sent})
+
+    def served() -> dict[str, Any]:
+        return {
+            name: {"deployed_app_config": document, "status": "RUNNING", "deployments": {}}
+            for name, document in documents.items()
+        }
+
+    monkeypatch.setattr(applications, "served", served)
+    monkeypatch.setattr(applications, "start_serve", lambda: None)
+    monkeypatch.setattr(applications, "_send", send)
+    for command in (deploy_command, scale_command):
+        monkeypatch.setattr(command, "connected", lambda address: nullcontext())
+    return documents
+
+
+def test_a_dry_run_says_what_changes_in_place_and_what_restarts_and_does_nothing(
+    cluster: dict[str, Any], tmp_path: Path
+) -> None:
+    cluster["baton"] = application(DeploymentConfig())
+    before = dict(cluster)
+    (tmp_path / "a.yaml").write_text("prefill: {replicas: 3}\n")
+
+    in_place = run(app, ["deploy", "-f", str(tmp_path / "a.yaml"), "--dry-run"]).output
+    restart = run(app, ["deploy", "--num-blocks", "9", "--max-waiting", "7", "--dry-run"]).output
+
+    assert "in place prefill.replicas  1 -> 3" in in_place
+    assert "no process is started anew" in in_place
+    assert "restart  decode.cache.num_blocks" in restart
+    assert "in place gateway.max_waiting" in restart
+    assert "all processes are started anew" in restart
+    assert cluster == before
+
+
+def test_a_second_model_goes_beside_the_first_and_never_on_its_ports(
+    cluster: dict[str, Any],
+) -> None:
+    assert run(app, ["deploy", "--no-wait"]).exit_code == 0
+    first = cluster["baton"]
+
+    refused = run(app, ["deploy", "draft", "--app-name", "second", "--no-wait"])
+    ports = ["--port", "0", "--grpc-port", "0"]
+    taken = run(app, ["deploy", "draft", "--app-name", "second", *ports, "--no-wait"])
+
+    assert refused.exit_code == 2
+    assert "8000 is a port of the application 'baton'" in refused.output
+    assert taken.exit_code == 0
+    assert cluster == {"baton": first, "second": cluster["second"]}
+    assert cluster["second"]["args"]["model"] == "draft"
+
+
+def test_scaling_leaves_the_others_and_the_args_alone(cluster: dict[str, Any]) -> None:
+    one = override(DeploymentConfig(), {"ray.app_name": "one"})
+    own = {"gateway.port": 9000, "gateway.grpc_port": 9001, "decode.cache.num_blocks": 9}
+    two = override(one, {"ray.app_name": "two", **own})
+    cluster |= {"one": application(one), "two": application(two)}
+    before, args = cluster["one"], cluster["two"]["args"]
+
+    ran = run(app, ["scale", "decode=3", "--app-name", "two", "--no-wait"])
+    unknown = run(app, ["scale", "decode=3", "--app-name", "three", "--no-wait"])
+
+    assert ran.exit_code == 0, ran.output
+    assert cluster["one"] == before and cluster["two"]["args"] == args
+    [decode] = [it for it in cluster["two"]["deployments"] if it["name"] == "Decode"]
+    assert decode["num_replicas"] == 3
+    assert unknown.exit_code == 2 and "there are: one, two" in " ".join(unknown.output.split())
