@@ -391,6 +391,8 @@ class ReplicaInfo:
     """Prefill only: more queued tokens than these are refused."""
     max_chunk: int
     """Tokens of one prompt in one pass, at most."""
+    model: str = ""
+    """What its tokens are those of. While a deployment is updated there may be two."""
     is_ready: bool = True
 
     @property

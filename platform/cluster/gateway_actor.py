@@ -56,7 +56,7 @@ class GatewayActor:
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
         node = GatewayNode(_whole(config), self._folder or await _found(config))
-        remote = RemoteRegistry(self._registry)
+        remote = RemoteRegistry(self._registry, config.model_identity)
         chaos = config.chaos.start("gateway")
         watched = remote if chaos is None else ChaoticWatch(remote, chaos)
         await node.start(watched, shares=remote)

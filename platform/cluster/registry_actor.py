@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -58,6 +58,8 @@ class RemoteRegistry:
     """The registry as other actors see it. Raises whatever Ray raises when it is away."""
 
     handle: Handle
+    model: str = ""
+    """Only its replicas are told of, if it is given."""
 
     async def heartbeat(self, info: ReplicaInfo) -> None:
         await asyncio.wait_for(self.handle.heartbeat.remote(info), REGISTRY_TIMEOUT_S)
@@ -75,4 +77,7 @@ class RemoteRegistry:
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
         membership: Membership = await self.handle.watch.remote(incarnation, version)
-        return membership
+        if not self.model:
+            return membership
+        own = tuple(info for info in membership.replicas if info.model == self.model)
+        return replace(membership, replicas=own)

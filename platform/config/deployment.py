@@ -218,6 +218,14 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         return self.load_format != "dummy"
 
     @property
+    def model_identity(self) -> str:
+        """What decides which tokens come. Replicas with another never go on with a request."""
+        parts = [self.model, self.load_format if self.load_format == "dummy" else ""]
+        if self.attention_window is not None:
+            parts.append(f"{self.attention_window}+{self.attention_sinks}")
+        return " ".join(filter(None, parts))
+
+    @property
     def model_name(self) -> str:
         name = Path(self.model).name or self.model
         if not self.model.startswith((".", "/", "~")):

@@ -251,6 +251,7 @@ class _Ingredients:
             max_open=max_open,
             max_queued_tokens=max_queued_tokens,
             max_chunk=self.engine.max_chunk,
+            model=self.config.model_identity,
         )
 
 
