@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ def connected(address: str) -> Iterator[None]:
     os.environ.update(joining_environment())
     import ray
 
+    importlib.import_module("ray.serve")
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
     try:
         ray.init(
             address=address or THIS_CLUSTER,
@@ -32,7 +35,6 @@ def connected(address: str) -> Iterator[None]:
             f"no Ray cluster at {address or 'RAY_ADDRESS, or on this machine'}: {error}; give its "
             "address with --address"
         ) from None
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
     try:
         yield
     finally:
