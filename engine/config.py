@@ -102,6 +102,10 @@ class SpeculationConfig:
     adaptive: bool = True
     """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
     while where it does not. Off: always `max_tokens`."""
+    acceptance: Literal["draws", "published"] = "draws"
+    """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
+    than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as
+    without drafts, but are not the same."""
 
     def __post_init__(self) -> None:
         _check_positive(max_tokens=self.max_tokens, memory_gib=self.memory_gib)

@@ -91,6 +91,7 @@ class Engine:
             config.scheduler.max_model_len or self.info.max_model_len,
         )
         self.max_chunk = config.scheduler.max_chunk
+        self._redraws = config.speculation.acceptance == "published"
         self._scheduler = Scheduler(self.pool, config.scheduler)
         self._ahead = StepAhead(
             self._scheduler,
@@ -380,7 +381,9 @@ class Engine:
         kept = [row for run in runs for row in run.logits_rows]
         if len(kept) < len(logits):
             logits = logits[kept]
-        plan = SamplingPlan([row for run in runs for row in run.rows], logits.device)
+        offered = [token for run in runs for token in (*run.drafted, None)]
+        sampled = [row for run in runs for row in run.rows]
+        plan = SamplingPlan(sampled, logits.device, offered if self._redraws else ())
         tokens, are_finite, logprob_by_row = sample(logits, plan, self.info.eos_token_ids)
         now, outputs, first = self.clock(), [], 0
         for run in runs:

@@ -22,10 +22,18 @@ import torch
 from torch import Tensor
 
 from baton.core.messages import SamplingParams
+from baton.engine.sampling.acceptance import DRAFTING, kept_or_redrawn
 from baton.engine.sampling.allowed_tokens import forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.sampling.seen_tokens import SeenTokens, seen_tokens
-from baton.kernels.sampling.draw_token import LEAST_P, Draws, draw_related, draw_token, relate
+from baton.kernels.sampling.draw_token import (
+    LEAST_P,
+    Draws,
+    draw_related,
+    draw_token,
+    probabilities,
+    relate,
+)
 from baton.kernels.sampling.token_filter import Filters, shortlist
 from baton.kernels.sampling.token_penalties import Penalties, penalise
 from baton.kernels.sampling.typical import keep_typical
@@ -46,9 +54,19 @@ class Bias(NamedTuple):
 class SamplingPlan:
     """The groups are of row numbers, in order; a row may be in several."""
 
-    def __init__(self, rows: Sequence[SamplingRow], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        device: torch.device | str,
+        drafted: Sequence[int | None] = (),
+        *,
+        has_own_noise: bool = False,
+    ) -> None:
+        """`drafted`: of each row the token that is to be kept by the published rule, if any.
+        `has_own_noise`: none that the model draws with."""
         self.rows = rows
         self.device = torch.device(device)
+        self._has_own_noise = has_own_noise
         self.penalised: list[int] = []
         self.biased: list[int] = []
         self.ruled: list[int] = []
@@ -63,6 +81,8 @@ class SamplingPlan:
         self.penalties = self._penalties() if self.penalised else None
         self._seen = self._count_seen() if self.penalised else None
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
+        self._drafted = {i: token for i, token in enumerate(drafted) if token is not None}
+        """By row."""
         self._bias: Bias | None = None
         self._last: Tensor | None = None
         """[S] What was drawn last, if this is to go on from there."""
@@ -119,21 +139,43 @@ class SamplingPlan:
         tokens = draw_token(scores, best, draws)
         if self.typical:
             at = [self.drawn.index(row) for row in self.typical]
-            tokens[at] = self._draw_typical(scores, draws, at)
+            related = self._related_typical(scores, draws, at)
+            filters = Filters(*(values[at] for values in draws.filters))
+            tokens[at] = draw_related(related, filters, draws.streams[at])
+        if self._drafted:
+            tokens = self._kept(scores, draws, tokens)
         return best.index_copy(0, draws.rows, tokens)
 
-    def _draw_typical(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
-        """Tokens for some of those drawn. Typical is what is so among those that top-k leaves."""
+    def _related_typical(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
+        """Scores of some of those drawn. Typical is what is so among those that top-k leaves."""
         filters = Filters(*(values[at] for values in draws.filters))
-        relative = relate(scores[self.typical], draws.temperature[at])
+        relative = relate(scores[draws.rows[at]], draws.temperature[at])
         if bool(filters.top_k.any()):
             ones = torch.ones_like(filters.top_p)
             floor = shortlist(relative, Filters(filters.top_k, ones, 1 - ones)).floor
             relative = relative.masked_fill(relative < floor, -torch.inf)
         typical_p = self._column(
-            [self.rows[row] for row in self.typical], lambda p: float(p.typical_p)
+            [self.rows[self.drawn[place]] for place in at], lambda p: float(p.typical_p)
         )
-        return draw_related(keep_typical(relative, typical_p), filters, draws.streams[at])
+        return keep_typical(relative, typical_p)
+
+    def _kept(self, scores: Tensor, draws: Draws, tokens: Tensor) -> Tensor:
+        """`tokens`, where one was drafted what comes of that; whoever drafted was sure of it."""
+        at = [place for place, row in enumerate(self.drawn) if row in self._drafted]
+        if not at:
+            return tokens
+        relative = relate(scores[draws.rows[at]], draws.temperature[at])
+        typical = [place for place in at if self.drawn[place] in set(self.typical)]
+        if typical:
+            places = [at.index(place) for place in typical]
+            relative[places] = self._related_typical(scores, draws, typical)
+        p = probabilities(relative, Filters(*(values[at] for values in draws.filters)))
+        drafted = torch.tensor(
+            [self._drafted[self.drawn[place]] for place in at], device=scores.device
+        )
+        q = torch.zeros_like(p).scatter_(-1, drafted.unsqueeze(-1), 1.0)
+        tokens[at] = kept_or_redrawn(p, q, drafted, draws.streams[at])
+        return tokens
 
     def _bias_of(self, vocab_size: int) -> Bias | None:
         """None if there is none on a token of the vocabulary."""
@@ -178,17 +220,17 @@ class SamplingPlan:
                 top_p=self._column(drawn, lambda p: float(p.top_p)),
                 min_p=self._column(drawn, lambda p: max(float(p.min_p), LEAST_P)),
             ),
-            streams=torch.tensor([_stream(row) for row in drawn], device=self.device),
+            streams=torch.tensor([self._stream(row) for row in drawn], device=self.device),
         )
+
+    def _stream(self, row: SamplingRow) -> tuple[int, int, int, int]:
+        """See `baton.kernels.sampling.gumbel`; the position, the third, moves on."""
+        seed, position = row.params.seed, len(row.prompt) + len(row.output)
+        choice = (row.params.choice & WORD) | (DRAFTING if self._has_own_noise else 0)
+        return seed & WORD, (seed >> 32) & WORD, position, choice
 
     def _column(
         self, rows: Sequence[SamplingRow], value: Callable[[SamplingParams], float]
     ) -> Tensor:
         """One parameter of each row: float32 if the values are floats, int64 if integers."""
         return torch.tensor([value(row.params) for row in rows], device=self.device)
-
-
-def _stream(row: SamplingRow) -> tuple[int, int, int, int]:
-    """See `baton.kernels.sampling.gumbel`; the position, the third, moves on."""
-    seed, position = row.params.seed, len(row.prompt) + len(row.output)
-    return seed & WORD, (seed >> 32) & WORD, position, row.params.choice & WORD

@@ -122,4 +122,5 @@ def _model_drafter(
         ModelRunner(draft, cache),
         max_batch_tokens=limits.max_tokens,
         eos_token_ids=info.eos_token_ids,
+        has_own_noise=config.speculation.acceptance == "published",
     )

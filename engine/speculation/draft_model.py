@@ -5,7 +5,8 @@
     known  a b c x w                   x was right: only w is computed before it drafts again
 
 It draws as the large model will, with the same penalties and the same noise: where both think alike
-they draw the same. It reads each prompt itself, wherever the large model's KV of it comes from.
+they draw the same. (For the published rule its noise is another.) It reads each prompt itself,
+wherever the large model's KV of it comes from.
 """
 
 from __future__ import annotations
@@ -69,12 +70,21 @@ class ModelDrafter:
     is_costly = True
 
     def __init__(
-        self, runner: Runner, *, max_batch_tokens: int, eos_token_ids: Collection[int]
+        self,
+        runner: Runner,
+        *,
+        max_batch_tokens: int,
+        eos_token_ids: Collection[int],
+        has_own_noise: bool = False,
     ) -> None:
-        """`runner`, and all of its cache, are nobody else's; `eos_token_ids` the large model's."""
+        """`runner`, and all of its cache, are nobody else's; `eos_token_ids` the large model's.
+
+        `has_own_noise`: not that of the large model, for the published rule.
+        """
         self._runner = runner
         self._max_batch_tokens = max_batch_tokens
         self._eos_token_ids = eos_token_ids
+        self._has_own_noise = has_own_noise
         self._pool = BlockPool(runner.cache)
         self._drafting: dict[Request, _Drafting] = {}
 
@@ -150,7 +160,11 @@ class ModelDrafter:
             return []
         if len(kept) < len(rows):
             logits = logits[kept]
-        plan = SamplingPlan([row for row in rows if row is not None], logits.device)
+        plan = SamplingPlan(
+            [row for row in rows if row is not None],
+            logits.device,
+            has_own_noise=self._has_own_noise,
+        )
         tokens, are_finite = draw(logits, plan, self._eos_token_ids)
         said = logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)

@@ -76,6 +76,12 @@ def draw_related(scores: Tensor, filters: Filters, streams: Tensor) -> Tensor:
     return _noisy_best(*scores.topk(num_live, dim=-1), streams)
 
 
+def probabilities(scores: Tensor, filters: Filters) -> Tensor:
+    """[n, V], by which `draw_related` draws from such scores."""
+    floor = shortlist(scores, filters).floor
+    return scores.masked_fill(scores < floor, -torch.inf).softmax(-1)
+
+
 def _noisy_best(scores: Tensor, tokens: Tensor, streams: Tensor) -> Tensor:
     """The token [n] of some tokens [n, m] that is best with its noise."""
     winner = (scores + gumbel(streams, tokens)).argmax(-1, keepdim=True)
