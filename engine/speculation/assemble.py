@@ -72,9 +72,9 @@ def _reader(
     config: EngineConfig, info: ModelInfo, device: str, head: Drafting | None
 ) -> HeadDrafter | MedusaDrafter:
     """What drafts by the hidden states that it is shown."""
-    method = config.speculation.method
+    method, has_own_noise = config.speculation.method, _has_own_noise(config)
     if isinstance(head, MedusaHeads):
-        return MedusaDrafter(head, eos_token_ids=info.eos_token_ids)
+        return MedusaDrafter(head, eos_token_ids=info.eos_token_ids, has_own_noise=has_own_noise)
     if head is None or isinstance(head, LoadedModel):
         raise InvalidConfig(f"speculation.method {method}: there is no head to draft with")
     scheduler, layout = config.scheduler, head.layout(info.layout(config.cache.block_size))
@@ -87,7 +87,14 @@ def _reader(
     )
     cache = KvCache(layout, num_blocks, device, dtype=info.dtype, limits=limits)
     taped = record_head(head, cache, head.width)
-    return HeadDrafter(method, head, cache, eos_token_ids=info.eos_token_ids, taped=taped)
+    return HeadDrafter(
+        method,
+        head,
+        cache,
+        eos_token_ids=info.eos_token_ids,
+        taped=taped,
+        has_own_noise=has_own_noise,
+    )
 
 
 def _drafter(config: EngineConfig, info: ModelInfo, device: str, draft: Drafting | None) -> Drafter:
@@ -122,5 +129,9 @@ def _model_drafter(
         ModelRunner(draft, cache),
         max_batch_tokens=limits.max_tokens,
         eos_token_ids=info.eos_token_ids,
-        has_own_noise=config.speculation.acceptance == "published",
+        has_own_noise=_has_own_noise(config),
     )
+
+
+def _has_own_noise(config: EngineConfig) -> bool:
+    return config.speculation.acceptance == "published"

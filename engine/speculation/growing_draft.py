@@ -32,16 +32,24 @@ class GrowingDraft:
 
 @torch.inference_mode()
 def grow(
-    drafts: Sequence[GrowingDraft], logits: Tensor, eos_token_ids: Collection[int]
+    drafts: Sequence[GrowingDraft],
+    logits: Tensor,
+    eos_token_ids: Collection[int],
+    *,
+    has_own_noise: bool,
 ) -> list[int]:
-    """Draw a token more of each from its row of `logits` [S, V]; the rows of those that go on."""
+    """Draw a token more of each from its row of `logits` [S, V]; the rows of those that go on.
+
+    `has_own_noise`: not the model's, for the published rule.
+    """
     rows = [draft.request.row.ahead(draft.tokens) for draft in drafts]
     kept = [number for number, row in enumerate(rows) if row is not None]
     if not kept:
         return []
     if len(kept) < len(rows):
         logits = logits[kept]
-    plan = SamplingPlan([row for row in rows if row is not None], logits.device)
+    drawn = [row for row in rows if row is not None]
+    plan = SamplingPlan(drawn, logits.device, has_own_noise=has_own_noise)
     tokens, are_finite = draw(logits, plan, eos_token_ids)
     said = logits.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     found = zip(kept, tokens.tolist(), said.tolist(), are_finite.tolist(), strict=True)

@@ -93,8 +93,11 @@ class HeadDrafter:
         *,
         eos_token_ids: Collection[int],
         taped: TapedHead | None = None,
+        has_own_noise: bool = False,
     ) -> None:
-        """`cache` is nobody else's, and that of `taped`; `eos_token_ids` are the model's."""
+        """`cache` is nobody else's, and that of `taped`; `eos_token_ids` are the model's.
+        `has_own_noise`: see `grow`."""
+        self._has_own_noise = has_own_noise
         self.name = name
         self.num_missing = 0
         self.taps = Taps(head.taps) if head.taps else None
@@ -176,7 +179,12 @@ class HeadDrafter:
     ) -> None:
         hidden = self._pass(readings, [reading.num_ready() for reading in readings], num_outputs=1)
         for depth in range(max_tokens):
-            going = grow(drafts, self._head.logits(hidden), self._eos_token_ids)
+            going = grow(
+                drafts,
+                self._head.logits(hidden),
+                self._eos_token_ids,
+                has_own_noise=self._has_own_noise,
+            )
             if not going or depth == max_tokens - 1:
                 return
             if len(going) < len(drafts):

@@ -35,8 +35,11 @@ class MedusaDrafter:
     """This and the next: see `HiddenReader`."""
     taps: Taps | None = None
 
-    def __init__(self, heads: MedusaHeads, *, eos_token_ids: Collection[int]) -> None:
-        """`eos_token_ids` are the model's."""
+    def __init__(
+        self, heads: MedusaHeads, *, eos_token_ids: Collection[int], has_own_noise: bool = False
+    ) -> None:
+        """`eos_token_ids` are the model's. `has_own_noise`: see `grow`."""
+        self._has_own_noise = has_own_noise
         self._heads = heads
         self._eos_token_ids = eos_token_ids
         self._last: dict[Request, _Last] = {}
@@ -73,7 +76,12 @@ class MedusaDrafter:
 
     def _grow(self, drafts: Sequence[GrowingDraft], hidden: Tensor, max_tokens: int) -> None:
         for number in range(min(max_tokens, self._heads.num_heads)):
-            going = grow(drafts, self._heads.logits(hidden, number), self._eos_token_ids)
+            going = grow(
+                drafts,
+                self._heads.logits(hidden, number),
+                self._eos_token_ids,
+                has_own_noise=self._has_own_noise,
+            )
             if not going:
                 return
             if len(going) < len(drafts):
