@@ -113,7 +113,7 @@ def free_ports() -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def load(url: str, key: str = "old") -> AsyncIterator[list[int]]:
+async def load(url: str, num_clients: int = 3) -> AsyncIterator[list[int]]:
     """Clients that ask one prompt after the other; the statuses of their answers."""
     statuses: list[int] = []
     is_over = False
@@ -125,10 +125,10 @@ async def load(url: str, key: str = "old") -> AsyncIterator[list[int]]:
                 number += 1
                 start = (client * 701 + number * 97) % (len(CODE) - 900)
                 body = {"prompt": CODE[start : start + 900], "max_tokens": 20, "ignore_eos": True}
-                answer = await http.post(f"{url}/v1/completions", json=body, headers=bearer(key))
+                answer = await http.post(f"{url}/v1/completions", json=body, headers=bearer("old"))
                 statuses.append(answer.status_code)
 
-    asking = [asyncio.create_task(ask(client)) for client in range(3)]
+    asking = [asyncio.create_task(ask(client)) for client in range(num_clients)]
     try:
         yield statuses
     finally:
@@ -167,17 +167,19 @@ async def test_a_deployment_changes_under_load_and_nobody_is_started_anew(
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(600)
 async def test_two_models_side_by_side_an_update_and_the_loss_of_a_node(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    first = application(nodes, tmp_path, "first", decode={"replicas": 2})
-    second = application(nodes, tmp_path, "second", model="draft", prefill={"replicas": 0})
+    none = {"replicas": 0}
+    first = application(nodes, tmp_path, "first", prefill=none, decode={"replicas": 2})
+    second = application(nodes, tmp_path, "second", model="draft", prefill=none)
     await asyncio.to_thread(first.deploy)
     await asyncio.to_thread(second.deploy)
     old = await asyncio.to_thread(first.epochs)
     others = await asyncio.to_thread(second.epochs)
 
-    async with load(first.url) as statuses, load(second.url) as beside:
+    async with load(first.url) as statuses, load(second.url, num_clients=1) as beside:
         told = await asyncio.to_thread(
             first.deploy, "--dry-run", decode={"replicas": 2, "cache": {"num_blocks": 600}}
         )

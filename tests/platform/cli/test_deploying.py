@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from ray.exceptions import RayError
@@ -13,10 +14,11 @@ from rich.progress import Progress
 from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, Role, StartingReplica
-from baton.platform.cli.runs.deploy import follow, wait_for
+from baton.platform.cli.runs.deploy import deploy, follow, wait_for
 from baton.platform.cli.terminal.progress import StartBars
 from baton.platform.cli.terminal.start_report import StartReport
-from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.cluster import applications
+from baton.platform.config.deployment import DeploymentConfig, override
 
 
 class Response:
@@ -83,3 +85,14 @@ def test_what_may_go_better_next_time_is_only_said() -> None:
     follow(membership(failed), DeploymentConfig(), make_report(lines))
 
     assert lines == ["decode-1: failed while loading weights: MemoryError: "]
+
+
+def test_serving_never_takes_the_place_of_an_application_of_the_same_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which it would end when it ends itself."""
+    monkeypatch.setattr(applications, "served", lambda: {"baton": {}})
+    config = override(DeploymentConfig(), {"ray.address": "somewhere:6379"})
+
+    with pytest.raises(InvalidConfig, match=r"'baton' on this cluster already; .* --app-name"):
+        deploy(config, Path(), make_report([]))
