@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton.core.messages import Role
+from baton.core.messages import ReplicaInfo, Role
 from baton.router.candidates import Candidates
 from baton.router.columns import Places
 from baton.router.decisions import Considered
@@ -152,13 +152,18 @@ class Answers:
         rows = places if replicas.places is None else replicas.places[places]
         wait_s, work_s = self._delays_s(asked, options, places)
         num_held = list(map(int, options.held.tokens.take(places).tolist()))
+        fetch_s = 0.0
         terms = [column.take(places).tolist() for column in costs.terms.values()]
         every = [replicas.pool.replicas[row] for row in rows.tolist()]
         if source is not None:
+            fetch_s = _fetch_s(asked, source, every[0].info, num_held[0])
             num_held[0] = max(num_held[0], source.num_tokens)
             speed = every[0].candidate.speed
             work_s[0] = speed.prefill_s(asked.prompt.num_tokens, num_held[0])
-        latency_s = asked.view.rates.latency_s
+        latencies_s = [
+            asked.view.rates.latency_s * (one.info.role is Role.PREFILL) for one in every
+        ]
+        latencies_s[0] += max(fetch_s - wait_s[0], 0.0)  # it is fetched while it waits
         return tuple(
             [
                 Considered(
@@ -168,7 +173,7 @@ class Answers:
                     num_held_tokens=num_held[place],
                     wait_s=wait_s[place],
                     work_s=work_s[place],
-                    latency_s=latency_s if replica.info.role is Role.PREFILL else 0.0,
+                    latency_s=latencies_s[place],
                     corrected_s=replica.candidate.corrected_s,
                     age_s=replica.age_s(asked.now),
                     terms=dict(zip(costs.terms, [column[place] for column in terms], strict=True)),
@@ -191,6 +196,11 @@ class Answers:
             due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
             wait_s = wait_s + candidates.ahead(due_s)[0]
         return wait_s.take(places).tolist(), work_s.take(places).tolist()
+
+
+def _fetch_s(asked: Question, source: Holding, taker: ReplicaInfo, num_held: int) -> float:
+    pair = source.info.epoch, taker.epoch
+    return asked.view.rates.fetch_s(source.num_tokens - num_held, source.info.layout, pair)
 
 
 def _told(why: str, source: Holding | None, *, is_beside: bool) -> str:

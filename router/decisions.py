@@ -39,7 +39,7 @@ class Considered(NamedTuple):
     work_s: float
     """to compute what it lacks,"""
     latency_s: float
-    """and until that is where it is decoded."""
+    """and until that is where it is decoded; what is fetched after the wait counts here, too."""
     corrected_s: float
     """By how much later than predicted its first tokens had come by then, all in all."""
     age_s: float | None

@@ -1,21 +1,23 @@
 """Whether to fetch a cached prefix from another replica rather than compute it: pure arithmetic.
 
-    fetch     latency + tokens * bytes a token / bytes a second
+    fetch     latency + tokens * bytes a token / bytes a second, of the two replicas' link
     compute   tokens / tokens a second
 
-Both rates are measured, from receipts, and configured until then. What is gained must be worth a
-move of blocks, so a fetch has to be clearly cheaper, and of some length.
+All are measured, from receipts, and configured until then; a pair between which nothing was pulled
+lately is as all pairs are (`link_times.py`). What is gained must be worth a move of blocks, so a
+fetch has to be clearly cheaper, and of some length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton.core.ids import Epoch
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Receipt, ReplicaInfo
 from baton.router.candidate import Pace
+from baton.router.link_times import LinkTime, LinkTimes, Pair
 
 CLEARLY = 1.25
 """How many times what fetching takes, computing must take."""
@@ -38,14 +40,26 @@ class PullRates:
     bytes_per_s: float = 200e6
     tokens_per_s: float = 2000.0
     """Tokens that a replica prefills."""
+    links: LinkTimes = field(default_factory=LinkTimes, compare=False)
+    """Of pairs, as far as they are known. Live."""
 
-    def is_worth_it(self, num_tokens: int, layout: KvLayout) -> bool:
-        """Whether to fetch `num_tokens` tokens of this layout."""
-        if not self.is_enabled or num_tokens < self.min_tokens:
-            return False
+    @property
+    def usual(self) -> LinkTime:
+        """Of a pair of which nothing is known."""
+        return LinkTime(self.latency_s, self.bytes_per_s)
+
+    def fetch_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
+        """Until `num_tokens` tokens of this layout have gone from one to the other."""
         num_bytes = num_tokens * layout.block_bytes / layout.block_size
-        fetch_s = self.latency_s + num_bytes / self.bytes_per_s
-        return num_tokens / self.tokens_per_s >= CLEARLY * fetch_s
+        return self.links.of(pair, self.usual).seconds(num_bytes)
+
+    def saved_s(self, num_tokens: int, layout: KvLayout, pair: Pair) -> float:
+        """By fetching so many tokens rather than computing them; 0 unless it is worth it."""
+        if not self.is_enabled or num_tokens < self.min_tokens:
+            return 0.0
+        compute_s = num_tokens / self.tokens_per_s
+        fetch_s = self.fetch_s(num_tokens, layout, pair)
+        return compute_s - fetch_s if compute_s >= CLEARLY * fetch_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +73,19 @@ class Holding:
 def best_source(
     holdings: Iterable[Holding], *, num_held: int, taker: Epoch, rates: PullRates
 ) -> Holding | None:
-    """Whom `taker`, which has `num_held` tokens, should ask for more; None: it computes them."""
-    others = (holding for holding in holdings if holding.info.epoch != taker)
-    best = max(others, key=lambda holding: holding.num_tokens, default=None)
-    if best is None or not rates.is_worth_it(best.num_tokens - num_held, best.info.layout):
-        return None
+    """Whom `taker`, which has `num_held` tokens, should ask for more; None: it computes them.
+
+    Whoever spares it most: that is who has most, unless the way from there is long.
+    """
+    best, most_s = None, 0.0
+    for holding in holdings:
+        info = holding.info
+        if info.epoch == taker:
+            continue
+        num_more = holding.num_tokens - num_held
+        saved_s = rates.saved_s(num_more, info.layout, (info.epoch, taker))
+        if saved_s > most_s:
+            best, most_s = holding, saved_s
     return best
 
 
@@ -71,7 +93,7 @@ class RateMeter:
     """Follows the receipts of the requests that end here."""
 
     def __init__(self, configured: PullRates) -> None:
-        self.rates = configured
+        self.rates = replace(configured, links=LinkTimes())
         self._bytes_per_s: float | None = None
         self._tokens_per_s: float | None = None
 
@@ -86,20 +108,23 @@ class RateMeter:
         """What any replica takes, until it says how fast it is (`candidate.Speed`)."""
         return max(num_tokens - num_cached, 1) / self.rates.tokens_per_s
 
-    def hear(self, receipt: Receipt) -> None:
-        """Learn from the receipt of one attempt: D's own.
+    def hear(self, receipt: Receipt, pair: Pair | None, now: float) -> None:
+        """Learn from the receipt of one attempt: D's own. `pair`: what it was to pull between.
 
         A handoff's time contains the computing it waits for, so only what was pulled tells how
         fast KV travels.
         """
+        self.rates.links.pass_to(now)
         num_computed = receipt.prompt_tokens - receipt.cached_tokens
         if receipt.prefill_ms > 0 and num_computed >= MIN_MEASURED_TOKENS:
             rate = num_computed / (receipt.prefill_ms / 1e3)
             self._tokens_per_s = _smoothed(self._tokens_per_s, rate)
         is_pulled = receipt.pulled_tokens > 0 and not receipt.prefill_replica
         if is_pulled and receipt.transfer_ms > 0 and receipt.kv_bytes >= MIN_MEASURED_BYTES:
-            rate = receipt.kv_bytes / (receipt.transfer_ms / 1e3)
-            self._bytes_per_s = _smoothed(self._bytes_per_s, rate)
+            seconds = receipt.transfer_ms / 1e3
+            if pair is not None:
+                self.rates.links.hear(pair, receipt.kv_bytes, seconds, self.rates.usual)
+            self._bytes_per_s = _smoothed(self._bytes_per_s, receipt.kv_bytes / seconds)
         self.rates = replace(
             self.rates,
             bytes_per_s=self._bytes_per_s or self.rates.bytes_per_s,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from baton.router.placement import PlacementRequest
-from baton.router.prompt import drawn, mixed
+from baton.router.prompt import drawn, mix, mixed
 from baton.router.pulling import Holding, best_source
 from baton.router.view import PoolView, ReplicaView, View
+
+MAX_ASKED = 8
+"""Holders of each role that are compared: the one with most may be the one that is far away."""
 
 
 def source_for(taker: ReplicaView, view: View, request: PlacementRequest) -> Holding | None:
@@ -33,12 +36,13 @@ def num_has(replica: ReplicaView, source: Holding | None) -> int:
 
 
 def _most(replicas: PoolView, least: int, request: PlacementRequest) -> list[ReplicaView]:
-    """Those that have the most of it, and as much as it takes."""
+    """Those that have the most of it, and as much as it takes; of equals, who is drawn."""
     pool = replicas.pool
     cached = np.where(pool.is_connected & ~pool.is_away, replicas.cached, 0)
     if request.lost:
         cached[replicas.pool.is_one_of(request.lost)] = 0
-    most = cached.max(initial=0)
-    if most < max(least, 1):
-        return []
-    return list(replicas.where(cached == most))
+    places = np.flatnonzero(cached >= max(least, 1))
+    if len(places) > MAX_ASKED:
+        draws = mix(pool.candidates.draws[places], drawn(request.request_id))
+        places = places[np.lexsort((draws, -cached[places]))[:MAX_ASKED]]
+    return list(replicas.at(places))

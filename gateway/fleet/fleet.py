@@ -41,6 +41,7 @@ from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.candidate import Candidate
 from baton.router.kv_index import Expected, KvIndex
+from baton.router.link_times import Pair
 from baton.router.matches import Matches
 from baton.router.placement import Placement
 from baton.router.pool import KnownReplica, Pool
@@ -224,10 +225,10 @@ class Fleet:
             num_running = max(told.num_running, link.num_open)
         candidate.hear(told.num_queued_tokens, num_running, self._clock())
 
-    def hear(self, receipt: Receipt) -> None:
+    def hear(self, receipt: Receipt, pair: Pair | None) -> None:
         """Learn from the receipt of one attempt: replicas that have measured nothing themselves
-        are as fast as it says."""
-        self.meter.hear(receipt)
+        are as fast as it says. `pair`: what it was to pull between."""
+        self.meter.hear(receipt, pair, self._clock())
         for pool in self._pool_by_role.values():
             for candidate in pool.candidates:
                 if candidate.speed is self.meter:

@@ -38,6 +38,8 @@ class Placed:
         is_apart = bool(placement.prefill)
         self._computes = placement.prefill[0].epoch if is_apart else placement.decode.epoch
         self._on_prefill = fleet.expect(prompt, self._computes) if is_apart else None
+        self._pair = None if source is None else (source.epoch, self._computes)
+        """Who lends, who takes: if anything is pulled, between these."""
         self._followed: FollowedDecision | None = None
         self._is_prefilling = True
         fleet.book(placement, self._computes)
@@ -54,7 +56,7 @@ class Placed:
 
     def hear(self, receipt: Receipt) -> None:
         """The attempt's last word."""
-        self._fleet.hear(receipt)
+        self._fleet.hear(receipt, self._pair)
 
     def follow(self, followed: FollowedDecision) -> None:
         """Tell it what comes of the attempt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.gateway.fleet.known_replicas import LAYOUT, known, make_replica, view
 
 from baton.core.ids import RequestId
 from baton.core.messages import Receipt, Role
+from baton.router.link_times import FORGET_S, LinkTime, LinkTimes
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.placer import Placer, Routing
 from baton.router.policies.cost import Cost
@@ -29,21 +31,25 @@ A, B, C = (make_replica(name) for name in "abc")
 P = make_replica("p", role=Role.PREFILL)
 
 
+def is_worth_it(rates: PullRates, num_tokens: int) -> bool:
+    return rates.saved_s(num_tokens, LAYOUT, (A.epoch, B.epoch)) > 0
+
+
 def test_what_is_as_dear_to_fetch_as_to_compute_is_computed() -> None:
-    assert not EQUAL.is_worth_it(1000, LAYOUT)
-    assert CHEAP.is_worth_it(1000, LAYOUT)
+    assert not is_worth_it(EQUAL, 1000)
+    assert is_worth_it(CHEAP, 1000)
 
 
 def test_a_short_stretch_does_not_pay_for_the_latency() -> None:
     rates = replace(CHEAP, latency_s=0.05)
 
-    assert not rates.is_worth_it(60, LAYOUT)  # 6 ms of bytes and 50 of latency, 60 of computing
-    assert rates.is_worth_it(200, LAYOUT)
+    assert not is_worth_it(rates, 60)  # 6 ms of bytes and 50 of latency, 60 of computing
+    assert is_worth_it(rates, 200)
 
 
 def test_a_configured_least_length_and_a_switch_are_obeyed() -> None:
-    assert not replace(CHEAP, min_tokens=101).is_worth_it(100, LAYOUT)
-    assert not replace(CHEAP, is_enabled=False).is_worth_it(100, LAYOUT)
+    assert not is_worth_it(replace(CHEAP, min_tokens=101), 100)
+    assert not is_worth_it(replace(CHEAP, is_enabled=False), 100)
 
 
 @given(
@@ -57,8 +63,8 @@ def test_if_a_prefix_is_worth_fetching_a_longer_one_is(
 ) -> None:
     rates = replace(EQUAL, latency_s=latency_s, bytes_per_s=speed * EQUAL.bytes_per_s)
 
-    if rates.is_worth_it(num_tokens, LAYOUT):
-        assert rates.is_worth_it(num_tokens + more, LAYOUT)
+    if is_worth_it(rates, num_tokens):
+        assert is_worth_it(rates, num_tokens + more)
 
 
 def test_the_longest_holding_of_another_replica_is_asked() -> None:
@@ -72,25 +78,72 @@ def test_the_longest_holding_of_another_replica_is_asked() -> None:
 
 def test_rates_are_those_configured_until_receipts_tell_better() -> None:
     meter = RateMeter(EQUAL)
+    hear = partial(meter.hear, pair=None, now=0.0)
     assert meter.rates == EQUAL
 
-    meter.hear(Receipt(prompt_tokens=500, cached_tokens=100, prefill_ms=100.0))
+    hear(Receipt(prompt_tokens=500, cached_tokens=100, prefill_ms=100.0))
     assert meter.rates == replace(EQUAL, tokens_per_s=4000.0)
 
-    meter.hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=10.0, transport="shm"))
+    hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=10.0, transport="shm"))
     assert meter.rates == replace(EQUAL, tokens_per_s=4000.0, bytes_per_s=1e8)
 
-    meter.hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=5.0, transport="shm"))
+    hear(Receipt(pulled_tokens=64, kv_bytes=10**6, transfer_ms=5.0, transport="shm"))
     assert meter.rates.bytes_per_s == pytest.approx(1.2e8)
 
 
 def test_a_handoffs_time_says_nothing_of_how_fast_kv_travels() -> None:
     meter = RateMeter(EQUAL)
+    hear = partial(meter.hear, pair=(A.epoch, B.epoch), now=0.0)
 
-    meter.hear(Receipt(prefill_replica="p", pulled_tokens=9, kv_bytes=10**9, transfer_ms=1.0))
-    meter.hear(Receipt(pulled_tokens=9, kv_bytes=100, transfer_ms=1.0))  # latency alone
+    hear(Receipt(prefill_replica="p", pulled_tokens=9, kv_bytes=10**9, transfer_ms=1.0))
+    hear(Receipt(pulled_tokens=9, kv_bytes=100, transfer_ms=1.0))  # latency alone
 
     assert meter.rates == EQUAL
+
+
+def pulled(num_bytes: int, seconds: float) -> Receipt:
+    return Receipt(pulled_tokens=1000, kv_bytes=num_bytes, transfer_ms=1e3 * seconds)
+
+
+def test_who_is_far_away_is_not_asked_while_another_has_nearly_as_much() -> None:
+    meter = RateMeter(CHEAP)
+    far, near = Holding(A, 1000), Holding(C, 900)
+    ask = partial(best_source, num_held=0, taker=B.epoch)
+    assert ask([far, near], rates=meter.rates) == far
+
+    for _ in range(5):  # fifty times slower than all are known to be
+        meter.hear(pulled(10**6, 50e6 / CHEAP.bytes_per_s), (A.epoch, B.epoch), now=1.0)
+        meter.hear(pulled(10**6, 1e6 / CHEAP.bytes_per_s), (C.epoch, B.epoch), now=1.0)
+
+    assert ask([far, near], rates=meter.rates) == near
+    assert ask([far], rates=meter.rates) is None  # to compute it is sooner
+    assert ask([far], rates=meter.rates, taker=C.epoch) == far  # that way nothing is amiss
+
+
+def test_a_link_that_was_slow_long_ago_is_tried_again() -> None:
+    meter, pair = RateMeter(CHEAP), (A.epoch, B.epoch)
+    for _ in range(5):
+        meter.hear(pulled(10**6, 10.0), pair, now=1.0)
+    slow_s = meter.rates.fetch_s(1000, LAYOUT, pair)
+
+    meter.hear(Receipt(), None, now=1.0 + 2 * FORGET_S)
+
+    assert meter.rates.fetch_s(1000, LAYOUT, pair) < slow_s
+    assert meter.rates.fetch_s(1000, LAYOUT, pair) == meter.rates.fetch_s(
+        1000, LAYOUT, (C.epoch, B.epoch)
+    )
+
+
+def test_a_links_latency_and_rate_are_told_apart() -> None:
+    usual, links, pair = LinkTime(0.01, 1e9), LinkTimes(), (A.epoch, B.epoch)
+    for num_bytes in (10**6, 10**8) * 20:
+        links.hear(pair, num_bytes, 0.05 + num_bytes / 1e8, usual)
+
+    line = links.of(pair, usual)
+
+    assert line.seconds(10**8) == pytest.approx(1.05, rel=0.15)
+    assert line.seconds(10**6) == pytest.approx(0.06, rel=0.5)
+    assert links.of((B.epoch, A.epoch), usual) == usual
 
 
 def place(

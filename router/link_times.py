@@ -1,0 +1,96 @@
+"""How long KV takes from one replica to another: of each pair, by what was pulled between them.
+
+    seconds = latency + bytes / rate            the straight line through what was heard lately
+
+A pair's line begins as that of all pairs, which counts as half an observation of no bytes and half
+a one of as many as are heard of now. What was heard counts a fifth less with each that follows.
+After five minutes without news a pair is as all others again: a link that was slow is tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from baton.core.ids import Epoch
+from baton.router.recent import Recent
+
+FORGET_S = 300.0
+PATIENCE = 0.2
+"""Weight of the last observation in what is believed."""
+PRIOR = 0.5
+"""Of an observation: what each of the two points of all pairs' line counts as."""
+MAX_PAIRS = 20_000
+LEAST_S = 1e-12
+"""Of a byte."""
+
+Pair: TypeAlias = tuple[Epoch, Epoch]
+"""Who lends, who takes."""
+
+
+class LinkTime(NamedTuple):
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+class _Sums(NamedTuple):
+    """Of weighted observations: their weights, bytes, seconds, and products of these."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def left(self, share: float) -> _Sums:
+        return _Sums(*(share * one for one in self))
+
+    def plus(self, weight: float, x: float, y: float) -> _Sums:
+        weighted = (weight, weight * x, weight * y, weight * x * x, weight * x * y)
+        return _Sums(*(one + other for one, other in zip(self, weighted, strict=True)))
+
+    @property
+    def line(self) -> LinkTime:
+        """By least squares; observations of at least two sizes are in it."""
+        slope = (self.weight * self.xy - self.x * self.y) / (self.weight * self.xx - self.x**2)
+        slope = max(slope, LEAST_S)
+        return LinkTime(max((self.y - slope * self.x) / self.weight, 0.0), 1.0 / slope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    sums: _Sums
+    line: LinkTime
+    at_s: float
+
+
+class LinkTimes:
+    """Of the pairs that were heard of lately."""
+
+    def __init__(self, max_pairs: int = MAX_PAIRS) -> None:
+        self._heard_by_pair: Recent[Pair, _Heard] = Recent(max_pairs)
+        self._now = 0.0
+
+    def of(self, pair: Pair, usual: LinkTime) -> LinkTime:
+        """`usual`: what holds for a pair of which nothing is known."""
+        heard = self._heard_by_pair.get(pair)
+        if heard is None or self._now - heard.at_s > FORGET_S:
+            return usual
+        return heard.line
+
+    def pass_to(self, now: float) -> None:
+        """It is that late."""
+        self._now = now
+
+    def hear(self, pair: Pair, num_bytes: float, seconds: float, usual: LinkTime) -> None:
+        """KV went from one to the other just now; at least one byte."""
+        heard = self._heard_by_pair.get(pair)
+        is_new = heard is None or self._now - heard.at_s > FORGET_S
+        before = _Sums() if is_new or heard is None else heard.sums.left(1.0 - PATIENCE)
+        sums = before.plus(1.0, num_bytes, seconds)
+        anchored = sums.plus(PRIOR, 0.0, usual.latency_s)
+        anchored = anchored.plus(PRIOR, num_bytes, usual.seconds(num_bytes))
+        self._heard_by_pair.put(pair, _Heard(sums, anchored.line, self._now))
