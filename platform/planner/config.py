@@ -14,8 +14,6 @@ Share = Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
 class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     """How many replicas there are, set by what arrives and what was promised."""
 
-    enabled: bool = False
-    """Let the numbers of replicas follow the load. Off: they stay as configured."""
     ttft_s: Seconds = 1.0
     """A first token is promised within it."""
     itl_s: Seconds = 0.1

@@ -30,7 +30,7 @@ def show(console: Console, answer: Answer, *, is_explained: bool) -> None:
     chip = question.accelerator
     console.print(
         f"{question.config.model_name} in {weights_told(question)}, on {chip.name}: "
-        f"{chip.memory_gib:g} GiB, {chip.read_gb_s:,.0f} GB/s, "
+        f"{chip.memory_gib:.3g} GiB, {chip.read_gb_s:,.0f} GB/s, "
         f"{chip.tflop_s[question.precision]:,.3g} TFLOP/s ({chip.source})"
     )
     console.print(

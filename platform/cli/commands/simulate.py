@@ -180,6 +180,7 @@ def simulate(  # noqa: PLR0913 - one parameter an option
         rules = PlannerConfig(
             ttft_s=slo_ttft,
             itl_s=slo_itl,
+            min_prefill=1 if prefill else 0,
             max_prefill=max_replicas if prefill else 0,
             max_decode=max_replicas,
             idle_s=idle,

@@ -134,7 +134,11 @@ def test_pools_that_follow_a_load_are_shown_beside_pools_that_do_not(
 
     found = simulated(tmp_path / "out.json", load, *pools, "--slo-ttft", 2, "--cold-start", 1)
     shown = baton(load, *pools, "--slo-ttft", 2)
+    together = ("--decode", 1, "--device", device, "--planner", "--seeds", 1, "--cold-start", 1)
+    mixed = simulated(tmp_path / "out.json", load, *together)
 
+    assert mixed["rows"][0]["prefill"] == 0 and mixed["rows"][0]["kept"] == 1.0
+    assert "decode replicas compute prompts" in mixed["rows"][0]["decisions"][0]["reasons"][0]
     names = [row["name"] for row in found["rows"]]
     assert names == ["planned", "equal cost", "twice the cost"]
     assert found["rows"][0]["kept"] == 1.0 and found["rows"][0]["decisions"]

@@ -177,6 +177,17 @@ def test_who_waits_is_worth_a_replica_only_if_those_that_are_there_would_take_lo
     assert "80 wait, the oldest for 9.0 s" in decision.reasons[0]
 
 
+def test_without_prefill_replicas_decode_replicas_grow_for_prompts_too() -> None:
+    rules = replace_rules(min_prefill=0, max_prefill=0)
+    none = {"prefill": PoolCount(0)}
+
+    few, _ = plan(observed(5.0, 2, **none), MODELS, rules, Memory())
+    many, _ = plan(observed(5.0, 20, **none), MODELS, rules, Memory())
+
+    assert (few.prefill, many.prefill) == (0, 0)
+    assert few.decode == 1 and many.decode >= 3
+
+
 def test_a_role_that_has_measured_nothing_stays_as_it_is() -> None:
     decision, _ = plan(observed(5.0, 500), {}, RULES, Memory())
 
