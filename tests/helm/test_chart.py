@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.scripts.scripts import start as ray_start
 from tests.helm.chart import (
     CHART,
     OPERATED,
@@ -18,6 +19,7 @@ from tests.helm.chart import (
     profiles,
     render,
 )
+from tests.helm.crds import DEFINITIONS, spec_validator
 from tests.helm.generate import generated
 from tests.helm.unit_suite import Case, read_suite, run
 
@@ -52,6 +54,31 @@ def test_every_object_of_a_profile_is_one_that_kubernetes_knows(profile: str, ku
         kubernetes_validate.validate(manifest, kube, strict=True)
     names = [(one["kind"], one["metadata"]["name"]) for one in rendered]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.skipif(not DEFINITIONS.is_dir(), reason=f"KubeRay's CRDs are not in {DEFINITIONS}")
+def test_every_field_of_the_rayservice_is_one_that_kuberay_knows() -> None:
+    validator = spec_validator("rayservices", "v1")
+    surged = {"gatewayClassName": "istio", "stepSizePercent": 5, "maxSurgePercent": 20}
+    scaled = {
+        "autoscaler": {"enabled": True},
+        "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "surge": surged},
+        "workerDefaults": {"idleTimeoutSeconds": 60, "priority": 2, "rayResources": {"a": "1"}},
+    }
+
+    specs = [render(values).one("RayService")["spec"] for values in (*profiles().values(), scaled)]
+
+    mistakes = [error.message for spec in specs for error in validator.iter_errors(spec)]
+    assert mistakes == []
+    assert [*validator.iter_errors({**specs[0], "serveConfig": ""})]
+
+
+def test_ray_start_knows_every_option_that_it_is_given() -> None:
+    known = {option for parameter in ray_start.params for option in parameter.opts}
+    cluster = render().one("RayService")["spec"]["rayClusterConfig"]
+
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert {f"--{option}" for option in group["rayStartParams"]} <= known
 
 
 RICH: dict[str, Any] = {
