@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 DEFINITIONS = Path(__file__).parents[3] / "shared" / "kuberay-crds"
 _COPIED = (
