@@ -7,7 +7,12 @@ from pathlib import Path
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
 from baton.platform.models.hub import DownloadReport
-from baton.platform.models.model_folder import built_in_folder, find_model
+from baton.platform.models.model_folder import (
+    BUILT_IN,
+    HEADS_OF_DEMO,
+    built_in_folder,
+    find_model,
+)
 
 DRAFTS = {
     "draft": "a smaller model of the same tokenizer",
@@ -37,7 +42,7 @@ def with_draft(
         return config
     if model:
         draft = find_model(model, wants_weights=wants_weights, report=report)
-    elif config.model == DEMO_MODEL:
+    elif config.model == DEMO_MODEL and method in (*BUILT_IN, *HEADS_OF_DEMO):
         draft = built_in_folder(method)
     else:
         raise InvalidConfig(
