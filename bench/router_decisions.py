@@ -2,7 +2,8 @@
 
     names of its blocks -> who has them -> view -> placement -> booked, its first token, over
 
-    1 decode replica a prefill replica; half of the prefill replicas have some of the prompt
+    1 decode replica a prefill replica; half of the prefill replicas have some of the prompt, and
+    on each decode replica 16 requests run, whose prompts are expected there
     idle     every prompt finds a prefill replica that is free
     loaded   each of them computes one, and four wait for each: the next one waits, too
     served   one of all that wait, as one replica is free: a whole look at the line
@@ -24,12 +25,14 @@ import numpy as np
 from bench.report import surroundings, table
 from bench.router_index import cpu_s
 
+from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import Capacity, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.router.candidate import Candidate
+from baton.router.expected_blocks import Expected
 from baton.router.kv_index import KvIndex
 from baton.router.matches import Matches
 from baton.router.placement import Placement, PlacementRequest
@@ -56,6 +59,7 @@ NUM_PROMPTS = 8
 """That have nothing in common."""
 NUM_ASKED = 128
 """Each is one of these, but for its last block."""
+NUM_DECODING = 16
 
 
 class Fleet:
@@ -70,12 +74,15 @@ class Fleet:
             (*self.prompts[number % NUM_PROMPTS][:-16], *[number] * 16)
             for number in range(NUM_ASKED)
         ]
+        self._names = [PromptNames(tokens) for tokens in self._asked]
         self.pools = {role: Pool() for role in Role}
         self.index = KvIndex()
         matches = Matches(self.index, lambda epoch: LAYOUT)
         self.placer = Placer(Routing(policy(policy_name)), matches.num_tokens)
         self.now = 1000.0
         self._numbers = count()
+        self._expected: dict[int, list[Expected]] = {}
+        """By the prompt's number."""
         for role in (Role.DECODE, Role.PREFILL):
             for number in range(num_replicas):
                 self._join(role, number)
@@ -105,6 +112,9 @@ class Fleet:
             self.index.apply(
                 info.epoch, KvEvents(first_sequence=1, events=events, is_snapshot=True)
             )
+        else:
+            for asked in DRAW.sample(self._names, NUM_DECODING):
+                self.index.expect(asked.under(LAYOUT), info.epoch)
 
     def view(self, names: PromptNames) -> View:
         pools = self.pools
@@ -143,7 +153,9 @@ class Fleet:
         pool = self.pools[Role.PREFILL].candidates
         busy = np.flatnonzero(pool.num_open)
         candidate = pool[int(busy[DRAW.randrange(len(busy))])]
-        candidate.finished(next(iter(candidate.open.values())).prompt, self.now)
+        prompt = next(iter(candidate.open.values())).prompt
+        candidate.finished(prompt, self.now)
+        self._release(prompt)
         for _, placement in self.placer.served(self.view, self.now):
             self._book(placement)
 
@@ -152,12 +164,22 @@ class Fleet:
         assert replica is not None
         num_held = placement.prompt.num_tokens - placement.num_prefill_tokens
         replica.candidate.book(placement.prompt, num_held, self.now)
+        names = BlockNames.of(placement.prompt.names)
+        self._expected[placement.prompt.number] = [
+            self.index.expect(names, epoch)
+            for epoch in (placement.decode.epoch, placement.prefill[0].epoch)
+        ]
 
     def _finish(self, placement: Placement) -> None:
         replica = self.pools[Role.PREFILL].replica(placement.prefill[0].epoch)
         assert replica is not None
         self.now += 0.01
         replica.candidate.finished(placement.prompt, self.now)
+        self._release(placement.prompt)
+
+    def _release(self, prompt: Prompt) -> None:
+        for expected in self._expected.pop(prompt.number):
+            self.index.release(expected)
 
 
 def report(policy_name: str) -> str:

@@ -102,7 +102,7 @@ class Answers:
         best, costs = options.replicas[first], options.costs.total
         source = source_for(best, asked.view, request)
         considered = self._considered(asked, options, ranked, source)
-        num_equals = int((costs == costs[first]).sum())
+        num_equals = np.count_nonzero(costs == costs[first])
         why = (
             f"{best.info.replica_id} has least cost of {len(costs)}: "
             f"{best.candidate.busy_s(asked.now):.3f} s until it is free, "

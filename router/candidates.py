@@ -29,10 +29,11 @@ class Candidates:
         self._places = places
         """Rows of the columns; None: all, in their order."""
         self._numbers = columns.numbers if places is None else columns.numbers[:, places]
-        self._busy_s: tuple[float, Numbers] | None = None
-        self._work_s: tuple[int, Numbers, Numbers] | None = None
+        self._busy_s: tuple[float, int, Numbers] | None = None
+        self._work_s: tuple[int, Numbers, int, Numbers] | None = None
         self._drawn: tuple[int, Draws] | None = None
-        """What was asked last, and the answer: a policy and the record of its choice ask alike."""
+        """What was asked last, of which version of the columns, and the answer: a policy and the
+        record of its choice ask alike."""
 
     def __len__(self) -> int:
         return self._columns.num_rows if self._places is None else len(self._places)
@@ -104,12 +105,24 @@ class Candidates:
         """For how long its oldest prompt should have been over, clearly."""
         return np.maximum(now - self._of(Column.OLDEST_ENDS_S) - LATE_S, 0.0)
 
+    def is_any_overdue(self, now: float, by_s: float) -> bool:
+        """Whether one of them is for longer."""
+        ends_s = self._of(Column.OLDEST_ENDS_S)
+        return len(ends_s) > 0 and bool(now - ends_s[ends_s.argmin()] - LATE_S > by_s)
+
+    def are_all_overdue(self, now: float, by_s: float) -> bool:
+        """Whether each of them is for longer."""
+        ends_s = self._of(Column.OLDEST_ENDS_S)
+        return len(ends_s) == 0 or bool(now - ends_s[ends_s.argmax()] - LATE_S > by_s)
+
     def busy_s(self, now: float) -> Numbers:
         """Seconds until it has computed what was sent there, as far as can be told."""
-        if self._busy_s is None or self._busy_s[0] != now:
+        asked, version = self._busy_s, self._columns.books_version
+        if asked is None or asked[0] != now or asked[1] != version:
             left_s = np.maximum(self._of(Column.NEXT_FREE_S) - now, 0.0) + self.overdue_s(now)
-            self._busy_s = now, np.maximum(left_s, self._of(Column.TOLD_UNTIL_S) - now)
-        return self._busy_s[1]
+            busy_s = np.maximum(left_s, self._of(Column.TOLD_UNTIL_S) - now)
+            asked = self._busy_s = now, version, busy_s
+        return asked[2]
 
     def recent_share(self) -> Numbers:
         """Work that it was sent lately, over the mean; zeros where none was."""
@@ -123,11 +136,16 @@ class Candidates:
 
     def prefill_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
         """Seconds for a prompt of `num_tokens` that each has to itself, by its own step times."""
-        asked = self._work_s
-        if asked is None or asked[0] != num_tokens or asked[1] is not num_cached:
+        asked, version = self._work_s, self._columns.pace_version
+        if (
+            asked is None
+            or asked[0] != num_tokens
+            or asked[1] is not num_cached
+            or asked[2] != version
+        ):
             work_s = self._compute_s(num_tokens, num_cached)
-            asked = self._work_s = num_tokens, num_cached, work_s
-        return asked[2]
+            asked = self._work_s = num_tokens, num_cached, version, work_s
+        return asked[3]
 
     def _compute_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
         step_s, token_s, pair_s, max_chunk, tokens_per_s = map(self._of, PACE)
@@ -158,11 +176,12 @@ class Candidates:
         if not len(line):
             return (nothing := np.zeros(len(self))), nothing
         places = line.rows if self._places is None else self._place_by_row[line.rows]
-        goes_before = line.due_s <= due_s[places]
+        goes_before = line.due_s <= due_s.take(places)
         if self._places is not None:
             goes_before &= places >= 0
-        ahead_s = np.bincount(places[goes_before], line.work_s[goes_before], len(self))
-        num_ahead = np.bincount(places[goes_before], minlength=len(self))
+            places = np.maximum(places, 0)
+        ahead_s = np.bincount(places, np.where(goes_before, line.work_s, 0.0), len(self))
+        num_ahead = np.bincount(places, goes_before.astype(float), len(self))
         return ahead_s.astype(float, copy=False), self.num_waiting - num_ahead
 
     @property
@@ -177,6 +196,7 @@ class CandidateTable:
     def __init__(self, candidates: Iterable[Candidate] = ()) -> None:
         self._columns = Columns()
         self._candidates: list[Candidate] = []
+        self._all: Candidates | None = None
         for candidate in candidates:
             self.add(candidate)
 
@@ -188,7 +208,15 @@ class CandidateTable:
 
     @property
     def all(self) -> Candidates:
-        return Candidates(self._candidates, self._columns)
+        """The same ones, until somebody comes or goes."""
+        if self._all is None:
+            self._all = Candidates(self._candidates, self._columns)
+        return self._all
+
+    @property
+    def version(self) -> int:
+        """Another one after each change of what is known of any."""
+        return self._columns.version
 
     def at(self, places: Places) -> Candidates:
         return Candidates(self._candidates, self._columns, places)
@@ -196,6 +224,7 @@ class CandidateTable:
     def add(self, candidate: Candidate) -> None:
         candidate.join(self._columns)
         self._candidates.append(candidate)
+        self._all = None
 
     def remove(self, candidate: Candidate) -> None:
         """It stands by itself again, with its books and its line."""
@@ -203,5 +232,6 @@ class CandidateTable:
         candidate.join(Columns())
         self._columns.remove(row)
         del self._candidates[row]
+        self._all = None
         for behind in self._candidates[row:]:
             behind.row -= 1

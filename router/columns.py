@@ -58,6 +58,8 @@ def mean(numbers: Numbers) -> float:
 class Columns:
     def __init__(self, max_rows: int = 1) -> None:
         self.num_rows = 0
+        self.version = self.books_version = self.pace_version = 0
+        """Others after each change of its numbers, of those from NEXT_FREE_S, from STEP_S on."""
         self.base_s = 0.0
         self._numbers = np.zeros((len(Column), max_rows))
         self._draws = np.zeros(max_rows, np.uint64)
@@ -78,6 +80,7 @@ class Columns:
             self._numbers = np.pad(self._numbers, ((0, 0), (0, max_rows)))
             self._draws = np.pad(self._draws, (0, max_rows))
         self.num_rows += 1
+        self._have_changed()
         self._draws[row] = draw
         return row
 
@@ -86,10 +89,16 @@ class Columns:
         self._numbers[:, row:-1] = self._numbers[:, row + 1 :]
         self._draws[row:-1] = self._draws[row + 1 :]
         self.num_rows -= 1
+        self._have_changed()
         self.line.close_up(row)
 
     def write(self, row: int, first: Column, numbers: tuple[float, ...]) -> None:
         self._numbers[first : first + len(numbers), row] = numbers
+        self.version += 1
+        if first is Column.NEXT_FREE_S:
+            self.books_version += 1
+        elif first is Column.STEP_S:
+            self.pace_version += 1
 
     def growth(self, at_s: float) -> float:
         """What something that decays was worth at `base_s`, if it is worth 1 at `at_s`."""
@@ -97,7 +106,13 @@ class Columns:
         if half_lives > MAX_HALF_LIVES:
             self._numbers[Column.RECENT_S : Column.NUM_RECENT + 1] *= math.exp2(-half_lives)
             self.base_s, half_lives = at_s, 0.0
+            self._have_changed()
         return math.exp2(half_lives)
+
+    def _have_changed(self) -> None:
+        self.version += 1
+        self.books_version += 1
+        self.pace_version += 1
 
     def left(self, now: float) -> float:
         """What is left by now of what was worth 1 at `base_s`."""

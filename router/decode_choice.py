@@ -4,8 +4,6 @@ prompt; or the one that another choice of the same request runs on, if it has ro
 
 from __future__ import annotations
 
-import numpy as np
-
 from baton.router.eligible import opened
 from baton.router.placement import PlacementRequest
 from baton.router.prompt import drawn
@@ -33,8 +31,8 @@ def _least_busy(replicas: PoolView, request: PlacementRequest) -> ReplicaView:
     if replicas.places is not None:
         num_busy = num_busy[replicas.places]
     costs = (num_busy - num_has) * MANY_TOKENS - num_has
-    equals = np.flatnonzero(costs == np.minimum.reduce(costs))
-    place = int(equals[0])
+    place = int(costs.argmin())
+    equals = (costs == costs[place]).nonzero()[0]
     if len(equals) > 1:
         draws = replicas.candidates.drawn_by(drawn(request.request_id))
         place = int(equals[draws[equals].argmin()])

@@ -18,14 +18,19 @@ OVERDUE_S = 0.5
 
 
 def ready(replicas: PoolView, request: PlacementRequest) -> PoolView:
-    return but_lost(replicas.where(~replicas.pool.is_draining), request)
+    pool = replicas.pool
+    return but_lost(replicas.where(~pool.is_draining) if pool.num_draining else replicas, request)
 
 
 def opened(replicas: PoolView, request: PlacementRequest) -> PoolView:
-    return but_lost(replicas.where(replicas.pool.is_open), request)
+    pool = replicas.pool
+    is_whole = pool.num_open == len(pool)
+    return but_lost(replicas if is_whole else replicas.where(pool.is_open), request)
 
 
 def in_time(replicas: PoolView, now: float) -> PoolView:
+    if not replicas.pool.candidates.is_any_overdue(now, OVERDUE_S):
+        return replicas
     return _or_all(replicas.where(~is_late(replicas.pool, now)), replicas)
 
 

@@ -1,7 +1,7 @@
 """Which replica has which blocks of KV, as the replicas' own events tell it.
 
     table       block name -> the slots of the replicas that have it            1 entry a block
-    expected    prompts on their way to a replica: not stored there yet, but soon
+    expected    prompts on their way to a replica (`expected_blocks.py`)
 
 A replica's *slot* is its number in the table. A snapshot fills a new slot while the old one still
 answers, then takes its place; a replica that leaves loses its slot. Either way the old slot is dead
@@ -20,10 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from baton.core.block_hash import BlockNames
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.kernels.names.holder_table import HolderTable, new_holder_table
+from baton.router.expected_blocks import Expected, ExpectedBlocks
+from baton.router.numbering import Depths, Numbering
 
 STRETCH = 4096
 """Names that are swept in one go: a tenth of a millisecond, or one where nothing is compiled."""
@@ -34,14 +38,6 @@ CacheVersion: TypeAlias = tuple[int, int]
 
 class KvGap(Exception):
     """Events were missed: only a snapshot can tell what the replica has."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Expected:
-    """The blocks of one prompt that a replica will soon have, or has already."""
-
-    names: BlockNames
-    epoch: Epoch
 
 
 @dataclass(slots=True)
@@ -67,17 +63,17 @@ class KvIndex:
         self._stretch = stretch
         self._known_by_epoch: dict[Epoch, _Known] = {}
         self._loading_by_epoch: dict[Epoch, _Loading] = {}
-        self._epoch_by_slot: dict[int, Epoch] = {}
+        self._slots = Numbering()
+        """Those that are live."""
         self._num_slots = 0
         self._free_slots: list[int] = []
         self._live = 0
-        """A bit for each slot in `_epoch_by_slot`."""
+        """A bit for each of them."""
         self._dead = 0
         """Bits of slots to be swept; some names may still have them."""
         self._sweeping = 0
         """Bits of the dead slots that the sweep under way takes out."""
-        self._expected_by_first: dict[bytes, set[Expected]] = {}
-        """By the first name: only prompts that begin alike have anything in common."""
+        self._expected = ExpectedBlocks()
 
     def __len__(self) -> int:
         """Names in memory, including those that await the sweep."""
@@ -114,12 +110,11 @@ class KvIndex:
 
     def forget(self, epoch: Epoch) -> None:
         """A replica is gone, and its cache with it."""
-        for group in list(self._expected_by_first.values()):
-            for expected in [one for one in group if one.epoch == epoch]:
-                self.release(expected)
+        self._expected.forget(epoch)
         self.break_off(epoch)
         known = self._known_by_epoch.pop(epoch, None)
         if known is not None:
+            self._slots.take(epoch)
             self._retire(known.slot)
         self._sweep()
 
@@ -127,44 +122,33 @@ class KvIndex:
 
     def expect(self, names: Sequence[bytes], epoch: Epoch) -> Expected:
         """Count the blocks as on their way to `epoch`, until given back to `release`."""
-        expected = Expected(BlockNames.of(names), epoch)
-        if names:
-            self._expected_by_first.setdefault(names[0], set()).add(expected)
-        return expected
+        return self._expected.add(BlockNames.of(names), epoch)
 
     def release(self, expected: Expected) -> None:
         """Safe to repeat."""
-        if not expected.names:
-            return
-        group = self._expected_by_first.get(expected.names[0], set())
-        group.discard(expected)
-        if not group:
-            self._expected_by_first.pop(expected.names[0], None)
+        self._expected.remove(expected)
 
     # What a placement asks. `names` are chained: equal at one depth, they are equal before it.
 
+    def cached(self, names: Sequence[bytes]) -> Depths:
+        """How many leading blocks each replica has."""
+        found = self._table.num_leading(BlockNames.of(names), self._live)
+        return Depths(self._slots, np.frombuffer(found, np.uint32))
+
+    def expected(self, names: Sequence[bytes]) -> Depths:
+        """The same of blocks on their way, whether or not they have arrived."""
+        return self._expected.depths(BlockNames.of(names))
+
     def num_cached_blocks(self, names: Sequence[bytes]) -> dict[Epoch, int]:
         """By replica: how many leading blocks it has. Those with none are left out."""
-        found = self._table.num_leading(BlockNames.of(names), self._live)
-        return {self._epoch_by_slot[slot]: depth for slot, depth in found}
+        return self.cached(names).by_epoch()
 
     def num_cached_blocks_of(self, epoch: Epoch, names: BlockNames) -> int:
         """How many leading blocks one replica has."""
         known = self._known_by_epoch.get(epoch)
         if known is None:
             return 0
-        return sum(depth for _, depth in self._table.num_leading(names, 1 << known.slot))
-
-    def num_expected_blocks(self, names: Sequence[bytes]) -> dict[Epoch, int]:
-        """The same of blocks on their way, whether or not they have arrived."""
-        counts: dict[Epoch, int] = {}
-        if not names:
-            return counts
-        wanted = BlockNames.of(names)
-        for expected in self._expected_by_first.get(wanted[0], ()):
-            depth = expected.names.num_common(wanted)
-            counts[expected.epoch] = max(counts.get(expected.epoch, 0), depth)
-        return counts
+        return self._table.num_leading(names, 1 << known.slot)[known.slot]
 
     def _follow(self, epoch: Epoch, events: KvEvents) -> None:
         known = self._known_by_epoch.get(epoch)
@@ -220,11 +204,10 @@ class KvIndex:
 
     def _activate(self, epoch: Epoch, known: _Known) -> None:
         self._known_by_epoch[epoch] = known
-        self._epoch_by_slot[known.slot] = epoch
+        self._slots.give(epoch, known.slot)
         self._live |= 1 << known.slot
 
     def _retire(self, slot: int) -> None:
-        del self._epoch_by_slot[slot]
         self._live &= ~(1 << slot)
         self._dead |= 1 << slot
 

@@ -55,7 +55,7 @@ def why_sooner_here(
     count as much as this request.
     """
     here, there = decode.candidate, peers.candidates
-    if (there.overdue_s(now) > OVERDUE_S).all():
+    if there.are_all_overdue(now, OVERDUE_S):
         return "all prefill replicas are late: computed locally"
     if not here.speed.is_measured:
         return ""

@@ -8,7 +8,8 @@ Each replica writes what it is into columns, so that who is open is known of all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,8 +18,11 @@ from baton.core.kv_layout import KvLayout
 from baton.core.messages import Capacity, ReplicaInfo
 from baton.router.candidate import Candidate
 from baton.router.candidates import Candidates, CandidateTable
-from baton.router.columns import Mask, Numbers
+from baton.router.columns import Mask, Numbers, Places
+from baton.router.numbering import Depths, Numbering
+from baton.router.prompt_names import way_to_name
 
+_NO_PLACES = np.zeros(0, np.intp)
 RUNNING_REQUEST_COST = 8
 """Tokens' worth of a request that decodes on a replica: it slows every step a little."""
 
@@ -77,6 +81,13 @@ class Pool:
         self._is_connected = np.zeros(0, bool)
         self._is_away = np.zeros(0, bool)
         self._num_busy_tokens = np.zeros(0)
+        self.num_open = self.num_draining = self.num_away = 0
+        """Replicas of which it holds."""
+        self._block_sizes = np.zeros(0)
+        self._numbers_by_numbering: WeakKeyDictionary[Numbering, tuple[int, Places]] = (
+            WeakKeyDictionary()
+        )
+        """Which version, and the replicas' numbers by it."""
         self.layouts: tuple[KvLayout, ...] = ()
         """Ways to name blocks: one of each."""
 
@@ -127,41 +138,63 @@ class Pool:
         return found
 
     def join(self, replica: KnownReplica) -> None:
+        layout = replica.info.layout
+        self._row_by_epoch[replica.info.epoch] = len(self)
         self.replicas.append(replica)
         self.table.add(replica.candidate)
-        self._rewrite()
+        self._is_open = np.append(self._is_open, False)
+        self._is_draining = np.append(self._is_draining, False)
+        self._is_connected = np.append(self._is_connected, False)
+        self._is_away = np.append(self._is_away, False)
+        self._num_busy_tokens = np.append(self._num_busy_tokens, 0.0)
+        self._block_sizes = np.append(self._block_sizes, float(layout.block_size))
+        self.write(replica)
+        if way_to_name(layout) not in map(way_to_name, self.layouts):
+            self.layouts += (layout,)
+        self._numbers_by_numbering.clear()
 
     def leave(self, epoch: Epoch) -> None:
-        replica = self.replicas.pop(self._row_by_epoch[epoch])
+        row = self._row_by_epoch[epoch]
+        replica = self.replicas.pop(row)
         self.table.remove(replica.candidate)
-        self._rewrite()
+        self.num_open -= bool(self._is_open[row])
+        self.num_draining -= bool(self._is_draining[row])
+        self.num_away -= bool(self._is_away[row])
+        self._row_by_epoch = {one.info.epoch: row for row, one in enumerate(self.replicas)}
+        self._is_open = np.delete(self._is_open, row)
+        self._is_draining = np.delete(self._is_draining, row)
+        self._is_connected = np.delete(self._is_connected, row)
+        self._is_away = np.delete(self._is_away, row)
+        self._num_busy_tokens = np.delete(self._num_busy_tokens, row)
+        self._block_sizes = np.delete(self._block_sizes, row)
+        layouts = [one.info.layout for one in self.replicas]
+        self.layouts = tuple({way_to_name(one): one for one in layouts}.values())
+        self._numbers_by_numbering.clear()
 
     def write(self, replica: KnownReplica) -> None:
         """Something is new of it."""
         row = self._row_by_epoch[replica.info.epoch]
-        self._is_open[row] = replica.is_open
-        self._is_draining[row] = replica.is_draining
-        self._is_connected[row] = replica.is_connected
-        self._is_away[row] = replica.is_away
+        is_open, is_draining, is_away = replica.is_open, replica.is_draining, replica.is_away
+        self.num_open += is_open - bool(self._is_open[row])
+        self.num_draining += is_draining - bool(self._is_draining[row])
+        self.num_away += is_away - bool(self._is_away[row])
+        self._is_open[row], self._is_draining[row] = is_open, is_draining
+        self._is_connected[row], self._is_away[row] = replica.is_connected, is_away
         self._num_busy_tokens[row] = replica.num_busy_tokens
 
-    def tokens(self, blocks: Mapping[Epoch, int]) -> Numbers:
-        """Of each, the tokens in so many leading blocks of it."""
-        found = np.zeros(len(self))
-        for epoch, num_blocks in blocks.items():
-            row = self._row_by_epoch.get(epoch)
-            if row is not None:
-                found[row] = num_blocks * self.replicas[row].info.layout.block_size
-        return found
+    def tokens(self, every: Sequence[Depths]) -> Numbers:
+        """Of each, the tokens in so many leading blocks of it.
 
-    def _rewrite(self) -> None:
-        self._row_by_epoch = {one.info.epoch: row for row, one in enumerate(self.replicas)}
-        self._is_open = np.array([one.is_open for one in self.replicas], bool)
-        self._is_draining = np.array([one.is_draining for one in self.replicas], bool)
-        self._is_connected = np.array([one.is_connected for one in self.replicas], bool)
-        self._is_away = np.array([one.is_away for one in self.replicas], bool)
-        self._num_busy_tokens = np.array([one.num_busy_tokens for one in self.replicas], float)
-        layouts = [one.info.layout for one in self.replicas]
-        self.layouts = tuple(
-            {(one.model_fingerprint, one.block_size): one for one in layouts}.values()
-        )
+        One of `every` for each way to name blocks: who names them in another way has none of these.
+        """
+        found = [one.by_number.take(self._numbers(one.numbering)) for one in every]
+        if not found:
+            return np.zeros(len(self))
+        return self._block_sizes * (found[0] if len(found) == 1 else np.maximum.reduce(found))
+
+    def _numbers(self, numbering: Numbering) -> Places:
+        version, numbers = self._numbers_by_numbering.get(numbering, (-1, _NO_PLACES))
+        if version != numbering.version:
+            numbers = numbering.of([one.info.epoch for one in self.replicas])
+            self._numbers_by_numbering[numbering] = numbering.version, numbers
+        return numbers

@@ -7,11 +7,15 @@ replicas whose blocks are of unequal size have no name in common.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 from baton.core.block_hash import BlockNames, root_hash
 from baton.core.kv_layout import KvLayout
 from baton.core.messages import GenerateRequest, Pooling
 from baton.kernels.names.block_names import block_names
+
+WayToName: TypeAlias = tuple[bytes, int]
+"""Layouts that have the model's fingerprint and the block size in common name blocks alike."""
 
 STRETCH = 4096
 """Tokens that are named in one go: a tenth of a millisecond, or one where nothing is compiled."""
@@ -23,24 +27,28 @@ class PromptNames:
     def __init__(self, tokens: Sequence[int] = (), salt: bytes = b"") -> None:
         self._tokens = tokens
         self._salt = salt
-        self._names_by_way: dict[tuple[bytes, int], BlockNames] = {}
+        self._names_by_way: dict[WayToName, BlockNames] = {}
         """Of all full blocks, or of the first ones."""
 
     def under(self, layout: KvLayout) -> BlockNames:
         """The names of all full blocks."""
-        for _ in self._make(layout):
-            pass
-        return self._names_by_way[_way(layout)]
+        way = way_to_name(layout)
+        if not self._is_made(way):
+            for _ in self._make(way):
+                pass
+        return self._names_by_way[way]
 
     def under_each(self, layouts: Iterable[KvLayout]) -> Collection[BlockNames]:
-        """The names under each layout; those of layouts that name blocks alike, once."""
-        by_way = {_way(layout): layout for layout in layouts}
-        return [self.under(layout) for layout in by_way.values()]
+        """The names under each layout, if there are any; those of layouts that name blocks alike,
+        once."""
+        by_way = {way_to_name(layout): layout for layout in layouts}
+        return [names for layout in by_way.values() if (names := self.under(layout))]
 
     def make(self, layouts: Iterable[KvLayout]) -> Iterator[None]:
         """Make the names under each layout, yielding between stretches of tokens."""
-        for layout in {_way(layout): layout for layout in layouts}.values():
-            yield from self._make(layout)
+        for way in dict.fromkeys(map(way_to_name, layouts)):
+            if not self._is_made(way):
+                yield from self._make(way)
 
     def followed_by(self, output: Sequence[int]) -> PromptNames:
         """The names of these tokens and of `output` behind them. What is made is not made again."""
@@ -50,19 +58,21 @@ class PromptNames:
         longer._names_by_way = dict(self._names_by_way)
         return longer
 
-    def _make(self, layout: KvLayout) -> Iterator[None]:
-        way, size = _way(layout), layout.block_size
+    def _is_made(self, way: WayToName) -> bool:
+        known = self._names_by_way.get(way)
+        return known is not None and len(known) == len(self._tokens) // way[1]
+
+    def _make(self, way: WayToName) -> Iterator[None]:
+        fingerprint, size = way
         known = self._names_by_way.get(way, BlockNames())
-        if known and len(known) == len(self._tokens) // size:
-            return
-        parent = known[-1] if known else root_hash(layout.model_fingerprint, self._salt)
+        parent = known[-1] if known else root_hash(fingerprint, self._salt)
         made = [known.packed]
         step = max(1, STRETCH // size) * size
         first = len(known) * size
         for start in range(first, len(self._tokens) - size + 1, step):
             if start > first:
                 yield
-            names = block_names(parent, self._tokens[start : start + step], size)
+            names = block_names(parent, self._tokens, size, start, start + step)
             made.append(names.packed)
             parent = names[-1]
         self._names_by_way[way] = BlockNames(b"".join(made))
@@ -80,6 +90,5 @@ def wants_prompt_logprobs(message: GenerateRequest) -> bool:
     return message.sampling.num_prompt_logprobs is not None and not message.output
 
 
-def _way(layout: KvLayout) -> tuple[bytes, int]:
-    """Layouts that have it in common name blocks alike."""
+def way_to_name(layout: KvLayout) -> WayToName:
     return layout.model_fingerprint, layout.block_size

@@ -67,7 +67,9 @@ class RoutesAtOnce:
 
 def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
     """The place of the candidate that wins. Raises ValueError if there is none."""
-    equals = np.flatnonzero(costs.total == np.minimum.reduce(costs.total))
+    total = costs.total
+    first = int(total.argmin())
+    equals = (total == total[first]).nonzero()[0]
     if len(equals) == 1:
-        return int(equals[0])
+        return first
     return int(equals[candidates.drawn_by(prompt.draw)[equals].argmin()])

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import overload
 
 import numpy as np
 
-from baton.core.ids import Epoch
 from baton.core.messages import Capacity, ReplicaInfo
 from baton.router.candidate import Candidate
 from baton.router.candidates import Candidates
@@ -73,6 +71,10 @@ class PoolView(Sequence[ReplicaView]):
         """[pool] Leading tokens of this prompt in each one's prefix cache."""
         self.expected = expected
         """[pool] The same of what others placed there bring along."""
+        self._most_cached: int | None = None
+        self._soon: Numbers | None = None
+        self._candidates: tuple[int, Candidates] | None = None
+        """Of some: as they were when the table had this version."""
 
     def __len__(self) -> int:
         return len(self.pool) if self.places is None else len(self.places)
@@ -102,28 +104,37 @@ class PoolView(Sequence[ReplicaView]):
     def where(self, is_wanted: Mask) -> PoolView:
         """Those of these for which it holds: `[pool]`."""
         if self.places is None:
-            if is_wanted.all():
+            if np.count_nonzero(is_wanted) == len(is_wanted):
                 return self
-            return self.at(np.flatnonzero(is_wanted))
+            return self.at(is_wanted.nonzero()[0])
         return self.at(self.places[is_wanted[self.places]])
 
     def at(self, places: Places) -> PoolView:
         return PoolView(self.pool, self.cached, self.expected, places)
 
-    @cached_property
+    @property
     def most_cached(self) -> int:
         """Leading tokens that whoever has most of the prompt has of it."""
-        return int(self.cached.max(initial=0))
+        if self._most_cached is None:
+            self._most_cached = int(self.cached[self.cached.argmax()]) if len(self.cached) else 0
+        return self._most_cached
 
     @property
     def candidates(self) -> Candidates:
-        return self.pool.candidates if self.places is None else self.pool.table.at(self.places)
+        if self.places is None:
+            return self.pool.candidates
+        table, known = self.pool.table, self._candidates
+        if known is None or known[0] != table.version:
+            known = self._candidates = table.version, table.at(self.places)
+        return known[1]
 
-    @cached_property
+    @property
     def soon(self) -> Numbers:
         """Leading tokens of this prompt that each has, or will have."""
-        soon = np.maximum(self.cached, self.expected)
-        return soon if self.places is None else soon[self.places]
+        if self._soon is None:
+            soon = np.maximum(self.cached, self.expected)
+            self._soon = soon if self.places is None else soon[self.places]
+        return self._soon
 
 
 NOBODY = PoolView(Pool(), np.zeros(0), np.zeros(0))
@@ -142,14 +153,12 @@ def look(
 ) -> View:
     """Everybody who is there, with what each has of the prompt by the names that it gives blocks
     itself."""
-    cached: dict[Epoch, int] = {}
-    expected: dict[Epoch, int] = {}
-    for names in prompt.under_each((*decode.layouts, *prefill.layouts)):
-        cached |= index.num_cached_blocks(names)
-        expected |= index.num_expected_blocks(names)
+    every = prompt.under_each((*decode.layouts, *prefill.layouts))
+    cached = [index.cached(names) for names in every]
+    expected = [index.expected(names) for names in every]
     seen = PoolView(prefill, prefill.tokens(cached), prefill.tokens(expected))
     return View(
         decode=PoolView(decode, decode.tokens(cached), decode.tokens(expected)),
-        prefill=seen.where(~prefill.is_away),
+        prefill=seen.where(~prefill.is_away) if prefill.num_away else seen,
         rates=rates,
     )

@@ -40,7 +40,8 @@ from baton.gateway.fleet.warm_up import WarmUp
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.candidate import Candidate
-from baton.router.kv_index import Expected, KvIndex
+from baton.router.expected_blocks import Expected
+from baton.router.kv_index import KvIndex
 from baton.router.link_times import Pair
 from baton.router.matches import Matches
 from baton.router.placement import Placement

@@ -7,6 +7,7 @@ Compiled where the library is there (`kernels/cpu/source/names/block_names.cpp`)
 
 from __future__ import annotations
 
+import array
 from collections.abc import Sequence
 
 from baton.core.block_hash import BlockNames, block_hashes
@@ -14,15 +15,24 @@ from baton.kernels.cpu.library import library_without_torch
 from baton.kernels.names import block_names_cpu as cpu
 
 
-def block_names(parent: bytes, tokens: Sequence[int], block_size: int) -> BlockNames:
-    """The names of all full blocks of `tokens`, of which the first follows the block `parent`.
+def block_names(
+    parent: bytes, tokens: Sequence[int], block_size: int, start: int = 0, stop: int | None = None
+) -> BlockNames:
+    """The names of all full blocks of `tokens[start:stop]`, the first of which follows `parent`.
 
-    Raises OverflowError for a token that is no unsigned number of 32 bits.
+    A tuple is read where it lies. Raises OverflowError for a token that is no unsigned number of
+    32 bits.
     """
     found = library_without_torch()
-    if found is not None:
-        return BlockNames(cpu.block_names(found, parent, tokens, block_size))
-    return reference(parent, tokens, block_size)
+    if found is None:
+        return reference(parent, tokens[start:stop], block_size)
+    if isinstance(tokens, tuple):
+        num_blocks = len(range(len(tokens))[start:stop]) // block_size
+        return BlockNames(
+            cpu.block_names_of_tuple(found, parent, tokens, block_size, start, num_blocks)
+        )
+    words = array.array("I", tokens[start:stop])
+    return BlockNames(cpu.block_names(found, parent, words, block_size))
 
 
 def reference(parent: bytes, tokens: Sequence[int], block_size: int) -> BlockNames:

@@ -8,6 +8,7 @@ Compiled where the library is there (`kernels/cpu/source/names/holder_table.cpp`
 
 from __future__ import annotations
 
+import array
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -28,9 +29,11 @@ class HolderTable(Protocol):
     def remove(self, slot: int, names: BlockNames) -> int:
         """Let `slot` not hold `names`; how many of them it held."""
 
-    def num_leading(self, names: BlockNames, live: int) -> Iterable[tuple[int, int]]:
-        """Each slot of `live` that holds the first of `names`, and how many it holds before one
-        that it does not."""
+    def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
+        """By slot: how many of `names` it holds before one that it does not, if it is in `live`.
+
+        One more number than the largest of them is a 0, which stands for whoever has no slot.
+        """
 
     def begin_sweep(self, dead: int) -> None:
         """From now on `sweep` takes these slots out of all names. Nothing is added to them."""
@@ -63,16 +66,18 @@ class ReferenceTable:
     def remove(self, slot: int, names: BlockNames) -> int:
         return sum(self._put(name, self._slots(name) & ~(1 << slot)) for name in names)
 
-    def num_leading(self, names: BlockNames, live: int) -> Iterable[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+    def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
+        depths = array.array("I", bytes(4 * (live.bit_length() + 1)))
         for depth, name in enumerate(names):
             still = live & self._slots(name)
-            if depth:
-                found += [(slot, depth) for slot in _members(live & ~still)]
+            for slot in _members(live & ~still):
+                depths[slot] = depth
             live = still
             if not live:
-                return found
-        return found + [(slot, len(names)) for slot in _members(live)] if names else found
+                return depths
+        for slot in _members(live):
+            depths[slot] = len(names)
+        return depths
 
     def begin_sweep(self, dead: int) -> None:
         self._sweeping, self._unswept = dead, list(self._slots_by_name)

@@ -5,16 +5,16 @@ The interpreter waits meanwhile: no other Python thread finds a table half chang
 
 from __future__ import annotations
 
+import array
 import ctypes
 import weakref
-from collections.abc import Iterable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from baton.core.block_hash import BlockNames
 
-_WORD_BYTES = 8
+_WORD_BYTES, _SLOT_BYTES = 8, 4
 _TABLE, _SLOT, _NUM = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int64
 _BYTES, _OUT = ctypes.c_char_p, ctypes.c_void_p
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -23,7 +23,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "size": (_NUM, (_TABLE,)),
     "add": (_NUM, (_TABLE, _SLOT, _BYTES, _NUM)),
     "remove": (_NUM, (_TABLE, _SLOT, _BYTES, _NUM)),
-    "leading": (_NUM, (_TABLE, _BYTES, _NUM, _BYTES, _NUM, _OUT, _OUT)),
+    "leading": (None, (_TABLE, _BYTES, _NUM, _BYTES, _NUM, _OUT)),
     "begin_sweep": (None, (_TABLE, _BYTES, _NUM)),
     "sweep": (ctypes.c_int32, (_TABLE, _NUM)),
 }
@@ -38,9 +38,6 @@ class CompiledTable:
         self._table = self._call.new()
         # Not when the interpreter ends: a thread may still look something up.
         weakref.finalize(self, self._call.free, self._table).atexit = False
-        self._slots: Any = (_SLOT * 0)()
-        self._depths: Any = (_SLOT * 0)()
-        """What a look-up writes, one beside the other: room for all slots there are."""
 
     def __len__(self) -> int:
         return int(self._call.size(self._table))
@@ -51,21 +48,18 @@ class CompiledTable:
     def remove(self, slot: int, names: BlockNames) -> int:
         return int(self._call.remove(self._table, slot, names.packed, len(names)))
 
-    def num_leading(self, names: BlockNames, live: int) -> Iterable[tuple[int, int]]:
+    def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
         words = _words(live)
-        if live.bit_length() > len(self._slots):
-            self._slots = (_SLOT * live.bit_length())()
-            self._depths = (_SLOT * live.bit_length())()
-        num_found = self._call.leading(
+        depths = array.array("I", bytes((live.bit_length() + 1) * _SLOT_BYTES))
+        self._call.leading(
             self._table,
             names.packed,
             len(names),
             words,
             len(words) // _WORD_BYTES,
-            self._slots,
-            self._depths,
+            depths.buffer_info()[0],
         )
-        return zip(self._slots[:num_found], self._depths[:num_found], strict=True)
+        return depths
 
     def begin_sweep(self, dead: int) -> None:
         words = _words(dead)

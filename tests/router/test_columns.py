@@ -184,3 +184,17 @@ def test_what_was_sent_lately_counts_for_months() -> None:
 
     assert list(table.all.recent_share()) == pytest.approx([2.0, 0.0])
     assert table.all.mean_recent(90 * 86400.0) == pytest.approx(1.5)
+
+
+def test_what_is_booked_in_this_moment_counts_at_once() -> None:
+    table = CandidateTable(Candidate(name, SPEEDS[0], epoch=None) for name in ("a", "b"))
+    candidates = table.all
+    assert candidates.busy_s(NOW).tolist() == [0.0, 0.0]
+    held = np.zeros(2)
+    assert candidates.prefill_s(700, held).tolist() == [1.0, 1.0]
+
+    candidates[1].book(Prompt(number=1, num_tokens=700, arrived_s=NOW), 0, NOW)
+    candidates[0].speed = ConstantRate(tokens_per_s=350.0)
+
+    assert candidates.busy_s(NOW).tolist() == [0.0, 1.0]
+    assert candidates.prefill_s(700, held).tolist() == [2.0, 1.0]

@@ -12,7 +12,8 @@ from baton.core.block_hash import BlockNames, block_hashes
 from baton.core.ids import Epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.kernels.names.holder_table import ReferenceTable
-from baton.router.kv_index import STRETCH, Expected, KvGap, KvIndex
+from baton.router.expected_blocks import Expected
+from baton.router.kv_index import STRETCH, KvGap, KvIndex
 
 A, B, C = Epoch("a"), Epoch("b"), Epoch("c")
 EPOCHS = (A, B)
@@ -217,15 +218,15 @@ def test_a_prompt_on_its_way_is_expected_until_it_is_released() -> None:
     first, second = index.expect(chain("abcd"), A), index.expect(chain("abx"), A)
     third = index.expect(chain("a"), B)
 
-    assert index.num_expected_blocks(chain("abcz")) == {A: 3, B: 1}
+    assert index.expected(chain("abcz")).by_epoch() == {A: 3, B: 1}
     assert index.num_cached_blocks(chain("abcz")) == {}
 
     index.release(first)
     index.release(first)
-    assert index.num_expected_blocks(chain("abcz")) == {A: 2, B: 1}
+    assert index.expected(chain("abcz")).by_epoch() == {A: 2, B: 1}
     index.release(second)
     index.release(third)
-    assert index.num_expected_blocks(chain("abcz")) == {}
+    assert index.expected(chain("abcz")).by_epoch() == {}
 
 
 def test_nothing_is_expected_of_a_replica_that_left() -> None:
@@ -235,7 +236,7 @@ def test_nothing_is_expected_of_a_replica_that_left() -> None:
 
     index.forget(A)
 
-    assert index.num_expected_blocks(chain("ab")) == {B: 1}
+    assert index.expected(chain("ab")).by_epoch() == {B: 1}
 
 
 PROMPTS = st.sampled_from(["", "a", "ab", "abc", "abd", "b", "bc"])
@@ -404,7 +405,7 @@ class IndexMachine(RuleBasedStateMachine):
             expected[one.epoch] = max(expected[one.epoch], found)
         for index in self.indexes:
             assert index.num_cached_blocks(wanted) == without_zeros(cached)
-            assert index.num_expected_blocks(wanted) == without_zeros(expected)
+            assert index.expected(wanted).by_epoch() == without_zeros(expected)
 
     @invariant()
     def the_books_balance(self) -> None:

@@ -158,7 +158,7 @@ async def test_the_router_sees_no_match_for_another_tenant() -> None:
                 await asyncio.sleep(0.01)
 
         assert not index.num_cached_blocks(other)
-        assert not index.num_expected_blocks(other)
+        assert not index.expected(other).by_epoch()
 
 
 @pytest.mark.parametrize("num_prefill", [0, 1])

@@ -21,7 +21,8 @@ from baton.platform.simulator.fleet.agenda import Agenda
 from baton.platform.simulator.fleet.setup import FleetSetup, Part
 from baton.platform.simulator.fleet.turns import Turn
 from baton.router.candidate import Candidate, Speed
-from baton.router.kv_index import Expected, KvIndex
+from baton.router.expected_blocks import Expected
+from baton.router.kv_index import KvIndex
 from baton.router.matches import Matches
 from baton.router.placement import Placement
 from baton.router.pool import KnownReplica, Pool

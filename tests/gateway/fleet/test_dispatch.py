@@ -28,7 +28,7 @@ from baton.core.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.core.ids import Epoch, RequestId
+from baton.core.ids import RequestId
 from baton.core.messages import (
     FinishReason,
     GenerateRequest,
@@ -39,6 +39,7 @@ from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.router.kv_index import KvIndex
+from baton.router.numbering import Depths
 from baton.router.prompt_names import PromptNames
 
 
@@ -277,13 +278,13 @@ async def test_a_full_fleet_is_not_asked_again_and_again_what_it_has_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_up: list[Sequence[bytes]] = []
-    honest = KvIndex.num_cached_blocks
+    honest = KvIndex.cached
 
-    def look_up(self: KvIndex, hashes: Sequence[bytes]) -> dict[Epoch, int]:
-        looked_up.extend([hashes] if hashes else [])
-        return honest(self, hashes)
+    def look_up(self: KvIndex, names: Sequence[bytes]) -> Depths:
+        looked_up.append(names)
+        return honest(self, names)
 
-    monkeypatch.setattr(KvIndex, "num_cached_blocks", look_up)
+    monkeypatch.setattr(KvIndex, "cached", look_up)
     replica = ScriptedReplica("d", answers(1), max_open=0)
     async with dispatching_to(replica) as dispatcher:
         long = replace(generation(), prompt=tuple(range(64)))

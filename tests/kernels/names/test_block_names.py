@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,14 +23,26 @@ def test_names_are_those_of_the_definition(tokens: list[int], block_size: int, s
     names = block_names(root, tokens, block_size)
 
     assert list(names) == list(block_hashes(root, tokens, block_size))
-    assert names == reference(root, tokens, block_size)
+    assert names == reference(root, tokens, block_size) == block_names(root, (*tokens,), block_size)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_stretch_of_a_prompt_is_named_as_if_it_were_all(
+    kind: Callable[[Iterable[int]], Sequence[int]],
+) -> None:
+    tokens, root = kind(range(100)), root_hash(b"model")
+
+    assert block_names(root, tokens, 8, 30, 60) == reference(root, range(30, 60), 8)
+    assert block_names(root, tokens, 8, 90, 200) == reference(root, range(90, 100), 8)
+    assert not block_names(root, tokens, 8, 95)
 
 
 @pytest.mark.parametrize("token", [-1, 2**32])
 def test_what_is_no_token_is_refused(token: int) -> None:
     for named in (block_names, reference):
-        with pytest.raises(OverflowError):
-            named(root_hash(b"model"), [1, token], 2)
+        for tokens in ([1, token], (1, token)):
+            with pytest.raises(OverflowError):
+                named(root_hash(b"model"), tokens, 2)
 
 
 @pytest.mark.skipif(library() is None, reason="nothing is compiled here")

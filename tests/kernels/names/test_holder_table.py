@@ -43,7 +43,7 @@ def test_both_tables_hold_the_same_after_thousands_of_names_came_and_went() -> N
         assert changed[0] == changed[1]
         start, live = draw.randrange(NUM_NAMES), every_slot & ~(1 << draw.randrange(NUM_SLOTS))
         asked = BlockNames.of(pool[start : start + 50])
-        reference, compiled = (dict(table.num_leading(asked, live)) for table in tables)
+        reference, compiled = (holders(table, asked, live) for table in tables)
         assert compiled == reference
 
     assert len(tables[0]) == len(tables[1]) > NUM_NAMES / 2
@@ -52,9 +52,7 @@ def test_both_tables_hold_the_same_after_thousands_of_names_came_and_went() -> N
         sweep(table, dead)
     assert len(tables[0]) == len(tables[1])
     for name in pool[::7]:
-        reference, compiled = (
-            dict(table.num_leading(BlockNames(name), every_slot)) for table in tables
-        )
+        reference, compiled = (holders(table, BlockNames(name), every_slot) for table in tables)
         assert compiled == reference
         assert not any(dead >> slot & 1 for slot in compiled)
 
@@ -65,9 +63,9 @@ def test_names_need_not_be_random(make: type[HolderTable]) -> None:
     names = BlockNames.of(number.to_bytes(16, "big") for number in range(10_000))
 
     assert table.add(7, names) == 10_000
-    assert list(table.num_leading(names, 1 << 7)) == [(7, 10_000)]
+    assert holders(table, names, 1 << 7) == {7: 10_000}
     assert table.remove(7, names[1::2]) == 5_000
-    assert [bool(list(table.num_leading(names[n : n + 1], 1 << 7))) for n in range(4)] == [
+    assert [bool(holders(table, names[n : n + 1], 1 << 7)) for n in range(4)] == [
         True,
         False,
         True,
@@ -86,7 +84,7 @@ def test_a_table_that_all_have_left_is_empty(make: type[HolderTable]) -> None:
     sweep(table, 1 << 200 | 0b11)
 
     assert len(table) == 0
-    assert list(table.num_leading(names, (1 << 201) - 1)) == []
+    assert holders(table, names, (1 << 201) - 1) == {}
     assert table.add(3, names) == 6000
 
 
@@ -103,6 +101,13 @@ def test_a_process_without_torch_has_the_compiled_table() -> None:
     )
 
     assert run.stdout.split() == ["CompiledTable", "False"]
+
+
+def holders(table: HolderTable, names: BlockNames, live: int) -> dict[int, int]:
+    """By slot of those that hold any: how many."""
+    depths = table.num_leading(names, live)
+    assert depths[-1] == 0
+    return {slot: depth for slot, depth in enumerate(depths) if depth}
 
 
 def sweep(table: HolderTable, dead: int) -> None:
@@ -130,6 +135,6 @@ def test_names_that_are_made_to_collide_are_refused_before_they_fill_the_memory(
     assert 1000 < num_taken < 5000
     assert table.add(0, colliding) == 0
     assert table.add(1, honest) == 1
-    assert dict(table.num_leading(honest, 3)) == {1: 1}
+    assert holders(table, honest, 3) == {1: 1}
     assert table.remove(0, colliding) == num_taken
     assert len(table) == 1

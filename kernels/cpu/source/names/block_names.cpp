@@ -6,6 +6,7 @@
 // One name needs the one before, so there is nothing to share between threads, or lanes.
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace {
 
@@ -85,13 +86,41 @@ void name(const uint8_t* parent, const uint8_t* bytes, int64_t num_bytes, uint8_
 
 }  // namespace
 
+// The interpreter's own PyTuple_GetItem and PyLong_AsLongLong: the library is linked to no interpreter.
+using Item = void* (*)(void* tuple, intptr_t place);
+using Number = long long (*)(void* item);
+
+extern "C" {
+
 // Write the names of `num_blocks` full blocks of `tokens`, the first of which follows `parent`.
-extern "C" void baton_block_names(const uint8_t* parent, const uint32_t* tokens, int64_t num_blocks,
-                                  int64_t block_size, uint8_t* names) {
+void baton_block_names(const uint8_t* parent, const uint32_t* tokens, int64_t num_blocks,
+                       int64_t block_size, uint8_t* names) {
   for (int64_t block = 0; block < num_blocks; block++) {
     name(parent, reinterpret_cast<const uint8_t*>(tokens + block * block_size), 4 * block_size,
          names);
     parent = names;
     names += NAME_BYTES;
   }
+}
+
+// The same, of a tuple of Python's numbers from the `first` of them on: each is read where it is used, as
+// to make words of all of them first takes half as long as the names. How many of the blocks were
+// named: less than all, if what comes next is no token.
+int64_t baton_block_names_of_tuple(const uint8_t* parent, void* tuple, int64_t first,
+                                   int64_t num_blocks, int64_t block_size, Item item,
+                                   Number number, uint8_t* names) {
+  std::vector<uint32_t> words(size_t(block_size), 0);
+  for (int64_t block = 0; block < num_blocks; block++) {
+    for (uint32_t& word : words) {
+      const long long token = number(item(tuple, first++));
+      if (token < 0 || token > UINT32_MAX) return block;
+      word = uint32_t(token);
+    }
+    name(parent, reinterpret_cast<const uint8_t*>(words.data()), 4 * block_size, names);
+    parent = names;
+    names += NAME_BYTES;
+  }
+  return num_blocks;
+}
+
 }

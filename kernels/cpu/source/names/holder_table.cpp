@@ -61,32 +61,26 @@ int64_t baton_holders_remove(HolderTable* table, uint32_t slot, const Name* name
   return num_gone;
 }
 
-// By slot of `live`: how many leading names it holds. `slots` and `depths` have room for all; returned
-// is how many of them were written, which are those that hold any.
-int64_t baton_holders_leading(const HolderTable* table, const Name* names, int64_t num_names,
-                              const uint64_t* live, int64_t num_words, uint32_t* slots,
-                              uint32_t* depths) {
+// Write into `depths`, which are zeros, how many leading names each slot of `live` holds.
+void baton_holders_leading(const HolderTable* table, const Name* names, int64_t num_names,
+                           const uint64_t* live, int64_t num_words, uint32_t* depths) {
   SlotSets::Bits still;
   still.assign(live, size_t(num_words));
-  int64_t num_found = 0;
-  const auto found = [&](uint32_t slot, int64_t depth) {
-    slots[num_found] = slot;
-    depths[num_found++] = uint32_t(depth);
-  };
   uint32_t before = SlotSets::EMPTY;
   bool is_over = false;
   table->names.find_all(names, num_names, [&](uint32_t holders, int64_t depth) {
     if (depth == 0 || holders != before) {
       is_over = !table->sets.intersect(still, holders, [&](uint32_t slot) {
-        if (depth) found(slot, depth);
+        depths[slot] = uint32_t(depth);
       });
       before = holders;
     }
     return !is_over;
   });
-  if (num_names && !is_over)
-    table->sets.intersect(still, SlotSets::EMPTY, [&](uint32_t slot) { found(slot, num_names); });
-  return num_found;
+  if (!is_over)
+    table->sets.intersect(still, SlotSets::EMPTY, [&](uint32_t slot) {
+      depths[slot] = uint32_t(num_names);
+    });
 }
 
 // From now on `sweep` takes these slots, which nobody adds to any more, out of all names.
