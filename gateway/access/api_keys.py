@@ -5,19 +5,28 @@
     tenants.*          yes                  from its min_priority on     no
     api_keys           yes                  from min_priority on         no
 
-With no keys at all everybody may do everything.
+With no keys at all everybody may do everything. Each may stand there as its hash, with an end and
+with fewer scopes (`key_entry.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from baton.core.errors import Forbidden, Unauthenticated
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.key_entry import (
+    ADMIN,
+    INFERENCE,
+    SCOPES,
+    TENANT_SCOPES,
+    KeyEntry,
+    digest_of,
+    read_entry,
+)
 
 SCHEME = "bearer "
 
@@ -31,6 +40,10 @@ class Caller:
     min_priority: int | None = None
     """The smallest number that it may give as `priority`: smaller comes first. None: any."""
     is_operator: bool = True
+    may_infer: bool = True
+    """Use the models."""
+    key: str = ""
+    """Which key it has, for the log: nothing that lets anybody in."""
     owner: str = ""
     """Who else may see what came of its requests: whoever has the same."""
     max_wait_s: float | None = None
@@ -60,19 +73,30 @@ class Caller:
         if not self.is_operator:
             raise Forbidden(f"{what} needs an operator's API key, one of gateway.operator_keys")
 
+    def check_infers(self) -> None:
+        """Raises Forbidden."""
+        if not self.may_infer:
+            raise Forbidden("this API key may not use the models: its scopes are without inference")
+
 
 ANYBODY = Caller()
 """Where no keys are configured."""
 
 
-def callers(config: GatewayConfig) -> dict[str, Caller]:
-    """By key."""
-    found = {key: Caller() for key in config.operator_keys}
-    for key in config.api_keys:
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        found[key] = Caller(
-            min_priority=config.min_priority, is_operator=False, owner=f"key {digest}"
-        )
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    entry: KeyEntry
+    caller: Caller
+
+
+def known_keys(config: GatewayConfig) -> list[KnownKey]:
+    """All that are configured. Raises ValueError for a line that cannot be read."""
+    found = [_known(line, SCOPES, Caller()) for line in config.operator_keys]
+    for line in config.api_keys:
+        common = Caller(min_priority=config.min_priority, is_operator=False)
+        key = _known(line, TENANT_SCOPES, common)
+        owner = f"key {key.entry.digest.hex()}"
+        found.append(replace(key, caller=replace(key.caller, owner=owner)))
     for name, tenant in config.tenants.items():
         least = config.min_priority if tenant.min_priority is None else tenant.min_priority
         caller = Caller(
@@ -83,27 +107,41 @@ def callers(config: GatewayConfig) -> dict[str, Caller]:
             max_wait_s=tenant.max_wait_s,
             time_limit_s=tenant.request_timeout_s,
         )
-        found |= dict.fromkeys(tenant.api_keys, caller)
+        found += [_known(line, TENANT_SCOPES, caller) for line in tenant.api_keys]
     return found
 
 
+def _known(line: str, scopes: frozenset[str], caller: Caller) -> KnownKey:
+    entry = read_entry(line, scopes)
+    narrowed = replace(
+        caller,
+        key=entry.name,
+        is_operator=caller.is_operator and ADMIN in entry.scopes,
+        may_infer=INFERENCE in entry.scopes,
+    )
+    return KnownKey(entry, narrowed)
+
+
 class ApiKeys:
-    def __init__(self, caller_by_key: Mapping[str, Caller]) -> None:
-        self._caller_by_key = {key.encode(): caller for key, caller in caller_by_key.items()}
+    def __init__(
+        self, known: Sequence[KnownKey], *, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        """Of the keys themselves nothing is kept."""
+        self._key_by_digest = {key.entry.digest: key for key in known}
+        self._unix_time = unix_time
 
     def __bool__(self) -> bool:
         """Whether a key is asked for."""
-        return bool(self._caller_by_key)
+        return bool(self._key_by_digest)
 
     def check(self, authorization: str | None) -> Caller:
         """The caller whose key it is. `authorization` is `Bearer <key>`. Raises Unauthenticated."""
-        if not self._caller_by_key:
+        if not self._key_by_digest:
             return ANYBODY
         if authorization is None or not authorization.lower().startswith(SCHEME):
             raise Unauthenticated("send an API key: `Authorization: Bearer <key>`")
-        given = authorization[len(SCHEME) :].strip().encode()
-        # Every key is compared, and each in constant time, so that timing tells nothing.
-        matching = [key for key in self._caller_by_key if hmac.compare_digest(given, key)]
-        if not matching:
-            raise Unauthenticated("this API key is not known here")
-        return self._caller_by_key[matching[0]]
+        # Found by its hash: how long that takes tells nothing of the keys that are known.
+        known = self._key_by_digest.get(digest_of(authorization[len(SCHEME) :].strip()))
+        if known is None or not known.entry.is_valid(self._unix_time()):
+            raise Unauthenticated("this API key is not known here, or has expired")
+        return known.caller

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count, Fraction, Port, Seconds
+from baton.gateway.access.key_entry import NAMED, SCOPES, TENANT_SCOPES, read_entry
 from baton.router.placer import LOCAL_PREFILL_TOKENS
 from baton.router.policies.by_name import DEFAULT as DEFAULT_POLICY
 from baton.router.policies.by_name import POLICIES
@@ -62,6 +63,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     header_timeout_s: Seconds = 10.0
     """From the opening of a connection, or a later request's first byte, to the end of the headers.
     More ends the connection (408)."""
+    max_header_bytes: Count = 64 << 10
+    """A request whose headers are larger is refused (400), and the connection closed."""
     body_timeout_s: Seconds = 20.0
     """Within which a request's body has to come, and a second longer for every
     `min_body_bytes_per_s` that have come (408)."""
@@ -112,6 +115,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """How long a resumable stream goes on, and is kept, without a client."""
     max_resumable_bytes: Count = 64 * MEBIBYTE
     """Bytes of all resumable streams together; a stream that does not fit is refused (429)."""
+    access_log: bool = False
+    """A line of the log for every call: method, path, status, seconds, request id, tenant, and the
+    key's name. Nothing of prompts or outputs."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the HTTP API; `*` is any. Empty: none may."""
     tls_cert_file: str = ""
@@ -150,7 +156,13 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
         keys = (*self.api_keys, *self.operator_keys, *owned)
         if not all(keys):
             raise ValueError("api_keys and operator_keys must not contain an empty key")
-        if len(set(keys)) < len(keys):
+        entries = [
+            read_entry(key, SCOPES if key in self.operator_keys else TENANT_SCOPES)
+            for key in keys
+            if not key.startswith(NAMED)
+        ]
+        is_twice = len({entry.digest for entry in entries}) < len(entries)
+        if is_twice or len(set(keys)) < len(keys):
             raise ValueError("a key belongs to one tenant, to api_keys or to operator_keys")
         if "" in self.tenants:
             raise ValueError("tenants need a name")

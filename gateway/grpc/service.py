@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+from baton.core.clock import monotonic
 from baton.core.tracing import UNTRACED, TracedCall
-from baton.gateway.access.api_keys import Caller
+from baton.gateway.access.api_keys import ANYBODY, Caller
+from baton.gateway.access.call_log import EndedCall, log_call
 from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.grpc.estimates import answer_estimate
@@ -111,12 +113,13 @@ class InferenceService(InferenceServicer):
     @asynccontextmanager
     async def _answering(self, context: Context, method: str) -> AsyncIterator[Caller]:
         """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
-        outcome, call = StatusCode.CANCELLED, UNTRACED
+        outcome, call, caller = StatusCode.CANCELLED, UNTRACED, ANYBODY
+        began_s, metadata = monotonic(), dict(context.invocation_metadata() or ())
         try:
-            metadata = dict(context.invocation_metadata() or ())
             authorization = metadata.get("authorization")
             given = authorization if isinstance(authorization, str) else None
             caller = self._gateway.keys.check(given)
+            caller.check_infers()
             if method in OPERATIONS:
                 call = self._begin_call(method, metadata)
                 caller = replace(caller, call=call)
@@ -131,6 +134,15 @@ class InferenceService(InferenceServicer):
             if call.span.is_recording:
                 call.span.set({"rpc.response.status_code": outcome.name})
             call.span.end("" if outcome is StatusCode.OK else outcome.name)
+            ended = EndedCall(
+                method="grpc",
+                path=method,
+                status=outcome.name,
+                seconds=monotonic() - began_s,
+                request_id=str(metadata.get("x-request-id", "")),
+                caller=caller,
+            )
+            log_call(ended, has_access_log=self._gateway.config.access_log)
 
     def _begin_call(self, method: str, metadata: Mapping[str, str | bytes]) -> TracedCall:
         parent, request_id = metadata.get("traceparent", ""), metadata.get("x-request-id", "")

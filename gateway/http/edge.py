@@ -14,9 +14,11 @@ from dataclasses import replace
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.core.clock import monotonic
 from baton.core.errors import BatonError
 from baton.core.tracing import UNTRACED, TracedCall
-from baton.gateway.access.api_keys import ANYBODY
+from baton.gateway.access.api_keys import ANYBODY, Caller
+from baton.gateway.access.call_log import EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
 from baton.gateway.requests.call_span import begin_call
@@ -64,12 +66,15 @@ class Edge:
         own_headers: list[tuple[bytes, bytes]] = []
         answer_headers: list[tuple[bytes, bytes]] = []
         ignored_fields: list[str] = []
-        caller, call = ANYBODY, UNTRACED
+        caller, call, request_id, status = ANYBODY, UNTRACED, "", ""
+        began_s = monotonic()
 
         async def send_with_headers(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = str(message["status"])
                 path = self._name_of(scope["path"])
-                self._gateway.metrics.calls.add(1, path, str(message["status"]))
+                self._gateway.metrics.calls.add(1, path, status)
                 limits = self._gateway.limits.allowances(caller.tenant)
                 message["headers"] = [
                     *message["headers"],
@@ -90,11 +95,14 @@ class Edge:
             call = self._begin_call(scope, headers, request_id)
             if scope["path"].startswith(GUARDED):
                 caller = self._gateway.keys.check(headers.get("authorization"))
-            if scope["path"].startswith(OPERATED):
-                caller.check_operates(scope["path"])
+                if scope["path"].startswith(OPERATED):
+                    caller.check_operates(scope["path"])
+                else:
+                    caller.check_infers()
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
             call.span.end(str(error))
+            self._log(scope, status, monotonic() - began_s, request_id, caller)
             return
         if call is not UNTRACED:
             caller = replace(caller, call=call)
@@ -108,6 +116,24 @@ class Edge:
             await self._app(scope, receive, send_with_headers)
         finally:
             call.span.end()
+            self._log(scope, status, monotonic() - began_s, request_id, caller)
+
+    def _log(
+        self, scope: Scope, status: str, seconds: float, request_id: str, caller: Caller
+    ) -> None:
+        is_change = scope["method"] != "GET" and scope["path"].startswith(OPERATED)
+        log_call(
+            EndedCall(
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                seconds=seconds,
+                request_id=request_id,
+                caller=caller,
+                is_change=is_change,
+            ),
+            has_access_log=self._gateway.config.access_log,
+        )
 
     def _name_of(self, path: str) -> str:
         return path if path in self._paths else "other"

@@ -17,9 +17,15 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from baton.core.errors import InvalidRequest
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.errors import error_body, translate
 from baton.gateway.http.request_body import RequestTooSlow
+
+
+class HeadersTooLarge(InvalidRequest):
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request's headers are larger than {limit} bytes")
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -32,6 +38,9 @@ class PatientProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_in_body = False
         """Headers are in, and the end of what follows them is not."""
+        self._max_header_bytes = gateway.max_header_bytes
+        self._num_header_bytes = 0
+        """Of headers that are not in yet."""
         self._has_asked = False
         """Something of the next request's headers has come."""
 
@@ -45,7 +54,12 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_asked = True
+        if not self._is_in_body:
+            self._num_header_bytes += len(data)
         super().data_received(data)
+        if self._num_header_bytes > self._max_header_bytes and not self._is_in_body:
+            self._refuse(HeadersTooLarge(self._max_header_bytes))
+            return
         is_asking = self._is_answered and not self._is_in_body
         is_idle = self.timeout_keep_alive_task is not None
         if is_asking and not is_idle and self._timer is None:
@@ -53,7 +67,9 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
-        self._is_in_body = True
+        if sum(len(name) + len(value) for name, value in self.headers) > self._max_header_bytes:
+            raise HeadersTooLarge(self._max_header_bytes)  # the parser ends: 400
+        self._is_in_body, self._num_header_bytes = True, 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -77,8 +93,14 @@ class PatientProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _on_late_headers(self) -> None:
-        if self._has_asked and not self.transport.is_closing():
-            self.transport.write(_refusal(self._header_timeout_s))
+        if self._has_asked:
+            limit_s = self._header_timeout_s
+            self._refuse(RequestTooSlow(f"the headers did not arrive within {limit_s:g} s"))
+        self.transport.close()
+
+    def _refuse(self, error: InvalidRequest) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_refusal(error))
         self.transport.close()
 
     def _wait(self, limit_s: float, on_late: Callable[[], None]) -> None:
@@ -100,9 +122,8 @@ def patient_protocol(gateway: GatewayConfig) -> type[asyncio.Protocol]:
     return Protocol
 
 
-def _refusal(limit_s: float) -> bytes:
+def _refusal(error: InvalidRequest) -> bytes:
     """There is no request yet that the application could answer."""
-    error = RequestTooSlow(f"the request's headers did not arrive within {limit_s:g} s")
     body = msgspec.json.encode(error_body(error))
     status = HTTPStatus(translate(error).status)
     head = (

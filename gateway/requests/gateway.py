@@ -9,7 +9,7 @@ from functools import partial
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import ContextExceeded
 from baton.core.metrics import exposition
-from baton.gateway.access.api_keys import ApiKeys, Caller, callers
+from baton.gateway.access.api_keys import ApiKeys, Caller, known_keys
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.rate_limits import RateLimits
@@ -49,7 +49,7 @@ class Gateway:
         self.model = model
         self.dispatcher = dispatcher
         self.config = config
-        self.keys = ApiKeys(callers(config))
+        self.keys = ApiKeys(known_keys(config))
         self.limits = RateLimits(config.tenants, clock)
         self.salts = CacheSalts(config.cache_secret)
         self.grammars = OutputGrammars(model)
@@ -66,7 +66,7 @@ class Gateway:
         """Go by these from now on: limits, keys, tenants. Who was let in stays; ports stay, too."""
         self.config = config
         self._wanted = wanted
-        self.keys = ApiKeys(callers(config))
+        self.keys = ApiKeys(known_keys(config))
         self.limits.reconfigure(config.tenants)
         self.keeper.streams.max_bytes = config.max_resumable_bytes
         self.keeper.streams.window_s = config.resume_window_s

@@ -14,7 +14,7 @@ from baton.platform.cli.terminal.errors import OneLineErrors
 COMMANDS = (
     "serve", "deploy", "scale", "undeploy", "top", "logs", "generate", "chat", "status", "explain",
     "drain", "undrain", "models", "plan", "simulate",
-    "replay", "trace", "verify", "profile", "certs", "doctor", "config", "chaos", "k8s",
+    "replay", "trace", "verify", "profile", "certs", "keys", "doctor", "config", "chaos", "k8s",
     "bench",
 )  # fmt: skip
 """In the order in which help lists them: modules of `baton.platform.cli.commands`, each with a

@@ -43,6 +43,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.max_wait_s",
         "gateway.no_replica_grace_s",
         "gateway.request_timeout_s",
+        "gateway.access_log",
         "gateway.body_timeout_s",
         "gateway.min_body_bytes_per_s",
         "gateway.max_choices",

@@ -1,6 +1,6 @@
 """Secrets of gateways that the configuration only names: read where they are used.
 
-    file:/etc/baton/keys     what the file says: a key a line, where several may be
+    file:/etc/baton/keys     what the file says: a key a line, or its hash, where several may be
     env:BATON_API_KEYS       what the variable says, keys with commas between them
 
 Ray keeps what actors are made of, and shows it: a deployment on a cluster names its secrets. Files
@@ -18,6 +18,7 @@ import msgspec
 
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig, TenantConfig
+from baton.gateway.access.key_entry import HASHED
 
 FILE, ENV = "file:", "env:"
 
@@ -45,7 +46,7 @@ def names_any(config: GatewayConfig) -> bool:
 def check_named(config: GatewayConfig) -> None:
     """Raises InvalidConfig for a secret that stands there itself."""
     for setting, value in _secrets(config):
-        if not _is_name(value):
+        if not (_is_name(value) or value.startswith(HASHED)):
             raise InvalidConfig(
                 f"{setting}: Ray would keep this secret, and show it; give its name instead: "
                 "`file:/path` or `env:NAME`, read where gateways run"

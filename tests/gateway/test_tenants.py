@@ -12,7 +12,7 @@ from tests.gateway.scripted import Script, Serving, serving
 
 from baton.core.clock import ManualClock
 from baton.core.errors import Unauthenticated
-from baton.gateway.access.api_keys import ApiKeys, callers
+from baton.gateway.access.api_keys import ApiKeys, known_keys
 from baton.gateway.access.cache_salt import CacheSalts
 from baton.gateway.access.config import GatewayConfig, TenantConfig
 from baton.gateway.requests.generation import Generation
@@ -35,7 +35,7 @@ async def generation_with(gateway: Serving, key: str, **body: object) -> Generat
 
 def test_a_key_says_whose_the_request_is() -> None:
     config = GatewayConfig(api_keys=frozenset({"common"}), tenants=TENANTS)
-    keys = ApiKeys(callers(config))
+    keys = ApiKeys(known_keys(config))
 
     given = ("common", "acme-1", "acme-2", "bell-1")
     tenants = [keys.check(f"Bearer {key}").tenant for key in given]
@@ -46,7 +46,7 @@ def test_a_key_says_whose_the_request_is() -> None:
 
 def test_tenants_alone_are_reason_enough_to_ask_for_a_key() -> None:
     with pytest.raises(Unauthenticated):
-        ApiKeys(callers(GatewayConfig(tenants=TENANTS))).check(None)
+        ApiKeys(known_keys(GatewayConfig(tenants=TENANTS))).check(None)
 
 
 OPERATED = (

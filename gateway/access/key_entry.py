@@ -1,0 +1,77 @@
+"""A line that lets somebody in: a key, or better its hash, from which nobody can make the key.
+
+    secret
+    sha256:9f86d081884c7d65...  name=ci  expires=2027-03-31  scopes=inference
+
+Words behind it, in any order: `name` for the log; `expires`, a date or time (UTC), from which on
+the key is unknown; `scopes`, some of those that keys of its place have. `baton keys` draws a key
+and writes its line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+HASHED = "sha256:"
+INFERENCE, ADMIN = "inference", "admin"
+SCOPES = frozenset({INFERENCE, ADMIN})
+TENANT_SCOPES = frozenset({INFERENCE})
+NAMED = ("file:", "env:")
+"""How a secret begins that is only named, and read elsewhere."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEntry:
+    digest: bytes
+    name: str
+    expires_at: float | None = None
+    """Seconds since 1970."""
+    scopes: frozenset[str] = SCOPES
+
+    def is_valid(self, now: float) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+
+def digest_of(key: str) -> bytes:
+    """Keys are long and drawn: nothing slower is needed to keep them from being guessed."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
+    """`scopes`: of keys that stand there. Raises ValueError, which never tells the key."""
+    if not line.startswith(HASHED):
+        digest = digest_of(line)
+        return KeyEntry(digest=digest, name=digest.hex()[:8], scopes=frozenset(scopes))
+    text, *words = line.removeprefix(HASHED).split()
+    if _DIGEST.fullmatch(text) is None:
+        raise ValueError("a key of sha256:... needs 64 hexadecimal digits behind it")
+    said = dict(word.partition("=")[::2] for word in words)
+    if unknown := said.keys() - {"name", "expires", "scopes"}:
+        raise ValueError(f"a key's line says {sorted(unknown)[0]!r}; give name, expires or scopes")
+    wanted = frozenset(said["scopes"].split(",")) if "scopes" in said else frozenset(scopes)
+    if beyond := wanted - scopes:
+        raise ValueError(
+            f"a key's scope {sorted(beyond)[0]!r} is not for its place, which has "
+            f"{', '.join(sorted(scopes))}"
+        )
+    return KeyEntry(
+        digest=bytes.fromhex(text),
+        name=said.get("name") or text[:8],
+        expires_at=_time(said["expires"]) if "expires" in said else None,
+        scopes=wanted,
+    )
+
+
+def _time(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"a key's expires={text} is no date; write 2027-03-31 or 2027-03-31T12:00:00Z"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,47 @@
+"""`baton keys`: an API key, and the line of it that a configuration or a file of keys may hold."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from baton.gateway.access.key_entry import HASHED, digest_of
+
+KEY_BYTES = 32
+
+
+def keys(
+    name: Annotated[str, typer.Option(help="What logs call it.")] = "",
+    days: Annotated[
+        int | None, typer.Option(help="How long it is valid. Empty: for ever.", min=1)
+    ] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="inference or admin. Empty: what its place allows.")
+    ] = None,
+) -> None:
+    """Draw an API key. Only its hash is to be kept where gateways run."""
+    key = f"bk_{secrets.token_urlsafe(KEY_BYTES)}"
+    typer.echo(f"key:  {key}")
+    line = line_of(key, datetime.now(UTC), name=name, days=days, scopes=scope or ())
+    typer.echo(f"line: {line}")
+    typer.echo(
+        "\nGive the key to whoever is to have it: it is told once. The line goes into the file\n"
+        "that gateway.api_keys, operator_keys or a tenant's api_keys name (`file:/path`);\n"
+        "gateways read it again within seconds."
+    )
+
+
+def line_of(
+    key: str, now: datetime, *, name: str, days: int | None, scopes: list[str] | tuple[str, ...]
+) -> str:
+    words = [f"{HASHED}{digest_of(key).hex()}"]
+    if name:
+        words.append(f"name={name}")
+    if days is not None:
+        words.append(f"expires={(now + timedelta(days=days)).date().isoformat()}")
+    if scopes:
+        words.append(f"scopes={','.join(scopes)}")
+    return "  ".join(words)

@@ -1,0 +1,183 @@
+"""What strangers try, and the status that each of them gets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+from tests.gateway.scripted import Serving, serving
+
+from baton.gateway.access.config import TenantConfig
+from baton.gateway.access.key_entry import digest_of
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import InferenceStub
+
+OPERATOR, ACME, BELL = "operator-key", "acme-key", "bell-key"
+EXPIRED, WATCHER, HASHED = "expired-key", "watcher-key", "hashed-key"
+
+
+def line(key: str, words: str = "") -> str:
+    return f"sha256:{digest_of(key).hex()} {words}"
+
+
+LATE = line(EXPIRED, "expires=2020-01-01")
+CONFIG: dict[str, Any] = {
+    "operator_keys": frozenset({OPERATOR, line(WATCHER, "name=watcher scopes=admin")}),
+    "api_keys": frozenset({line(HASHED, "name=ci expires=2999-01-01"), LATE}),
+    "tenants": {
+        name: TenantConfig(api_keys=frozenset({key}))
+        for name, key in (("acme", ACME), ("bell", BELL))
+    },
+    "max_body_bytes": 2000,
+    "max_header_bytes": 20_000,
+    "header_timeout_s": 0.5,
+    "body_timeout_s": 0.5,
+    "access_log": True,
+}
+BODY = '{"model": "org/tiny", "prompt": [5, 6], "max_tokens": 1}'
+COMPLETE = "POST /v1/completions"
+
+Row = tuple[str, str | None, dict[str, str], str, int]
+
+ROWS: dict[str, Row] = {
+    "a key": (COMPLETE, ACME, {}, BODY, 200),
+    "a key kept as its hash": (COMPLETE, HASHED, {}, BODY, 200),
+    "an operator": (COMPLETE, OPERATOR, {}, BODY, 200),
+    "no key": (COMPLETE, None, {}, BODY, 401),
+    "an empty key": (COMPLETE, "", {}, BODY, 401),
+    "an unknown key": (COMPLETE, "guess", {}, BODY, 401),
+    "a key that has expired": (COMPLETE, EXPIRED, {}, BODY, 401),
+    "a key with something behind it": (COMPLETE, f"{ACME}x", {}, BODY, 401),
+    "the beginning of a key": (COMPLETE, ACME[:-1], {}, BODY, 401),
+    "the line of a hashed key for a key": (COMPLETE, line(HASHED).strip(), {}, BODY, 401),
+    "another scheme": (COMPLETE, None, {"authorization": f"Basic {ACME}"}, BODY, 401),
+    "the key in another header": (COMPLETE, None, {"x-api-key": ACME}, BODY, 401),
+    "the key in the query": (f"{COMPLETE}?api_key={ACME}", None, {}, BODY, 401),
+    "a key without the scope": (COMPLETE, WATCHER, {}, BODY, 403),
+    "models without a key": ("GET /v1/models", None, {}, "", 401),
+    "tokenising without a key": ("POST /tokenize", None, {}, "{}", 401),
+    "embeddings without a key": ("POST /v1/embeddings", None, {}, "{}", 401),
+    "an estimate without a key": ("POST /v1/estimate", None, {}, "{}", 401),
+    "a stream without a key": ("GET /v1/streams", None, {}, "", 401),
+    "status without a key": ("GET /debug/status", None, {}, "", 401),
+    "status with a tenant's key": ("GET /debug/status", ACME, {}, "", 403),
+    "status with an operator's key": ("GET /debug/status", WATCHER, {}, "", 200),
+    "leaks with a tenant's key": ("GET /debug/leaks", ACME, {}, "", 403),
+    "decisions with a tenant's key": ("GET /debug/decisions", ACME, {}, "", 403),
+    "a drain without a key": ("POST /debug/drain", None, {}, '{"replica": "d0"}', 401),
+    "a drain with a tenant's key": ("POST /debug/drain", BELL, {}, '{"replica": "d0"}', 403),
+    "a drain of nobody": ("POST /debug/drain", OPERATOR, {}, '{"replica": "x"}', 400),
+    "an upper-case path": ("GET /DEBUG/status", ACME, {}, "", 404),
+    "a doubled slash": ("GET //debug/status", ACME, {}, "", 404),
+    "a path upwards": ("GET /v1/../debug/status", ACME, {}, "", 404),
+    "an encoded path": ("GET /%64ebug/status", None, {}, "", 401),
+    "an encoded slash": ("GET /debug%2Fstatus", ACME, {}, "", 403),
+    "a slash at the end": ("GET /debug/status/", ACME, {}, "", 403),
+    "what is not there": ("GET /.env", None, {}, "", 404),
+    "another method": ("DELETE /v1/completions", ACME, {}, "", 405),
+    "a made-up method": ("BREW /v1/completions", ACME, {}, "", 400),
+    "a body that is too large": (COMPLETE, ACME, {}, '{"prompt": "' + "x" * 3000 + '"}', 413),
+    "a length that is too large": (COMPLETE, ACME, {"content-length": "9" * 12}, "", 413),
+    "no JSON": (COMPLETE, ACME, {}, "{", 400),
+    "deep JSON": (COMPLETE, ACME, {}, "[" * 1500, 400),
+    "bytes that are no text": (COMPLETE, ACME, {}, "\udcff\udcfe", 400),
+    "a request id with a line in it": (COMPLETE, ACME, {"x-request-id": "a b\tc"}, BODY, 400),
+    "a request id that is too long": (COMPLETE, ACME, {"x-request-id": "a" * 500}, BODY, 400),
+    "a trace that is none": (COMPLETE, ACME, {"traceparent": "00-zz-zz-99"}, BODY, 200),
+    "headers that are too large": (COMPLETE, ACME, {"x-a": "a" * 90_000}, BODY, 400),
+    "a length twice": (COMPLETE, ACME, {"content-length": "5\r\ncontent-length: 50"}, BODY, 400),
+    "a length and chunks": (
+        COMPLETE,
+        ACME,
+        {"content-length": "5\r\ntransfer-encoding: chunked"},
+        "0\r\n\r\n",
+        400,
+    ),
+    "a negative length": (COMPLETE, ACME, {"content-length": "-1"}, "", 400),
+    "a folded header": (COMPLETE, ACME, {"x-a": "b\r\n c"}, BODY, 400),
+    "a space before the colon": (COMPLETE, ACME, {"content-length ": "5"}, BODY, 400),
+    "another tenant's priority": (COMPLETE, ACME, {}, BODY[:-1] + ', "priority": -5}', 403),
+    "a body that does not come": (COMPLETE, ACME, {"content-length": "50"}, "", 408),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Serving]:
+    async with serving(**CONFIG) as gateway:
+        yield gateway
+
+
+async def status_of(gateway: Serving, row: Row) -> int:
+    """Written by hand, for libraries send no such things."""
+    request, key, headers, body, _ = row
+    data = body.encode(errors="surrogateescape")
+    lines = [f"{request} HTTP/1.1", "host: x", "connection: close"]
+    if key is not None:
+        lines.append(f"authorization: Bearer {key}")
+    if not any(name.strip().startswith("content-length") for name in headers):
+        lines.append(f"content-length: {len(data)}")
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
+    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+    try:
+        async with asyncio.timeout(10):
+            first = await reader.readline()
+    except ConnectionResetError:
+        return 0
+    finally:
+        writer.close()
+    return int(first.split()[1])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_gets_the_status_that_is_his(served: Serving) -> None:
+    found = await asyncio.gather(*(status_of(served, row) for row in ROWS.values()))
+
+    got = dict(zip(ROWS, found, strict=True))
+    assert got == {name: row[-1] for name, row in ROWS.items()}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        (None, "UNAUTHENTICATED"),
+        ("guess", "UNAUTHENTICATED"),
+        (EXPIRED, "UNAUTHENTICATED"),
+        (WATCHER, "PERMISSION_DENIED"),
+        (HASHED, "OK"),
+    ],
+)
+async def test_grpc_knows_the_same_keys(served: Serving, key: str | None, status: str) -> None:
+    metadata = () if key is None else (("authorization", f"Bearer {key}"),)
+    async with grpc.aio.insecure_channel(served.grpc_target) as channel:
+        call = InferenceStub(channel).ListModels(pb.ListModelsRequest(), metadata=metadata)
+        assert (await call.code()).name == status
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_log_tells_who_operated_and_who_was_refused_but_no_key_and_no_prompt(
+    served: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "baton.gateway.access")
+
+    for name in ("an unknown key", "a drain of nobody", "a key kept as its hash"):
+        await status_of(served, ROWS[name])
+
+    def told(logger: str) -> list[tuple[str, str, str]]:
+        return [
+            (r.getMessage(), vars(r)["status"], vars(r)["key"])
+            for r in caplog.records
+            if r.name == f"baton.gateway.access.{logger}"
+        ]
+
+    operator = digest_of(OPERATOR).hex()[:8]
+    assert told("audit") == [("refused", "401", ""), ("operated", "400", operator)]
+    assert told("calls")[-1] == ("call", "200", "ci")
+    text = " ".join(str(vars(record)) for record in caplog.records)
+    assert OPERATOR not in text and HASHED not in text and "guess" not in text
