@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from statistics import median
+from statistics import median_low
 from typing import Protocol
 
 from baton.engine.request.step_report import StepReport
@@ -242,7 +242,7 @@ class PayingBudget:
 
     def _best_depth(self, num_running: int, num_asking: int, share: float, plain_s: float) -> int:
         num_tried = self._prices.max_tried(num_running) // num_asking
-        token_s = median(self._token_times) if self._token_times else 0.0
+        token_s = median_low(self._token_times) if self._token_times else 0.0
         best, best_rate, gain = 0, MIN_GAIN, 0.0
         for depth in range(1, min(self._max_tokens, max(1, 2 * num_tried)) + 1):
             gain += share**depth * num_asking / num_running

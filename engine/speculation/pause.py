@@ -3,8 +3,8 @@
     active    what drafts save is added up; they lose, or are not worth a row   -> rest, for loss
               there was nothing to verify for a while                           -> rest
     rest      what was lost is at most 0.5 % of it; over                        -> active
-    trial     the first steps after a rest for loss: what is known of drafts is forgotten, and
-              something is verified whatever is hoped of it
+    trial     the first steps, and those after a rest for loss: what is known of drafts is
+              forgotten, and something is verified whatever is hoped of it
 
 The less there is to be won, the longer is a rest; and the longer, the more of them came to nothing.
 When those who ran then are gone, how many came to nothing is forgotten: others may be drafted for
@@ -65,8 +65,8 @@ class Pause:
         """Of this, what it is longer because others came to nothing."""
         self._growth = 1.0
         self._is_trial_next = False
-        self._num_trial_tokens = 0
-        """Tokens that the trial has yet to verify."""
+        self._num_trial_tokens = TRIAL_TOKENS
+        """Tokens that the trial has yet to verify; the first is at the start."""
         self._num_who_rest = self._num_left = 0
         """Requests that ran when the rest began, and those that have left since."""
         self._begin_window(FIRST_WINDOW)

@@ -116,6 +116,8 @@ class Loop:
         self.speculation = Speculation(self.drafter, PayingBudget(MAX_TOKENS))
         self.running = [decoding(str(i)) for i in range(num_requests)]
         self.random = Random(0)
+        self.reading_s = 0.0
+        """Of drafting, once: prompts are read first."""
         self.num_prompt_tokens = 0
         """Computed in each step beside."""
         self.seconds = 0.0
@@ -142,6 +144,8 @@ class Loop:
             num_right += right
         num_drafted, prompts = sum(map(len, drafts.values())), self.num_prompt_tokens
         draft_s = self.drafter.num_asked * self.draft_s
+        if draft_s:
+            draft_s, self.reading_s = draft_s + self.reading_s, 0.0
         pass_s = self.step_time(num, num_drafted + prompts)
         seconds = draft_s + pass_s * self.random.uniform(0.9, 1.1)
         report = StepReport(
@@ -214,6 +218,15 @@ def test_drafts_that_collapse_are_tried_at_half_a_percent_of_the_time_until_they
     loop.run(2000)
     assert loop.run(200) > 1.5
     assert not loop.speculation.is_collapsed
+
+
+def test_the_time_in_which_prompts_are_read_is_not_what_a_draft_takes() -> None:
+    loop = Loop(1, memory_bound, 0.9, 0.5e-3)
+    loop.reading_s = 30e-3
+
+    loop.run(40)
+
+    assert loop.run(40) > 2
 
 
 def test_a_draft_model_that_becomes_quick_is_noticed() -> None:
