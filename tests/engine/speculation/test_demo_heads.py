@@ -43,7 +43,7 @@ def outputs(engine: Engine) -> list[list[int]]:
     return [request.output for request in requests]
 
 
-@pytest.mark.parametrize(("method", "least"), [("eagle", 0.25)])
+@pytest.mark.parametrize(("method", "least"), [("eagle", 0.25), ("medusa", 0.08)])
 def test_the_heads_of_the_demo_guess_many_tokens_and_change_none(method: str, least: float) -> None:
     cache = CacheConfig(num_blocks=64)
     speculation = SpeculationConfig(
