@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from baton.core.ids import Epoch
-from baton.router.columns import RECENT_HALF_LIFE_S, Column, Columns
+from baton.router.columns import RECENT_HALF_LIFE_S, Column, Columns, mean
 from baton.router.prompt import Prompt, drawn
 
 LATE_S = 0.1
@@ -121,7 +121,14 @@ class Candidate:
         self.join(self.columns)
 
     def join(self, columns: Columns) -> None:
-        """Have its row there from now on, behind all others."""
+        """Have its row there from now on, behind all others.
+
+        One that is new counts as if it had been sent as much as they were: it need not catch up.
+        """
+        if columns.num_rows and not self._num_recent:
+            self._recent_at_s = columns.base_s
+            self._recent_s = mean(columns.numbers[Column.RECENT_S])
+            self._num_recent = mean(columns.numbers[Column.NUM_RECENT])
         for waiting in self.waiting:
             self.columns.line.remove(waiting.key)
         self.columns, self.row = columns, columns.add(self.draw)

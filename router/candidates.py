@@ -130,6 +130,10 @@ class Candidates:
         mean_s = mean(recent_s)
         return recent_s / mean_s if mean_s else recent_s
 
+    def mean_recent_s(self, now: float) -> float:
+        """Work that one was sent lately: older one counts less and less."""
+        return mean(self._of(Column.RECENT_S)) * self._columns.left(now)
+
     def mean_recent(self, now: float) -> float:
         """Prompts that one was sent lately: older ones count less and less."""
         return mean(self._of(Column.NUM_RECENT)) * self._columns.left(now)

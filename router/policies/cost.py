@@ -1,6 +1,6 @@
 """The default: the least delay, of this prompt, of those that it delays, and of those to come.
 
-    cost = wait + price * work * charged + harm + balance                          (seconds)
+    cost = wait + price * work * charged + harm + balance + surplus                (seconds)
 
     wait      until the candidate has computed what it was sent, and who goes before in line
     work      to compute what it lacks of the prompt, by the candidate's own step times
@@ -13,12 +13,16 @@
     balance   half a typical prompt's work, times by how much more than the mean the candidate was
               sent lately: conversations that begin here come back here. While all were
               sent few, it counts little
+    surplus   30 * work * by how much more than the mean the candidate was sent, half of this work
+              included: where too much is, work is dear, so those conversations leave that lose
+              little by it. While few conversations began lately, it counts little
 
 Prompts are bound late (`line.py`): they wait in the gateway's line, not in a replica's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +30,7 @@ import numpy as np
 
 from baton.router.candidate import Candidate
 from baton.router.candidates import Candidates
-from baton.router.columns import Numbers, mean
+from baton.router.columns import RECENT_HALF_LIFE_S, Numbers, mean
 from baton.router.heat import Heat
 from baton.router.prompt import Prompt
 from baton.router.routing_policy import Costs, Held
@@ -41,6 +45,8 @@ class CostWeights:
     """Tried: 0 to 6."""
     balance: float = 0.5
     """Tried: 0 to 3."""
+    evenness: float = 30.0
+    """Tried: 0 to 100."""
     shares_hot: bool = True
     """Whether what many prompts have in common is charged to all of them."""
     is_late: bool = True
@@ -50,6 +56,8 @@ DEFAULTS = CostWeights()
 BASE_PRICE = 1.1
 FEW = 32.0
 """Prompts a candidate: fewer say little of who has too much."""
+FEW_BEGUN = 4.0
+"""Conversations a candidate: fewer can not be spread evenly, and had better stay where they are."""
 
 
 class Terms(NamedTuple):
@@ -61,10 +69,11 @@ class Terms(NamedTuple):
     """Price, work and share multiplied."""
     harm_s: Numbers
     balance_s: Numbers
+    surplus_s: Numbers
 
     @property
     def total_s(self) -> Numbers:
-        return self.wait_s + self.charged_s + self.harm_s + self.balance_s
+        return self.wait_s + self.charged_s + self.harm_s + self.balance_s + self.surplus_s
 
 
 class Cost:
@@ -74,6 +83,7 @@ class Cost:
         self._weights = weights
         self._turns = Turns()
         self._heat = Heat()
+        self._num_begun = self._begun_at_s = 0.0
 
     @property
     def turns(self) -> Turns | None:
@@ -92,12 +102,14 @@ class Cost:
             ahead_s, num_behind = candidates.ahead(due_s)
             wait_s, num_harmed = wait_s + ahead_s, num_harmed + num_behind
             price += self._weights.scarcity * mean(candidates.num_waiting)
+        shares = candidates.recent_share()
         return Terms(
             wait_s=wait_s,
             work_s=work_s,
             charged_s=price * work_s * self._charged(prompt, candidates, held, now),
             harm_s=num_harmed * work_s,
-            balance_s=self._balance_unit_s(candidates, now) * (candidates.recent_share() - 1.0),
+            balance_s=self._balance_unit_s(candidates, now) * (shares - 1.0),
+            surplus_s=self._surplus(candidates, shares, work_s, now) * work_s,
         )
 
     def _charged(
@@ -117,8 +129,25 @@ class Cost:
         is_telling = min(candidates.mean_recent(now) / FEW, 1.0)
         return self._weights.balance * self._turns.typical_s * is_telling
 
+    def _surplus(
+        self, candidates: Candidates, shares: Numbers, work_s: Numbers, now: float
+    ) -> Numbers:
+        """What is charged besides for a second of work, where this much makes it too much."""
+        is_telling = min(self._begun(now) / (FEW_BEGUN * len(candidates)), 1.0)
+        mean_s = candidates.mean_recent_s(now)
+        if not mean_s:
+            return np.zeros(len(candidates))
+        over = np.maximum(shares + work_s / (2.0 * mean_s) - 1.0, 0.0)
+        return self._weights.evenness * is_telling * over
+
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
         """Learn what is typical, and what conversations begin with."""
         self._turns.hear(candidate.speed.prefill_s(prompt.num_tokens, 0))
         if prompt.is_first_turn:
+            self._num_begun = self._begun(prompt.arrived_s) + 1.0
+            self._begun_at_s = prompt.arrived_s
             self._heat.hear(prompt, prompt.arrived_s)
+
+    def _begun(self, now: float) -> float:
+        """Conversations that began lately: older ones count less and less."""
+        return self._num_begun * math.exp2((self._begun_at_s - now) / RECENT_HALF_LIFE_S)

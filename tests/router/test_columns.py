@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from baton.core.step_times import StepTimes
 from baton.router.candidate import Candidate, Waiting
 from baton.router.candidates import CandidateTable
+from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.heat import Heat
-from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, Cost
+from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, Cost
 from baton.router.prompt import Prompt, mix, mixed
 from baton.router.routing_policy import Held, cheapest
 from baton.router.speed import ConstantRate, MeasuredSpeed
@@ -93,6 +94,7 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     recent = [one.recent(NOW) for one in candidates]
     mean_s = sum(seconds for seconds, _ in recent) / len(recent)
     few = min(sum(count for _, count in recent) / len(recent) / FEW, 1.0)
+    begun = 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
     costs = []
     for one, num_held, (recent_s, _) in zip(candidates, held, recent, strict=True):
         cached = min(num_held, prompt.num_tokens - 1)
@@ -101,12 +103,14 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
         due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting))
         num_behind = sum(waiting.due_s > due_s for waiting in one.waiting)
         balance = recent_s / mean_s - 1.0 if mean_s else 0.0
+        over = max(balance + work_s / (2 * mean_s), 0.0) if mean_s else 0.0
         costs.append(
             one.busy_s(NOW)
             + one.ahead_s(due_s)
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance
+            + DEFAULTS.evenness * begun / FEW_BEGUN * over * work_s
         )
     return costs
 
@@ -171,6 +175,17 @@ LINED = Facts(
     num_running=0,
     num_held=0,
 )
+
+
+def test_a_replica_that_joins_counts_as_if_it_had_had_its_share() -> None:
+    """Or all would be sent there until it has caught up with an hour of the others' work."""
+    table = CandidateTable(candidate(name, LINED) for name in "ab")
+    joins = Candidate("c", SPEEDS[0])
+
+    table.add(joins)
+
+    assert joins.recent(NOW) == pytest.approx(table.all[0].recent(NOW))
+    assert list(table.all.recent_share()) == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_what_was_sent_lately_counts_for_months() -> None:

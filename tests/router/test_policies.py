@@ -99,6 +99,27 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
     assert list(terms.harm_s) == list(num_waiting * terms.work_s)
 
 
+def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> None:
+    """a was sent three times what b was. At b it takes 2 or 25 times the work that it takes at a."""
+    candidates = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "ab").all
+    cost = Cost(CostWeights(balance=0.0))
+
+    def chosen(num_held: int) -> int:
+        held = Held(np.array([num_held, 0.0]))
+        return cheapest(ASKS, candidates, cost.costs(ASKS, candidates, held, 0.0))
+
+    for number, place in enumerate((0, 0, 0, 1)):
+        sent = prompt(number, 40_000, names="abcd"[number])
+        candidates[place].book(sent, 0, now=0.0)
+        candidates[place].finished(sent, now=0.0)
+    few = [chosen(num_held) for num_held in (500, 960)]
+    for number in range(8):
+        cost.placed(prompt(number, 100, names="abcdefgh"[number]), candidates[0])
+
+    assert few == [0, 0]  # nobody has begun here that could be spread
+    assert [chosen(num_held) for num_held in (500, 960)] == [1, 0]
+
+
 def test_a_conversation_stays_where_it_was_and_prefixes_have_their_replicas() -> None:
     table = replicas()
     every = table.all
