@@ -100,7 +100,7 @@ def test_a_longer_line_makes_a_cached_prefix_worth_more() -> None:
 
 
 def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> None:
-    """a was sent three times what b was. At b it takes 2 or 25 times the work that it takes at a."""
+    """a was sent three times what b was; at b it takes 2 or 25 times the work it takes at a."""
     candidates = CandidateTable(Candidate(n, ConstantRate(tokens_per_s=100.0)) for n in "ab").all
     cost = Cost(CostWeights(balance=0.0))
 
