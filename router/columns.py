@@ -24,7 +24,7 @@ Places: TypeAlias = NDArray[np.intp]
 Mask: TypeAlias = NDArray[np.bool_]
 Draws: TypeAlias = NDArray[np.uint64]
 
-RECENT_HALF_LIFE_S = 3600.0
+RECENT_HALF_LIFE_S = 1200.0
 MAX_HALF_LIVES = 200
 """Between two moments that are written as one: 2^200 times as much is still a number."""
 

@@ -10,12 +10,12 @@
               everybody who waits, so the longer the line, the more a cached prefix is worth; of
               equal delays, the one with less work
     harm      work * (prompts in line that would go after it + requests that decode there)
-    balance   half a typical prompt's work, times by how much more than the mean the candidate was
-              sent lately: conversations that begin here come back here. While all were
-              sent few, it counts little
-    surplus   30 * work * by how much more than the mean the candidate was sent, half of this work
-              included: where too much is, work is dear, so those conversations leave that lose
-              little by it. While few conversations began lately, it counts little
+    balance   a typical prompt's work, times by how much more than the mean the candidate was sent
+              lately: conversations that begin here come back here. While all were sent few, it
+              counts little
+    surplus   30 * work * by how much more than 1.03 of the mean the candidate was sent, half of
+              this work included: where too much is, work is dear, so those conversations leave
+              that lose little by it. While few conversations began lately, it counts little
 
 Prompts are bound late (`line.py`): they wait in the gateway's line, not in a replica's.
 """
@@ -43,7 +43,7 @@ class CostWeights:
 
     scarcity: float = 3.0
     """Tried: 0 to 6."""
-    balance: float = 0.5
+    balance: float = 1.0
     """Tried: 0 to 3."""
     evenness: float = 30.0
     """Tried: 0 to 100."""
@@ -56,6 +56,8 @@ DEFAULTS = CostWeights()
 BASE_PRICE = 1.1
 FEW = 32.0
 """Prompts a candidate: fewer say little of who has too much."""
+SLACK = 0.03
+"""Of the mean: so much more is not too much."""
 FEW_BEGUN = 4.0
 """Conversations a candidate: fewer can not be spread evenly, and had better stay where they are."""
 
@@ -137,7 +139,7 @@ class Cost:
         mean_s = candidates.mean_recent_s(now)
         if not mean_s:
             return np.zeros(len(candidates))
-        over = np.maximum(shares + work_s / (2.0 * mean_s) - 1.0, 0.0)
+        over = np.maximum(shares + work_s / (2.0 * mean_s) - (1.0 + SLACK), 0.0)
         return self._weights.evenness * is_telling * over
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:
