@@ -38,6 +38,7 @@ ABLATIONS: dict[str, Callable[[], RoutingPolicy]] = {
     "cost-at-once": lambda: Cost(CostWeights(is_late=False)),
     "cost-without-price": lambda: Cost(CostWeights(scarcity=0.0)),
     "cost-without-balance": lambda: Cost(CostWeights(balance=0.0)),
+    "cost-without-evenness": lambda: Cost(CostWeights(evenness=0.0)),
     "cost-without-copies": lambda: Cost(CostWeights(shares_hot=False)),
 }
 """The default with one of its parts taken away: to see what each is good for."""

@@ -10,12 +10,14 @@
               everybody who waits, so the longer the line, the more a cached prefix is worth; of
               equal delays, the one with less work
     harm      work * (prompts in line that would go after it + requests that decode there)
-    balance   a typical prompt's work, times by how much more than the mean the candidate was sent
-              lately: conversations that begin here come back here. While all were sent few, it
-              counts little
-    surplus   30 * work * by how much more than 1.03 of the mean the candidate was sent, half of
-              this work included: where too much is, work is dear, so those conversations leave
-              that lose little by it. While few conversations began lately, it counts little
+    balance   two typical prompts' work, times by how much more than the mean the candidate was
+              sent lately: conversations that begin here come back here. While all were sent few,
+              it counts little
+    surplus   30 * work * by how much more than the mean the candidate was sent, half of this work
+              included: where too much is, work is dear, so those conversations leave that lose
+              little by it. While few conversations began lately, it counts little
+
+Both count the less the more wait: what waits evens out by itself.
 
 Prompts are bound late (`line.py`): they wait in the gateway's line, not in a replica's.
 """
@@ -43,7 +45,7 @@ class CostWeights:
 
     scarcity: float = 3.0
     """Tried: 0 to 6."""
-    balance: float = 1.0
+    balance: float = 2.0
     """Tried: 0 to 3."""
     evenness: float = 30.0
     """Tried: 0 to 100."""
@@ -56,8 +58,6 @@ DEFAULTS = CostWeights()
 BASE_PRICE = 1.1
 FEW = 32.0
 """Prompts a candidate: fewer say little of who has too much."""
-SLACK = 0.03
-"""Of the mean: so much more is not too much."""
 FEW_BEGUN = 4.0
 """Conversations a candidate: fewer can not be spread evenly, and had better stay where they are."""
 
@@ -98,20 +98,21 @@ class Cost:
     def terms(self, prompt: Prompt, candidates: Candidates, held: Held, now: float) -> Terms:
         """The same, taken apart."""
         work_s = candidates.prefill_s(prompt.num_tokens, held.tokens)
-        wait_s, num_harmed, price = candidates.busy_s(now), candidates.num_running, BASE_PRICE
+        wait_s, num_harmed, in_line = candidates.busy_s(now), candidates.num_running, 0.0
         if candidates.has_lines:
             due_s = self._turns.dues_s(prompt, work_s, candidates.line_s)
             ahead_s, num_behind = candidates.ahead(due_s)
             wait_s, num_harmed = wait_s + ahead_s, num_harmed + num_behind
-            price += self._weights.scarcity * mean(candidates.num_waiting)
+            in_line = mean(candidates.num_waiting)
+        price = BASE_PRICE + self._weights.scarcity * in_line
         shares = candidates.recent_share()
         return Terms(
             wait_s=wait_s,
             work_s=work_s,
             charged_s=price * work_s * self._charged(prompt, candidates, held, now),
             harm_s=num_harmed * work_s,
-            balance_s=self._balance_unit_s(candidates, now) * (shares - 1.0),
-            surplus_s=self._surplus(candidates, shares, work_s, now) * work_s,
+            balance_s=self._balance_unit_s(candidates, now) * (shares - 1.0) / (1.0 + in_line),
+            surplus_s=self._surplus(candidates, shares, work_s, now) * work_s / (1.0 + in_line),
         )
 
     def _charged(
@@ -139,7 +140,7 @@ class Cost:
         mean_s = candidates.mean_recent_s(now)
         if not mean_s:
             return np.zeros(len(candidates))
-        over = np.maximum(shares + work_s / (2.0 * mean_s) - (1.0 + SLACK), 0.0)
+        over = np.maximum(shares + work_s / (2.0 * mean_s) - 1.0, 0.0)
         return self._weights.evenness * is_telling * over
 
     def placed(self, prompt: Prompt, candidate: Candidate) -> None:

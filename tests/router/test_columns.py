@@ -14,7 +14,7 @@ from baton.router.candidate import Candidate, Waiting
 from baton.router.candidates import CandidateTable
 from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.heat import Heat
-from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, SLACK, Cost
+from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, Cost
 from baton.router.prompt import Prompt, mix, mixed
 from baton.router.routing_policy import Held, cheapest
 from baton.router.speed import ConstantRate, MeasuredSpeed
@@ -89,7 +89,8 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     """The formula of `policies/cost.py`, by the books of each candidate."""
     turns, heat = taught(prompt)
     num_waiting = sum(len(one.waiting) for one in candidates)
-    price = BASE_PRICE + DEFAULTS.scarcity * num_waiting / len(candidates)
+    in_line = num_waiting / len(candidates)
+    price = BASE_PRICE + DEFAULTS.scarcity * in_line
     charge = heat.charge(prompt, len(candidates), NOW)
     recent = [one.recent(NOW) for one in candidates]
     mean_s = sum(seconds for seconds, _ in recent) / len(recent)
@@ -103,14 +104,14 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
         due_s = turns.due_s(prompt, work_s, sum(waiting.work_s for waiting in one.waiting))
         num_behind = sum(waiting.due_s > due_s for waiting in one.waiting)
         balance = recent_s / mean_s - 1.0 if mean_s else 0.0
-        over = max(balance + work_s / (2 * mean_s) - SLACK, 0.0) if mean_s else 0.0
+        over = max(balance + work_s / (2 * mean_s), 0.0) if mean_s else 0.0
         costs.append(
             one.busy_s(NOW)
             + one.ahead_s(due_s)
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running) * work_s
-            + DEFAULTS.balance * turns.typical_s * few * balance
-            + DEFAULTS.evenness * begun / FEW_BEGUN * over * work_s
+            + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)
+            + DEFAULTS.evenness * begun / FEW_BEGUN * over * work_s / (1 + in_line)
         )
     return costs
 
