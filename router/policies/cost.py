@@ -12,7 +12,7 @@
     harm      work * (prompts in line that would go after it + requests that decode there)
     balance   two typical prompts' work, times by how much more than the mean the candidate was
               sent lately: conversations that begin here come back here. While all were sent few,
-              it counts little
+              it counts nothing
     surplus   30 * work * by how much more than the mean the candidate was sent, half of this work
               included: where too much is, work is dear, so those conversations leave that lose
               little by it. While few conversations began lately, it counts little
@@ -56,10 +56,11 @@ class CostWeights:
 
 DEFAULTS = CostWeights()
 BASE_PRICE = 1.1
-FEW = 32.0
-"""Prompts a candidate: fewer say little of who has too much."""
+FEW, MANY = 8.0, 32.0
+"""Prompts a candidate: few say nothing of who has too much, so many more all there is to say."""
 FEW_BEGUN = 4.0
-"""Conversations a candidate: fewer can not be spread evenly, and had better stay where they are."""
+"""Conversations a candidate, besides one: fewer can not be spread evenly, and had better stay where
+they are."""
 
 
 class Terms(NamedTuple):
@@ -129,14 +130,15 @@ class Cost:
 
     def _balance_unit_s(self, candidates: Candidates, now: float) -> float:
         """What is charged to one that was sent twice the mean."""
-        is_telling = min(candidates.mean_recent(now) / FEW, 1.0)
+        is_telling = min(max(candidates.mean_recent(now) - FEW, 0.0) / MANY, 1.0)
         return self._weights.balance * self._turns.typical_s * is_telling
 
     def _surplus(
         self, candidates: Candidates, shares: Numbers, work_s: Numbers, now: float
     ) -> Numbers:
         """What is charged besides for a second of work, where this much makes it too much."""
-        is_telling = min(self._begun(now) / (FEW_BEGUN * len(candidates)), 1.0)
+        num_besides = self._begun(now) / len(candidates) - 1.0
+        is_telling = min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
         mean_s = candidates.mean_recent_s(now)
         if not mean_s:
             return np.zeros(len(candidates))

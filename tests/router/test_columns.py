@@ -14,7 +14,7 @@ from baton.router.candidate import Candidate, Waiting
 from baton.router.candidates import CandidateTable
 from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.heat import Heat
-from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, Cost
+from baton.router.policies.cost import BASE_PRICE, DEFAULTS, FEW, FEW_BEGUN, MANY, Cost
 from baton.router.prompt import Prompt, mix, mixed
 from baton.router.routing_policy import Held, cheapest
 from baton.router.speed import ConstantRate, MeasuredSpeed
@@ -50,13 +50,17 @@ tokens = st.integers(1, 5000)
 facts = st.builds(
     Facts,
     speed=st.integers(0, 1),
-    sent=st.lists(st.tuples(st.floats(0, 1500), tokens), max_size=3),
+    sent=st.lists(st.tuples(st.floats(0, 1500), tokens), max_size=16),
     is_oldest_over=st.booleans(),
     in_line=st.lists(st.tuples(st.floats(80, 140), st.floats(0.1, 9)), max_size=4),
     num_queued_tokens=st.integers(0, 3000),
     num_running=st.integers(0, 4),
     num_held=st.integers(0, 6000),
 )
+
+
+NUM_BEGUN = 12
+"""Conversations lately: several for each of a few replicas, two for each of many."""
 
 
 def asks(number: int, num_tokens: int, names: str = "") -> Prompt:
@@ -94,8 +98,10 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
     charge = heat.charge(prompt, len(candidates), NOW)
     recent = [one.recent(NOW) for one in candidates]
     mean_s = sum(seconds for seconds, _ in recent) / len(recent)
-    few = min(sum(count for _, count in recent) / len(recent) / FEW, 1.0)
-    begun = 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
+    mean_sent = sum(count for _, count in recent) / len(recent)
+    few = min(max(mean_sent - FEW, 0.0) / MANY, 1.0)
+    begun = NUM_BEGUN * 2 ** ((prompt.arrived_s - NOW) / RECENT_HALF_LIFE_S) / len(candidates)
+    evenness = DEFAULTS.evenness * min(max(begun - 1.0, 0.0) / FEW_BEGUN, 1.0)
     costs = []
     for one, num_held, (recent_s, _) in zip(candidates, held, recent, strict=True):
         cached = min(num_held, prompt.num_tokens - 1)
@@ -111,15 +117,16 @@ def plain_costs(prompt: Prompt, candidates: list[Candidate], held: list[int]) ->
             + price * work_s * own / (prompt.num_tokens - cached)
             + (num_behind + one.num_running) * work_s
             + DEFAULTS.balance * turns.typical_s * few * balance / (1 + in_line)
-            + DEFAULTS.evenness * begun / FEW_BEGUN * over * work_s / (1 + in_line)
+            + evenness * over * work_s / (1 + in_line)
         )
     return costs
 
 
 def taught(prompt: Prompt) -> tuple[Turns, Heat]:
     turns, heat = Turns(), Heat()
-    turns.hear(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
-    heat.hear(prompt, prompt.arrived_s)
+    for _ in range(NUM_BEGUN):
+        turns.hear(SPEEDS[0].prefill_s(prompt.num_tokens, 0))
+        heat.hear(prompt, prompt.arrived_s)
     return turns, heat
 
 
@@ -131,7 +138,8 @@ def test_costs_over_columns_are_those_of_the_plain_formula(
     """Of all replicas, and of some of them."""
     every = [candidate(str(number), known) for number, known in enumerate(fleet)]
     table, prompt, policy = CandidateTable(every), asks(7, num_tokens, "abcd"), Cost()
-    policy.placed(prompt, Candidate("first", SPEEDS[0]))
+    for _ in range(NUM_BEGUN):
+        policy.placed(prompt, Candidate("first", SPEEDS[0]))
     places = data.draw(st.sets(st.integers(0, len(fleet) - 1), min_size=1).map(sorted))
     for some in (range(len(fleet)), places):
         held = [fleet[place].num_held for place in some]

@@ -113,8 +113,8 @@ def test_who_loses_little_by_it_leaves_a_replica_that_was_sent_too_much() -> Non
         candidates[place].book(sent, 0, now=0.0)
         candidates[place].finished(sent, now=0.0)
     few = [chosen(num_held) for num_held in (500, 960)]
-    for number in range(8):
-        cost.placed(prompt(number, 100, names="abcdefgh"[number]), candidates[0])
+    for number in range(10):
+        cost.placed(prompt(number, 100, names="abcdefghij"[number]), candidates[0])
 
     assert few == [0, 0]  # nobody has begun here that could be spread
     assert [chosen(num_held) for num_held in (500, 960)] == [1, 0]
