@@ -15,6 +15,7 @@ class MetricsConfig(ConfigNode, frozen=True, kw_only=True):
     """The port of every process for Prometheus (/metrics) and for probes (/healthz, /readyz)."""
 
     enabled: bool = True
+    """False: processes have no such port; a gateway's own has its metrics and `/ready`."""
     host: str = ""
     """Where it listens. Empty: where the process listens for others: gateways at `gateway.host`,
     replicas at the address of their node, or at loopback on a machine of its own."""
@@ -22,7 +23,9 @@ class MetricsConfig(ConfigNode, frozen=True, kw_only=True):
     """Of a gateway. On a machine with several of them each has the first of 16 ports from here on
     that is free, as in the other pools. 0 lets the operating system choose; the log tells."""
     prefill_port: Port = 9420
+    """Of a prefill replica."""
     decode_port: Port = 9440
+    """Of a decode replica."""
     vllm_names: bool = False
     """Write the series that vLLM has as well, under its names, for scalers and dashboards made
     for it."""

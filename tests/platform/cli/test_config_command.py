@@ -137,6 +137,7 @@ def test_every_option_sets_what_it_names(option: Any) -> None:
     besides = {
         "--tls-cert": ["--tls-key", "k"],
         "--tls-key": ["--tls-cert", "c"],
+        "--draft-model": ["--speculate", "draft"],
         "--expert-parallel": ["--tensor-parallel", value],
         "--redundant-experts": spread,
         "--rebalance-passes": spread,
