@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.core.errors import InvalidRequest
-from baton.gateway.chat.generic_tools import in_words
+from baton.gateway.chat.generic_tools import OFFER_BEGIN, in_words
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import GENERIC, format_name
 from baton.gateway.grammars.structured_output import OutputRule
@@ -35,6 +35,8 @@ class Conversation:
     prompt_field: str = "messages"
     marks: tuple[MarkedMessage, ...] = ()
     """Where cache points are."""
+    ignores_eos: bool = False
+    """The output goes on behind its end, where no grammar could."""
     has_tools_in_words: bool = False
     """The template is shown no tools, no calls and nothing that tools said, but texts."""
 
@@ -44,10 +46,13 @@ def render_chat(template: ChatTemplate, conversation: Conversation) -> str:
     tools, messages = conversation.tools, conversation.messages
     if conversation.has_tools_in_words:
         try:
-            return _render(template, conversation, in_words(messages, tools), None)
+            text = _render(template, conversation, in_words(messages, tools), None)
         except InvalidRequest:
             if tools.mode is ToolMode.NONE:
                 raise
+        else:
+            if tools.mode is ToolMode.NONE or OFFER_BEGIN in text:
+                return text  # some templates leave system messages out without a word
         return _render(template, conversation, in_words(messages, tools, in_system=False), None)
     offered: list[dict[str, Any]] | None = None
     if tools.mode is not ToolMode.NONE:
@@ -78,9 +83,18 @@ def _render(
 
 def for_model(gateway: Gateway, conversation: Conversation) -> Conversation:
     """With tools in words where the template writes none, or in a way that is not known."""
-    source = gateway.model.require_chat_template().source
-    is_generic = format_name(gateway.config.tool_parser, source) == GENERIC
-    return replace(conversation, has_tools_in_words=is_generic or "tools" not in source)
+    template = gateway.model.require_chat_template()
+    name = tool_format(gateway, template)
+    has_words = name == GENERIC or (name in ("hermes", "none") and not template.has_tools)
+    return replace(conversation, has_tools_in_words=has_words)
+
+
+def tool_format(gateway: Gateway, template: ChatTemplate) -> str:
+    """How the model writes calls; one that is shown tools in words is told to write them so."""
+    setting = gateway.config.tool_parser
+    if setting == "auto" and not template.has_tools:
+        return GENERIC
+    return format_name(setting, template.source)
 
 
 async def encode_chat(gateway: Gateway, conversation: Conversation, text: str) -> tuple[int, ...]:

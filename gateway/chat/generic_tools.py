@@ -21,6 +21,7 @@ from baton.gateway.output.formats import HERMES_BEGIN, HERMES_END
 
 Message = Mapping[str, Any]
 
+OFFER_BEGIN = "<tools>"
 OFFER = """\
 You may call functions to help with what the user asks. These are their signatures, as JSON schemas:
 <tools>

@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Grammar
 from baton.gateway.chat.cache_points import find_cache_points
-from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
+from baton.gateway.chat.conversation import (
+    Conversation,
+    encode_chat,
+    for_model,
+    render_chat,
+    tool_format,
+)
 from baton.gateway.chat.tool_definitions import ToolMode, ToolUse
 from baton.gateway.chat.tool_detection import (
     GENERIC,
     call_format,
     calls_grammar,
-    format_name,
     optional_calls,
 )
 from baton.gateway.output import formats, harmony
@@ -58,7 +63,7 @@ async def plan_chat(gateway: Gateway, conversation: Conversation) -> ChatPlan:
     conversation = for_model(gateway, conversation)
     tools = conversation.tools
     template = gateway.model.require_chat_template()
-    parser = format_name(gateway.config.tool_parser, template.source)
+    parser = tool_format(gateway, template)
     text = render_chat(template, conversation)
     thoughts = reasoning_format(gateway.config.reasoning_parser, template)
     reasoning = reasoning_start(thoughts, text)
@@ -96,7 +101,7 @@ async def _grammar(
 ) -> Grammar | None:
     tools = conversation.tools
     rule = tools.rule() or conversation.rule
-    if rule is not None or not _holds_to_schemas(parser, tools):
+    if rule is not None or not _holds_to_schemas(parser, conversation):
         calls = _other_calls(parser, conversation, special_by_mark)
         return await gateway.grammars.accept(rule, reasoning=reasoning, calls=calls)
     calls = optional_calls(tools, special_by_mark)
@@ -108,10 +113,13 @@ async def _grammar(
         return None  # the model is trusted with a schema that no grammar can be made of
 
 
-def _holds_to_schemas(parser: str, tools: ToolUse) -> bool:
+def _holds_to_schemas(parser: str, conversation: Conversation) -> bool:
     """Calls that the model need not make, but has to write by the schema once it does."""
-    is_strict = parser == "hermes" and any(function.strict for function in tools.functions)
-    return tools.mode is ToolMode.AUTO and (parser == GENERIC or is_strict)
+    tools = conversation.tools
+    if tools.mode is not ToolMode.AUTO or parser not in (GENERIC, "hermes"):
+        return False
+    is_strict = any(function.strict for function in tools.functions)
+    return is_strict or (parser == GENERIC and not conversation.ignores_eos)
 
 
 def _calls(gateway: Gateway, parser: str, tools: ToolUse) -> CallFormat:

@@ -86,6 +86,7 @@ def conversation_of(request: pb.ChatRequest, model: ServedModel) -> Conversation
         rule=output_rule(request.sampling),
         variables=_whole_numbers(MessageToDict(request.chat_template_kwargs)),
         adds_special_tokens=request.add_special_tokens,
+        ignores_eos=request.sampling.ignore_eos,
     )
 
 

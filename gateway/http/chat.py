@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import partial
 
@@ -13,7 +12,6 @@ from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
 from baton.gateway.chat.tool_definitions import tool_use
-from baton.gateway.chat.tool_detection import GENERIC
 from baton.gateway.http.chat_format import ChatFormat
 from baton.gateway.http.common_fields import (
     Asker,
@@ -26,6 +24,7 @@ from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import ChatBody
 from baton.gateway.http.template_switches import template_variables
+from baton.gateway.http.tool_format import tell_format
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
@@ -34,33 +33,29 @@ from baton.gateway.requests.prompts import truncated
 from baton.gateway.requests.unsupported import refuse_unsupported
 from baton.gateway.text.served_model import ServedModel
 
-log = logging.getLogger(__name__)
-
-GENERIC_HEADER = (b"x-baton-tool-format", GENERIC.encode())
-
 
 class ChatApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._has_told = False
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ChatBody)
         extras = answer_extras(request, body)
         who = asker(request)
+        public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
         _, unused = template_variables(body, gateway.model.require_chat_template().source)
         request.state.ignored_fields.extend(unused)
-        if plan.is_generic:
-            self._tell_generic(request)
+        tell_format(request, plan, gateway.model)
         completion = gateway.complete(order)
         chunks = ChatFormat(
-            id=f"chatcmpl-{answered_id(body, who)}",
+            id=f"chatcmpl-{public_id}",
             created=int(time.time()),
             model=gateway.model,
             body=body,
             plan=plan,
+            prompt=order.prompts[0],
         )
         writer = OpenAiWriter(completion, chunks, extras)
         tell = partial(gateway.dispatcher.progress, completion.first_generation)
@@ -72,16 +67,6 @@ class ChatApi:
             is_resumable=bool(body.resumable),
             progress=progress,
         )
-
-    def _tell_generic(self, request: Request) -> None:
-        request.state.answer_headers.append(GENERIC_HEADER)
-        if not self._has_told:
-            self._has_told = True
-            log.info(
-                "how %s writes tool calls is not known: tools are described to it in words "
-                "(gateway.tool_parser)",
-                self._gateway.model.name,
-            )
 
 
 async def chat_order(
@@ -127,6 +112,7 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
         is_continued=bool(body.continue_final_message),
         adds_generation_prompt=body.add_generation_prompt is not False,
         adds_special_tokens=bool(body.add_special_tokens),
+        ignores_eos=bool(body.ignore_eos),
     )
 
 

@@ -24,6 +24,7 @@ from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
 from baton.gateway.output.reasoning import ReasoningStart
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.completion_stream import Usage
+from baton.gateway.requests.order import Prompt
 from baton.gateway.text.served_model import ServedModel
 
 
@@ -31,14 +32,23 @@ class ChatFormat:
     """The chat answer to one request, whole or in chunks."""
 
     def __init__(
-        self, *, id: str, created: int, model: ServedModel, body: ChatBody, plan: ChatPlan
+        self,
+        *,
+        id: str,
+        created: int,
+        model: ServedModel,
+        body: ChatBody,
+        plan: ChatPlan,
+        prompt: Prompt,
     ) -> None:
+        """`prompt` is what was computed, which may be less than was planned."""
         self._id = id
         self._created = created
         self._model = model
         self._body = body
         self._names = token_names(model.tokenizer, by_id=body.return_tokens_as_token_ids)
         self._plan = plan
+        self._prompt = prompt
         self._reader_by_index: dict[int, ChoiceReader] = {}
 
     def whole(self, choices: Sequence[ChoiceDelta]) -> ChatAnswer:
@@ -118,7 +128,7 @@ class ChatFormat:
         answer = ChatAnswer(id=self._id, object=kind, created=self._created, model=self._model.name)
         if part is not None and part.is_first and part.index == 0:
             if self._body.return_token_ids:
-                answer.prompt_token_ids = self._plan.prompt.tokens
+                answer.prompt_token_ids = self._prompt.tokens
             if (num_top := self._body.prompt_logprobs) is not None:
                 answer.prompt_logprobs = prompt_logprobs(part.delta, self._names, num_top)
         return answer

@@ -49,10 +49,11 @@ class CompletionsApi:
         body = await read_known(request, gateway.config, CompletionBody)
         extras = answer_extras(request, body)
         who = asker(request)
+        public_id = answered_id(body, who)
         order = await completion_order(gateway, body, who)
         completion = gateway.complete(order)
         chunks = CompletionFormat(
-            id=f"cmpl-{answered_id(body, who)}",
+            id=f"cmpl-{public_id}",
             created=int(time.time()),
             model=gateway.model,
             body=body,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -79,6 +79,12 @@ async def _read(request: Request, max_bytes: int, on_progress: Callable[[int], N
 
 
 def decode_body(data: bytes, kind: type[B]) -> B:
+    """Raises InvalidRequest."""
+    decoded: B = decode_json(data, kind)
+    return decoded
+
+
+def decode_json(data: bytes, kind: Any) -> Any:
     """Raises InvalidRequest."""
     try:
         return msgspec.json.decode(data, type=kind)

@@ -122,7 +122,10 @@ class RequestBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
             message = f"{field} and {others[0]} exclude each other; leave one out"
             raise InvalidRequest(message, field=field)
         wanted = StructuredOutputs(**{guided[0]: getattr(self, field)})
-        return replace(rule_of_kinds(wanted, field="guided"), field=field)
+        try:
+            return replace(rule_of_kinds(wanted, field="guided"), field=field)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message.replace("guided.", "guided_"), field=field) from None
 
 
 class CompletionBody(RequestBody, kw_only=True, forbid_unknown_fields=True):

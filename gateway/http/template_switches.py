@@ -60,7 +60,7 @@ def _is_on(thinking: bool | Mapping[str, Any]) -> bool:
     if isinstance(thinking, bool):
         return thinking
     kind = thinking.get("type")
-    if kind not in IS_ON_BY_TYPE:
+    if not isinstance(kind, str) or kind not in IS_ON_BY_TYPE:
         raise InvalidRequest(
             f"thinking.type is {kind!r}; known are {', '.join(IS_ON_BY_TYPE)}",
             field="thinking.type",

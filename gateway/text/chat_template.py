@@ -44,6 +44,8 @@ class ChatTemplate:
             ARGUMENTS_AS_TEXT.search(source) and not ARGUMENTS_AS_JSON.search(source)
         )
         """Arguments of tool calls are joined to text, and so must be text themselves."""
+        self.has_tools = "tools" in source
+        """It writes out which tools there are."""
         self._environment = _environment(now)
         self._special_tokens = dict(special_tokens)
         try:

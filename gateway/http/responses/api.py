@@ -16,6 +16,7 @@ from baton.gateway.http.responses.answer import begun_answer
 from baton.gateway.http.responses.input import input_messages
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_state
 from baton.gateway.http.responses.writer import ResponsesWriter
+from baton.gateway.http.tool_format import tell_format
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
@@ -38,6 +39,7 @@ class ResponsesApi:
         refuse_state(body)
         options = _options(body)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model))
+        tell_format(request, plan, gateway.model)
         who = asker(request)
         order = CompletionOrder(
             request_id=who.request_id,
@@ -88,6 +90,7 @@ def conversation_of(body: ResponsesBody, model: ServedModel) -> Conversation:
         rule=_rule(body),
         variables=variables,
         prompt_field="input",
+        ignores_eos=bool(body.ignore_eos),
     )
 
 

@@ -74,7 +74,7 @@ def test_the_end_of_the_prompt_shows_where_reasoning_begins(
     assert reasoning_start(marked, prompt) is start
 
 
-LLAMA = "{% for m in messages %}{{ m.content }}{% endfor %}{# <|python_tag|> #}"
+LLAMA = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}{# <|python_tag|> #}"
 
 
 @pytest.mark.parametrize("tools", [[], [WEATHER]])

@@ -224,7 +224,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "structured_outputs.json": {"structured_outputs": {"json": "{"}},
     "structured_outputs.choice": {"structured_outputs": {"choice": []}},
     "structured_outputs.yaml": {"structured_outputs": {"yaml": "x"}},
-    "guided_json": {"guided_json": INTEGER},
+    "guided_json": {"guided_json": "{"},
     "ignore_eos": {"response_format": {"type": "json_object"}, "ignore_eos": True},
 }
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.gateway.chat_models import HERMES, USER, chat_model, dispatcher, said
+from tests.gateway.chat_models import (
+    HERMES,
+    PARIS,
+    PLAIN,
+    USER,
+    WEATHER,
+    call_text,
+    chat_model,
+    dispatcher,
+    said,
+)
 from tests.gateway.scripted import (
     EOS,
     Script,
@@ -16,6 +26,8 @@ from tests.gateway.scripted import (
     text_of,
     tokens_of,
 )
+
+from baton.gateway.output import formats
 
 SWITCHED = HERMES + "{% if enable_thinking is false %}[no thoughts]{% endif %}"
 
@@ -32,7 +44,7 @@ def scripted(text: str, *, ends: bool = True) -> ScriptedDispatcher:
         ({"messages": [USER[0], {**USER[0], "mood": 1}] * 2}, "messages[].mood"),
         ({"prediction": {"content": "x"}, "verbosity": "low"}, "verbosity, prediction"),
         ({"enable_thinking": False}, "enable_thinking"),
-        ({"a\nb": 1}, "a?b"),
+        ({"a\nb": 1, "do_sample": True}, "a?b"),
     ],
 )  # fmt: skip
 async def test_what_has_no_effect_is_told_in_a_header(fields: dict[str, Any], told: str) -> None:
@@ -61,9 +73,14 @@ async def test_nothing_is_told_where_every_field_has_its_effect() -> None:
         ({"echo": True}, "continue_final_message"),
         ({"chat_template": "{{ messages }}"}, "chat_template_kwargs"),
         ({"thinking": {"type": "deep"}}, "enabled"),
+        ({"thinking": {"type": []}}, "enabled"),
+        ({"regex": "a+"}, "structured_outputs.regex"),
+        ({"system": "Be brief."}, "role system"),
+        ({"do_sample": False}, "temperature"),
+        ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "continue_final"),
         ({"truncate_prompt_tokens": 0}, "at least 1"),
         ({"guided_regex": "a", "guided_json": {}}, "exclude"),
-        ({f"field_{i}": i for i in range(33)}, "more than 32"),
+        ({"messages": [{**USER[0], **{f"field_{i}": i for i in range(33)}}]}, "too many fields"),
     ],
 )
 async def test_what_would_change_the_answer_is_refused(fields: dict[str, Any], remedy: str) -> None:
@@ -153,3 +170,45 @@ async def test_switches_of_reasoning_reach_the_template(fields: dict[str, Any]) 
 
     assert "[no thoughts]" in text_of(generation.prompt)
     assert "x-baton-ignored" not in response.headers
+
+
+async def test_a_body_made_to_keep_the_gateway_busy_is_refused_or_answered_at_once() -> None:
+    long_name = "x" * (4 << 20)
+    many = (
+        b'{"prompt": ['
+        + b"1," * (2 << 20)
+        + b'1], "messages": [{"role": "user"'
+        + b"".join(b', "x%d": 1' % number for number in range(31))
+    )
+    async with serving(max_body_bytes=32 << 20) as gateway:
+        named = await gateway.complete(prompt="hi", **{long_name: 1})
+        cut_off = await gateway.http.post("/v1/completions", content=b'{"foo": 1, "prompt": "hi"')
+        deep = b'{"foo": ' + b"[" * 100_000
+        nested = await gateway.http.post("/v1/completions", content=deep)
+        large = await gateway.http.post("/v1/chat/completions", content=many + b"}]}")
+
+    assert named.status_code == 200 and named.headers["x-baton-ignored"] == "x" * 64
+    assert [response.status_code for response in (cut_off, nested, large)] == [400] * 3
+
+
+async def test_what_the_template_leaves_out_is_offered_in_the_message_of_the_user() -> None:
+    two_roles = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}"
+        "{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(two_roles)) as gateway:
+        await gateway.chat(messages=USER, tools=[WEATHER])
+        (generation,) = gateway.dispatcher.generations
+
+    assert "<|user|>You may call functions" in text_of(generation.prompt)
+
+
+async def test_call_marks_without_tools_in_a_template_are_not_its_own_format() -> None:
+    """As of DeepSeek's first templates: what the model is told is what is looked for."""
+    deepseek = PLAIN + "{% if call %}" + formats.CALLS_BEGIN + "{% endif %}"
+    script = said(call_text("get_weather", PARIS))
+    async with serving(dispatcher=dispatcher(script), model=chat_model(deepseek)) as gateway:
+        response = await gateway.chat(messages=USER, tools=[WEATHER])
+
+    assert response.headers["x-baton-tool-format"] == "generic"
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
