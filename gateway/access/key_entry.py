@@ -1,11 +1,11 @@
 """A line that lets somebody in: a key, or better its hash, from which nobody can make the key.
 
     secret
-    sha256:9f86d081884c7d65...  name=ci  expires=2027-03-31  scopes=inference
+    sha256:9f86d081884c7d65...  name=ci  expires=2027-03-31  scopes=inference+admin
 
 Words behind it, in any order: `name` for the log; `expires`, a date or time (UTC), from which on
-the key is unknown; `scopes`, some of those that keys of its place have. `baton keys` draws a key
-and writes its line.
+the key is unknown; `scopes`, some of those that keys of its place have, with `+` between them:
+where keys have commas between them, no line has any. `baton keys` draws a key and writes its line.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ TENANT_SCOPES = frozenset({INFERENCE})
 NAMED = ("file:", "env:")
 """How a secret begins that is only named, and read elsewhere."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NO_KEY = re.compile(
+    rf".*\s.*|#.*|sha256.*|(name|expires|scopes?)=.*|{'|'.join(sorted(SCOPES))}",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A comment, or a part of a line with a hash: whoever guesses it would be let in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,12 @@ def digest_of(key: str) -> bytes:
 def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
     """`scopes`: of keys that stand there. Raises ValueError, which never tells the key."""
     if not line.startswith(HASHED):
+        if _NO_KEY.fullmatch(line):
+            raise ValueError(
+                "what stands for a key has spaces, or looks like a comment or a part of a line of "
+                "`baton keys` (split at its spaces or commas?); draw another key, or keep the line "
+                "whole in a file and name that: `file:/path`"
+            )
         digest = digest_of(line)
         return KeyEntry(digest=digest, name=digest.hex()[:8], scopes=frozenset(scopes))
     text, *words = line.removeprefix(HASHED).split()
@@ -53,7 +64,7 @@ def read_entry(line: str, scopes: Set[str]) -> KeyEntry:
     said = dict(word.partition("=")[::2] for word in words)
     if unknown := said.keys() - {"name", "expires", "scopes"}:
         raise ValueError(f"a key's line says {sorted(unknown)[0]!r}; give name, expires or scopes")
-    wanted = frozenset(said["scopes"].split(",")) if "scopes" in said else frozenset(scopes)
+    wanted = frozenset(re.split("[+,]", said["scopes"]) if "scopes" in said else scopes)
     if beyond := wanted - scopes:
         raise ValueError(
             f"a key's scope {sorted(beyond)[0]!r} is not for its place, which has "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from baton.core.errors import InvalidConfig
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.cluster_secret import cluster_secret
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
@@ -20,6 +22,8 @@ from baton.platform.observe.logs import set_level
 
 if TYPE_CHECKING:
     from baton.platform.cluster.gateway_node import GatewayNode
+
+log = logging.getLogger(__name__)
 
 READY_PATIENCE_S = 2.0
 
@@ -40,8 +44,17 @@ class GatewayActor:
         self._gateway: GatewayNode | None = None
 
     async def reconfigure(self, told: Plain) -> None:
-        """Serve tells it first, before anybody may come in, and again whenever it is changed."""
-        config = with_live(self._config, told)
+        """Serve tells it first, before anybody may come in, and again whenever it is changed.
+
+        Raises InvalidConfig at the first: of a gateway that runs Serve would stop it for that.
+        """
+        try:
+            config = with_live(self._config, told)
+        except InvalidConfig as error:
+            if self._gateway is None:
+                raise
+            log.error("told what cannot be: %s; the configuration of before holds", error)
+            return
         if self._gateway is None:
             await self._start(config)
         else:

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import Epoch
+from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.fleet import RegistryClient
@@ -24,7 +27,7 @@ from baton.platform.observe.otel import start_tracing
 from baton.platform.observe.process_port import ProcessPages, ProcessPort
 from baton.platform.registry.limit_shares import REPORTS_S
 from baton.platform.security.connections import load_security
-from baton.platform.security.secrets import names_any, with_secrets
+from baton.platform.security.secrets import names_any, with_secrets, with_secrets_of
 from baton.proto.channels import Channels
 from baton.router.placer import Routing
 from baton.router.policies.by_name import policy
@@ -33,6 +36,10 @@ log = logging.getLogger(__name__)
 
 SECRETS_PERIOD_S = 2.0
 """How often files with keys are looked at."""
+CACHE_SECRET_CHANGED = (
+    "gateway.cache_secret is another where it is read: that of the start holds until gateways are "
+    "started anew"
+)
 
 
 class SharesRegistry(Protocol):
@@ -62,7 +69,7 @@ async def share_limits(
 class GatewayNode:
     def __init__(self, config: DeploymentConfig, folder: Path) -> None:
         """Raises InvalidConfig if a secret that the configuration names is not here."""
-        self._config = config
+        self._config = self._asked = config
         gateway = config.gateway
         self._known = with_secrets(gateway)
         self.dispatcher = ReplicaDispatcher(
@@ -108,15 +115,39 @@ class GatewayNode:
         await self.server.start()
 
     def reconfigure(self, config: DeploymentConfig) -> None:
-        """Go by `config`'s live settings from now on. Raises InvalidConfig, with nothing done."""
-        self._known = with_secrets(config.gateway)
-        self._config = config
-        self.dispatcher.reconfigure(
-            _routing(config),
-            max_waiting=config.gateway.max_waiting,
-            no_replica_grace_s=config.gateway.no_replica_grace_s,
-        )
-        self.server.reconfigure(self._known, config.wanted_replicas)
+        """Go by `config`'s live settings from now on.
+
+        While secrets that it names as before cannot be read, those that were read last hold; while
+        others cannot be read, the configuration of before holds.
+        """
+        self._asked = config
+        try:
+            known: GatewayConfig | None = with_secrets(config.gateway)
+        except InvalidConfig as error:
+            known = with_secrets_of(config.gateway, self._config.gateway, self._known)
+            if known is None:
+                log.error("%s; the configuration of before holds until that is mended", error)
+            else:
+                log.warning("%s; the keys of before hold", error)
+        if known is not None:
+            self._go_by(config, known)
+        self._begin_what_is_needed()  # also what looks again
+
+    def _go_by(self, config: DeploymentConfig, known: GatewayConfig) -> None:
+        """`known`: its gateway's settings with their secrets. That of the cache stays: blocks are
+        found by it."""
+        known = msgspec.structs.replace(known, cache_secret=self._known.cache_secret)
+        if config is self._config and known == self._known:
+            return
+        if config is not self._config:
+            self.dispatcher.reconfigure(
+                _routing(config),
+                max_waiting=known.max_waiting,
+                no_replica_grace_s=config.gateway.no_replica_grace_s,
+            )
+        log.info("keys or settings have changed, and hold from now on")
+        self._config, self._known = config, known
+        self.server.reconfigure(known, config.wanted_replicas)
         self._begin_what_is_needed()
 
     def _begin_what_is_needed(self) -> None:
@@ -126,26 +157,29 @@ class GatewayNode:
             limits.be_share(dict.fromkeys(limits.demand, 1 / gateway.replicas))
             sharing = share_limits(limits, self._shares, self.dispatcher.epoch)
             self._sharing = asyncio.create_task(sharing, name="shares limits")
-        if self._watching is None and names_any(gateway):
+        if self._watching is None and names_any(self._asked.gateway):
             self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")
 
     async def _watch_secrets(self) -> None:
         """For ever. While one cannot be read, those that were read last hold."""
-        trouble = ""
+        told = set[str]()
         while True:
             await asyncio.sleep(SECRETS_PERIOD_S)
-            try:
-                gateway = await asyncio.to_thread(with_secrets, self._config.gateway)
-            except InvalidConfig as error:
-                if trouble != str(error):
-                    log.warning("%s; the keys of before hold", error)
-                trouble = str(error)
-                continue
-            trouble = ""
-            if gateway != self._known:
-                self._known = gateway
-                self.server.reconfigure(gateway, self._config.wanted_replicas)
-                log.info("keys have changed, and hold from now on")
+            asked, troubles = self._asked, set[str]()
+            for config in (asked, self._config):  # of which keys are taken out all the same
+                try:
+                    known = await asyncio.to_thread(with_secrets, config.gateway)
+                except InvalidConfig as error:
+                    troubles.add(f"{error}; what was read last holds")
+                    continue
+                if asked is self._asked:  # nothing else was asked for meanwhile
+                    if known.cache_secret != self._known.cache_secret:
+                        troubles.add(CACHE_SECRET_CHANGED)
+                    self._go_by(config, known)
+                break
+            for trouble in troubles - told:
+                log.warning("%s", trouble)
+            told = troubles
 
     def check_health(self) -> None:
         """Raise Unavailable if this gateway hears of replicas no more, which nothing else mends."""

@@ -15,6 +15,7 @@ from typing import Any
 from baton.core.errors import InvalidConfig
 from baton.platform.config.deployment import DeploymentConfig, override, parse_config
 from baton.platform.config.live import (
+    COUNTED,
     DECODE,
     GATEWAY,
     LIVE,
@@ -24,6 +25,7 @@ from baton.platform.config.live import (
     Plain,
     changes,
     divide,
+    merged,
     with_live,
 )
 from baton.platform.security.secrets import check_named
@@ -93,16 +95,17 @@ def scaled(deployed: Plain, counts: dict[str, int]) -> Plain:
                 f"{pool} {count}: from or to no replicas processes start anew; set "
                 f"{pool}.replicas in the file, and `baton deploy` it"
             )
-    after = override(before, {f"{pool}.replicas": count for pool, count in counts.items()})
-    live = divide(after).live
+    told = {pool: {"replicas": count} for pool, count in counts.items()}
     result = deepcopy(deployed)
     known = {one["name"]: one for one in result.setdefault("deployments", [])}
-    for name in _names(after):
+    for name in _names(before):
+        if name not in COUNTED:
+            continue
         one = known.get(name)
         if one is None:
             one = {"name": name}
             result["deployments"].append(one)
-        one["user_config"] = live[name]
+        one["user_config"] = merged(one.get("user_config") or {}, told)
         for pool, count in counts.items():
             if POOLS[pool] == name:
                 one["num_replicas"] = count

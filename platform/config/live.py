@@ -27,6 +27,8 @@ Path = tuple[str, ...]
 GATEWAY, DECODE, PREFILL, REGISTRY = "Gateway", "Decode", "Prefill", "Registry"
 
 _COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
+COUNTED = (GATEWAY, DECODE, PREFILL)
+"""The deployments that hear the numbers of replicas."""
 _OF_ALL = ("log_level", "health.drain_s", "chaos.rules", "chaos.seed")
 _OF_REPLICAS = (*_OF_ALL, *_COUNTS, "health.stuck_after_s", "health.check_period_s")
 LIVE: Mapping[str, tuple[str, ...]] = {
@@ -98,7 +100,17 @@ def divide(config: DeploymentConfig) -> Division:
 
 def with_live(config: DeploymentConfig, told: Plain) -> DeploymentConfig:
     """`config` with what a running process was `told`. Raises InvalidConfig."""
-    return parse_config(_merged(_plain(config), told))
+    return parse_config(merged(_plain(config), told))
+
+
+def merged(below: Plain, above: Plain) -> Plain:
+    """What `above` says, and `below` where that says nothing."""
+    found = dict(below)
+    for key, value in above.items():
+        known = found.get(key)
+        is_node = isinstance(value, dict) and isinstance(known, dict)
+        found[key] = merged(known, value) if is_node else value
+    return found
 
 
 def changes(before: DeploymentConfig, after: DeploymentConfig) -> list[Change]:
@@ -144,14 +156,3 @@ def _tree(values: Mapping[Path, Any]) -> Plain:
             node = node.setdefault(key, {})
         node[path[-1]] = values[path]
     return root
-
-
-def _merged(below: Plain, above: Plain) -> Plain:
-    merged = dict(below)
-    for key, value in above.items():
-        known = merged.get(key)
-        if isinstance(value, dict) and isinstance(known, dict):
-            merged[key] = _merged(known, value)
-        else:
-            merged[key] = value
-    return merged

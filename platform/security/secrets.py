@@ -1,10 +1,11 @@
 """Secrets of gateways that the configuration only names: read where they are used.
 
     file:/etc/baton/keys     what the file says: a key a line, or its hash, where several may be
-    env:BATON_API_KEYS       what the variable says, keys with commas between them
+    env:KEYS                 what the variable says: the same, or keys with commas between them
 
-Ray keeps what actors are made of, and shows it: a deployment on a cluster names its secrets. Files
-may change while a gateway runs; it looks at them again and again.
+Lines that begin with # are comments. Ray keeps what actors are made of, and
+shows it: a deployment on a cluster names its secrets. Files may change while a gateway runs; it
+looks at them again and again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,28 @@ def with_secrets(config: GatewayConfig) -> GatewayConfig:
         api_keys=_keys("gateway.api_keys", config.api_keys),
         operator_keys=_keys("gateway.operator_keys", config.operator_keys),
         cache_secret=_one("gateway.cache_secret", config.cache_secret),
+        tenants=tenants,
+    )
+
+
+def with_secrets_of(
+    config: GatewayConfig, former: GatewayConfig, known: GatewayConfig
+) -> GatewayConfig | None:
+    """`config` with the secrets that `known` has for the names in `former`.
+
+    None if it names others.
+    """
+    if set(_secrets(config)) != set(_secrets(former)):
+        return None
+    tenants = {
+        name: _replaced(tenant, api_keys=known.tenants[name].api_keys)
+        for name, tenant in config.tenants.items()
+    }
+    return _replaced(
+        config,
+        api_keys=known.api_keys,
+        operator_keys=known.operator_keys,
+        cache_secret=known.cache_secret,
         tenants=tenants,
     )
 
@@ -84,15 +107,25 @@ def _read(setting: str, value: str) -> list[str]:
         return [value]
     if value.startswith(FILE):
         try:
-            found = Path(value.removeprefix(FILE)).expanduser().read_text().splitlines()
+            path = Path(value.removeprefix(FILE)).expanduser()
+            found = _without_comments(path.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfig(f"{setting}: cannot read {value}: {error}") from None
     else:
-        found = os.environ.get(value.removeprefix(ENV), "").split(",")
-    secrets = [line.strip() for line in found if line.strip()]
+        lines = _without_comments(os.environ.get(value.removeprefix(ENV), ""))
+        found = [part for line in lines for part in line.split(",")]
+    secrets = [text.strip() for text in found if text.strip()]
     if not secrets:
         raise InvalidConfig(f"{setting}: {value} is empty where this gateway runs")
+    if any(map(_is_name, secrets)):
+        raise InvalidConfig(
+            f"{setting}: {value} names another secret, which is not followed; name it in {setting}"
+        )
     return secrets
+
+
+def _without_comments(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.splitlines()) if not line.startswith("#")]
 
 
 R = TypeVar("R", GatewayConfig, TenantConfig)

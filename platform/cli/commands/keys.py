@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from baton.gateway.access.key_entry import HASHED, digest_of
+from baton.core.errors import InvalidConfig
+from baton.gateway.access.key_entry import HASHED, SCOPES, digest_of, read_entry
 
 KEY_BYTES = 32
 
@@ -23,9 +24,15 @@ def keys(
     ] = None,
 ) -> None:
     """Draw an API key. Only its hash is to be kept where gateways run."""
+    if name.split() not in ([], [name]) or "," in name:
+        raise InvalidConfig(f"--name {name!r}: a key's name is one word, without spaces or commas")
     key = f"bk_{secrets.token_urlsafe(KEY_BYTES)}"
-    typer.echo(f"key:  {key}")
     line = line_of(key, datetime.now(UTC), name=name, days=days, scopes=scope or ())
+    try:
+        read_entry(line, SCOPES)
+    except ValueError as error:
+        raise InvalidConfig(f"this would make a line that no gateway takes: {error}") from None
+    typer.echo(f"key:  {key}")
     typer.echo(f"line: {line}")
     typer.echo(
         "\nGive the key to whoever is to have it: it is told once. The line goes into the file\n"
@@ -43,5 +50,5 @@ def line_of(
     if days is not None:
         words.append(f"expires={(now + timedelta(days=days)).date().isoformat()}")
     if scopes:
-        words.append(f"scopes={','.join(scopes)}")
+        words.append(f"scopes={'+'.join(scopes)}")
     return "  ".join(words)

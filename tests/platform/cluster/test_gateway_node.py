@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 
 import httpx
 import pytest
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, Role, StartingReplica
+from baton.gateway.access.config import GatewayConfig
 from baton.platform.cluster import gateway_node
 from baton.platform.cluster.gateway_node import GatewayNode
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -117,3 +119,83 @@ async def test_a_running_gateway_goes_by_other_settings_at_once() -> None:
         assert refused.status_code == 503  # after another patience than the 60 s of the start
         missing = (await http.get("/ready")).json()["missing"]
         assert {it["role"]: it["wanted"] for it in missing}["prefill"] == 5
+
+
+async def test_a_running_gateway_survives_a_change_while_its_keys_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_node, "SECRETS_PERIOD_S", 0.01)
+    keys, others = tmp_path / "keys", tmp_path / "others"
+    keys.write_text("a")
+    config = override(CONFIG, {"gateway.api_keys": [f"file:{keys}"]})
+
+    async with listening(node := GatewayNode(config, find_model(config.model))) as http:
+
+        async def wanted() -> int:
+            missing = (await http.get("/ready")).json()["missing"]
+            return {it["role"]: it["wanted"] for it in missing}["prefill"]
+
+        keys.unlink()
+        node.reconfigure(override(config, {"prefill.replicas": 5}))
+        assert (await wanted(), await status_with(http, "a")) == (5, 200)
+
+        other = {"gateway.api_keys": [f"file:{others}"], "prefill.replicas": 6}
+        node.reconfigure(override(config, other))
+        assert (await wanted(), await status_with(http, "a")) == (5, 200)
+        keys.write_text("b")  # "a" is taken back, though more was asked for than can be
+        while await status_with(http, "a") != 401:
+            await asyncio.sleep(0.01)
+        assert "others" in caplog.text
+
+        others.write_text("c")
+        while await status_with(http, "c") != 200:
+            await asyncio.sleep(0.01)
+        assert (await wanted(), await status_with(http, "b")) == (6, 401)
+
+
+async def test_keys_read_for_a_configuration_that_has_been_replaced_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_node, "SECRETS_PERIOD_S", 0.01)
+    (tmp_path / "keys").write_text("old")
+    config = override(CONFIG, {"gateway.api_keys": [f"file:{tmp_path}/keys"]})
+    is_replaced, is_checked = Event(), Event()
+    reads: list[Event] = []
+    read = gateway_node.with_secrets
+
+    def slow(gateway: GatewayConfig) -> GatewayConfig:
+        found = read(gateway)
+        if current_thread() is not main_thread():  # the gateway looks again
+            reads.append(is_checked if reads else is_replaced)
+            reads[-1].wait(10)
+        return found
+
+    monkeypatch.setattr(gateway_node, "with_secrets", slow)
+    async with listening(node := GatewayNode(config, find_model(config.model))) as http:
+        try:
+            while not reads:
+                await asyncio.sleep(0.01)
+            node.reconfigure(override(config, {"gateway.api_keys": ["other"]}))
+            is_replaced.set()
+            while len(reads) < 2:
+                await asyncio.sleep(0.01)
+            assert [await status_with(http, key) for key in ("old", "other")] == [401, 200]
+        finally:
+            is_checked.set()
+
+
+async def test_a_running_gateway_keeps_the_secret_that_blocks_are_named_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_node, "SECRETS_PERIOD_S", 0.01)
+    (tmp_path / "secret").write_text("first")
+    config = override(CONFIG, {"gateway.cache_secret": f"file:{tmp_path}/secret"})
+
+    async with listening(GatewayNode(config, find_model(config.model))):
+        (tmp_path / "secret").write_text("second")
+        while "cache_secret" not in caplog.text:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+
+    assert caplog.text.count("until gateways are started anew") == 1
+    assert "keys or settings have changed" not in caplog.text

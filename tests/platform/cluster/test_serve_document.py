@@ -114,6 +114,25 @@ def test_a_document_that_has_all_in_args_is_scaled_without_touching_them() -> No
     assert configuration(after).decode.max_open == 5
 
 
+def test_scaling_keeps_what_deployments_were_told_also_where_that_is_the_default() -> None:
+    default = DeploymentConfig()
+    told = {"decode": {"max_open": default.decode.max_open}}
+    deployed = {
+        "name": "own",
+        "import_path": "baton.platform.serve_app:app",
+        "args": {"decode": {"replicas": 3, "max_open": 5}},
+        "deployments": [{"name": "Decode", "num_replicas": 3, "user_config": told}],
+    }
+
+    after = scaled(deployed, {"decode": 1})
+
+    [decode, gateway] = [
+        one["user_config"] for one in after["deployments"] if one["name"] != "Prefill"
+    ]
+    assert decode == {"decode": {"max_open": default.decode.max_open, "replicas": 1}}
+    assert gateway == {"decode": {"replicas": 1}}  # one is the default, and args say three
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [({"prefil": 2}, "no pool is called 'prefil'"), ({"decode": 0}, "processes start anew")],

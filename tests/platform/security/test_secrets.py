@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from baton.core.errors import InvalidConfig
 from baton.gateway.access.config import GatewayConfig, TenantConfig
+from baton.platform.cli.commands.keys import line_of
 from baton.platform.security.secrets import with_secrets
 
 
@@ -26,6 +28,34 @@ def test_keys_are_read_from_files_and_variables_and_others_stay(
     assert read.api_keys == {"one", "two", "plain"}
     assert read.tenants["acme"].api_keys == {"three", "four"}
     assert read.tenants["acme"].weight == 2.0
+
+
+def test_a_comment_is_no_key_and_a_line_with_scopes_is_one_wherever_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    line = line_of("k", now, name="ci", days=None, scopes=["inference", "admin"])
+    (tmp_path / "keys").write_text(f"\ufeff{line}\n  # of whom, and until when\n")
+    monkeypatch.setenv("KEYS", f"one,{line}\n# two, three\n")
+
+    for name, keys in ((f"file:{tmp_path}/keys", {line}), ("env:KEYS", {line, "one"})):
+        assert with_secrets(GatewayConfig(operator_keys=frozenset({name}))).operator_keys == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sha256:" + "0" * 64 + " scopes=inference,admin", "looks like"),
+        ("env:OTHER", "names another secret"),
+    ],
+)
+def test_what_a_variable_has_beside_keys_is_refused(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEYS", text)
+
+    with pytest.raises(InvalidConfig, match=message):
+        with_secrets(GatewayConfig(operator_keys=frozenset({"env:KEYS"})))
 
 
 @pytest.mark.parametrize("name", ["file:/no/such", "env:NO_SUCH_VARIABLE"])
