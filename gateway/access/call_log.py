@@ -18,6 +18,8 @@ calls = logging.getLogger("baton.gateway.access.calls")
 audit = logging.getLogger("baton.gateway.access.audit")
 
 REFUSED = frozenset({"401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED"})
+MAX_PATH = 200
+"""Characters: strangers are logged as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def log_call(call: EndedCall, *, has_access_log: bool) -> None:
         "request_id": call.request_id,
         "trace_id": trace_id(caller.call.span.context),
         "method": call.method,
-        "path": ascii(call.path)[1:-1],  # nobody writes lines of his own into the log
+        "path": ascii(call.path[:MAX_PATH])[1:-1],  # nobody writes lines of his own into the log
         "status": call.status,
         "seconds": round(call.seconds, 6),
         "tenant": caller.tenant,

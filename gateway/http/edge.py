@@ -25,10 +25,10 @@ from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
-GUARDED = ("/v1/", "/debug/", "/tokenize", "/detokenize")
-"""Paths that need a key, where keys are needed. Probes and metrics have none to show."""
-OPERATED = "/debug/"
-"""Paths below it need an operator's."""
+GUARDED = ("/v1/", "/debug/", "/metrics", "/tokenize", "/detokenize")
+"""Paths that need a key, where keys are needed. Probes have none to show."""
+OPERATED = ("/debug/", "/metrics")
+"""Those of them that need an operator's: they tell of all tenants."""
 OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
@@ -92,16 +92,15 @@ class Edge:
         try:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.append((REQUEST_ID.encode(), request_id.encode()))
-            call = self._begin_call(scope, headers, request_id)
             if scope["path"].startswith(GUARDED):
                 caller = self._gateway.keys.check(headers.get("authorization"))
                 if scope["path"].startswith(OPERATED):
                     caller.check_operates(scope["path"])
                 else:
                     caller.check_infers()
+            call = self._begin_call(scope, headers, request_id)
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
-            call.span.end(str(error))
             self._log(scope, status, monotonic() - began_s, request_id, caller)
             return
         if call is not UNTRACED:
@@ -139,7 +138,7 @@ class Edge:
         return path if path in self._paths else "other"
 
     def _begin_call(self, scope: Scope, headers: Headers, request_id: str) -> TracedCall:
-        """Of what a client asks of the model; nobody follows probes."""
+        """Of what a client asks of the model; nobody follows probes, nor who has no key."""
         operation = OPERATIONS.get(scope["path"])
         if operation is None:
             return UNTRACED

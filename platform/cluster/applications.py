@@ -14,14 +14,26 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ServeDeploySchema
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import InvalidConfig
-from baton.platform.cluster.serve_document import CONTROLLER_OPTIONS, IMPORT_PATH, configuration
+from baton.platform.cluster.serve_document import (
+    CONTROLLER_OPTIONS,
+    IMPORT_PATH,
+    configuration,
+    scaled,
+)
+from baton.platform.cluster.sole_change import sole_change
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import GATEWAY, Plain
+
+LEAVING = "DELETING"
+"""The status of an application that is on its way out."""
+PORTS_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,34 +93,61 @@ def known_document(name: str) -> Plain:
 def apply(document: Plain) -> None:
     """Let Serve bring one application to what `document` says; others stay as they are.
 
-    Raises InvalidConfig if its ports are those of another.
+    Raises InvalidConfig if its name is somebody else's, or its ports are those of another.
     """
-    others = _others(document["name"])
-    check_ports(configuration(document), others)
     start_serve()
-    _send([*others, document])
+    with sole_change():
+        check_name(document)
+        _put(document)
+
+
+def apply_scaled(name: str, counts: dict[str, int]) -> Plain:
+    """Give pools of an application other numbers of replicas, and return its new document.
+
+    Raises InvalidConfig for what is no pool, or no number of replicas of it.
+    """
+    with sole_change():
+        document = scaled(known_document(name), counts)
+        _put(document)
+    return document
 
 
 def remove(name: str) -> None:
     """Have one application end; others stay. It drains first."""
-    if deployed(name) is None:
-        serve.delete(name, _blocking=False)
-    else:
-        _send(_others(name))
+    with sole_change():
+        if deployed(name) is None:
+            serve.delete(name, _blocking=False)
+        else:
+            _send(_others(name))
 
 
-def check_ports(config: DeploymentConfig, others: list[Plain]) -> None:
+def check_name(document: Plain) -> None:
+    """Raises InvalidConfig if an application has this name that `baton deploy` did not make."""
+    name = document["name"]
+    details = served().get(name)
+    if details is None or details["status"] == LEAVING:
+        return
+    known = details.get("deployed_app_config")
+    if known is None or known.get("import_path") != document["import_path"]:
+        whose = "by `baton serve`, or by a program" if known is None else "from other code"
+        raise InvalidConfig(
+            f"ray.app_name: an application called {name!r} was started {whose} on this cluster, "
+            "and would be replaced; give another name with --app-name, or end that one first"
+        )
+
+
+def check_ports(config: DeploymentConfig) -> None:
     """Raises InvalidConfig for a port of another application: gateways share theirs with their
     successors, so on one node clients of the one would meet the other's model."""
-    for other in others:
-        if other.get("import_path") != IMPORT_PATH:
+    own = {"gateway.port": config.gateway.port, "gateway.grpc_port": config.gateway.grpc_port}
+    for name, details in served().items():
+        if name == config.ray.app_name or details["status"] == LEAVING:
             continue
-        theirs = configuration(other).gateway
-        own = {"gateway.port": config.gateway.port, "gateway.grpc_port": config.gateway.grpc_port}
+        theirs = _ports_of(name, details)
         for setting, port in own.items():
-            if port and port in (theirs.port, theirs.grpc_port):
+            if port and port in theirs:
                 raise InvalidConfig(
-                    f"{setting}: {port} is a port of the application {other['name']!r} on this "
+                    f"{setting}: {port} is a port of the application {name!r} on this "
                     "cluster; choose another, or 0 for any"
                 )
 
@@ -164,6 +203,30 @@ def _tail(log_file: str, offset: int, num_lines: int) -> tuple[str, int]:
     return b"".join(lines).decode(errors="replace"), end
 
 
+def _ports_of(name: str, details: Plain) -> tuple[int, ...]:
+    document = details.get("deployed_app_config")
+    if document is None:
+        return _bound_ports(name) if GATEWAY in details["deployments"] else ()
+    if document.get("import_path") != IMPORT_PATH:
+        return ()
+    gateway = configuration(document).gateway
+    return gateway.port, gateway.grpc_port
+
+
+def _bound_ports(name: str) -> tuple[int, ...]:
+    """Of one without a document; none if it does not say, as it does not listen yet."""
+    try:
+        return gateway_ports(name, PORTS_TIMEOUT_S)
+    except (TimeoutError, RayError, RayServeException):
+        return ()
+
+
+def _put(document: Plain) -> None:
+    """To be called in a `sole_change`: others are sent as they were when they were read."""
+    check_ports(configuration(document))
+    _send([*_others(document["name"]), document])
+
+
 def _others(name: str) -> list[Plain]:
     """Documents of the applications that stay."""
     return [
@@ -171,7 +234,7 @@ def _others(name: str) -> list[Plain]:
         for other, details in served().items()
         if other != name
         and (document := details.get("deployed_app_config")) is not None
-        and details["status"] != "DELETING"
+        and details["status"] != LEAVING
     ]
 
 

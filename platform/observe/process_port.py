@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.core.metrics import CONTENT_TYPE
 
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 NUM_PORTS = 16
 """Processes of one role that can share a machine and still have ports that are known."""
 MAX_CONNECTIONS = 64
+CONNECTION_LIMIT_S = 10.0
+"""Of each, from its opening: it has one request, and Prometheus waits no longer by default."""
 START_POLL_S = 0.01
 
 Scope = dict[str, Any]
@@ -67,6 +70,7 @@ class ProcessPort:
             uvicorn.Config(
                 self._answer,
                 interface="asgi3",  # a bound method is taken for something else
+                http=_Brief,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -97,9 +101,26 @@ class ProcessPort:
         headers = [
             (b"content-type", kind.encode()),
             (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+class _Brief(HttpToolsProtocol):
+    """A connection that ends in any case: whoever says nothing, or does not read, would keep
+    a place from the probes."""
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit = self.loop.call_later(CONNECTION_LIMIT_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        super().connection_lost(exc)
 
 
 class _Guest(uvicorn.Server):

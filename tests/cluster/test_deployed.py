@@ -205,6 +205,30 @@ async def test_two_models_side_by_side_an_update_and_the_loss_of_a_node(
     assert await asyncio.to_thread(second.epochs)
 
 
+@pytest.mark.wide
+async def test_applications_that_come_and_go_at_once_do_not_end_each_other(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    none = {"replicas": 0}
+    apps = {
+        name: application(nodes, tmp_path, name, prefill=none) for name in ("one", "two", "three")
+    }
+
+    async def shown() -> set[str]:
+        said = await asyncio.to_thread(nodes.baton, "top", "--json")
+        return {app["application"] for app in json.loads(said)}
+
+    first = asyncio.to_thread(apps["one"].deploy)
+    await asyncio.gather(first, asyncio.to_thread(apps["two"].deploy))
+    assert await shown() >= {"one", "two"}
+
+    leaves = asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "one")
+    await asyncio.gather(leaves, asyncio.to_thread(apps["three"].deploy))
+    assert await shown() >= {"two", "three"}
+    for name in ("two", "three"):
+        await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", name)
+
+
 def lost(rows: list[dict[str, Any]]) -> set[str]:
     """Epochs of the replicas that were on the node of the first."""
     return {row["says"]["epoch"] for row in rows if row["node_id"] == rows[0]["node_id"]}

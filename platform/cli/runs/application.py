@@ -21,14 +21,14 @@ POLL_S = 0.5
 
 
 def told_before(wanted: Plain, name: str) -> list[str]:
-    """What a deployment of `wanted` would do to what runs, in lines."""
-    from baton.platform.cluster.applications import deployed, served
+    """What a deployment of `wanted` would do to what runs, in lines. Raises InvalidConfig if the
+    name is another's."""
+    from baton.platform.cluster.applications import check_name, deployed
     from baton.platform.cluster.serve_document import difference
 
+    check_name(wanted)
     known = deployed(name)
     if known is None:
-        if name in served():
-            return [f"{name} was not deployed by a document: all of it starts anew"]
         return [f"{name} starts: nothing of this name runs"]
     found, restarts = difference(known, wanted)
     if not found and not restarts:
@@ -47,15 +47,7 @@ def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> 
     from baton.platform.cluster.applications import apply
 
     apply(wanted)
-    if not waits:
-        typer.echo(f"{wanted['name']} is on its way; `baton top` shows how far it is")
-        return
-    port, grpc_port = follow_up(config)
-    typer.echo(
-        f"{wanted['name']} serves {config.model_name} with {config.prefill.num_engines} prefill "
-        f"and {config.decode.num_engines} decode replicas: HTTP on port {port}, gRPC on "
-        f"{grpc_port} of its gateways' nodes"
-    )
+    _follow(wanted, config, waits=waits)
 
 
 def follow_up(config: DeploymentConfig) -> tuple[int, int]:
@@ -70,12 +62,11 @@ def follow_up(config: DeploymentConfig) -> tuple[int, int]:
 
 def scale(name: str, counts: dict[str, int], *, waits: bool) -> None:
     """Raises InvalidConfig for what is no pool, or no number of replicas of it."""
-    from baton.platform.cluster.applications import known_document
-    from baton.platform.cluster.serve_document import configuration, scaled
+    from baton.platform.cluster.applications import apply_scaled
+    from baton.platform.cluster.serve_document import configuration
 
-    before = known_document(name)
-    wanted = scaled(before, counts)
-    deploy_document(wanted, configuration(wanted), waits=waits)
+    wanted = apply_scaled(name, counts)
+    _follow(wanted, configuration(wanted), waits=waits)
 
 
 def undeploy(name: str, limit_s: float) -> None:
@@ -91,6 +82,18 @@ def undeploy(name: str, limit_s: float) -> None:
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"{name} has not ended after {limit_s:g} s; it goes on ending")
         time.sleep(POLL_S)
+
+
+def _follow(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
+    if not waits:
+        typer.echo(f"{wanted['name']} is on its way; `baton top` shows how far it is")
+        return
+    port, grpc_port = follow_up(config)
+    typer.echo(
+        f"{wanted['name']} serves {config.model_name} with {config.prefill.num_engines} prefill "
+        f"and {config.decode.num_engines} decode replicas: HTTP on port {port}, gRPC on "
+        f"{grpc_port} of its gateways' nodes"
+    )
 
 
 def _how(change: Change) -> str:

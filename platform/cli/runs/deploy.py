@@ -34,18 +34,20 @@ STATUS_PERIOD_S = 1.0
 
 def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple[int, int]:
     """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, and
-    InvalidConfig if the application's name is taken."""
+    InvalidConfig if the application's name or a port of it is taken."""
     from ray import serve
 
-    from baton.platform.cluster.applications import served, start_serve
+    from baton.platform.cluster.applications import check_ports, served, start_serve
     from baton.platform.cluster.deploy import build_app
 
     name = config.ray.app_name
-    if config.ray.address and name in served():
-        raise InvalidConfig(
-            f"ray.app_name: an application is called {name!r} on this cluster already; give "
-            "another with --app-name, or change that one with `baton deploy`"
-        )
+    if config.ray.address:
+        if name in served():
+            raise InvalidConfig(
+                f"ray.app_name: an application is called {name!r} on this cluster already; give "
+                "another with --app-name, or change that one with `baton deploy`"
+            )
+        check_ports(config)
     report.enter(f"starting {_counted(config)}")
     start_serve()
     target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)

@@ -12,8 +12,11 @@ import pytest
 import pytest_asyncio
 from tests.gateway.scripted import Serving, serving
 
+from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.access.key_entry import digest_of
+from baton.gateway.http import edge
+from baton.gateway.requests.gateway import Gateway
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -69,6 +72,9 @@ ROWS: dict[str, Row] = {
     "status with an operator's key": ("GET /debug/status", WATCHER, {}, "", 200),
     "leaks with a tenant's key": ("GET /debug/leaks", ACME, {}, "", 403),
     "decisions with a tenant's key": ("GET /debug/decisions", ACME, {}, "", 403),
+    "metrics without a key": ("GET /metrics", None, {}, "", 401),
+    "metrics with a tenant's key": ("GET /metrics", ACME, {}, "", 403),
+    "metrics with an operator's key": ("GET /metrics", WATCHER, {}, "", 200),
     "a drain without a key": ("POST /debug/drain", None, {}, '{"replica": "d0"}', 401),
     "a drain with a tenant's key": ("POST /debug/drain", BELL, {}, '{"replica": "d0"}', 403),
     "a drain of nobody": ("POST /debug/drain", OPERATOR, {}, '{"replica": "x"}', 400),
@@ -181,3 +187,24 @@ async def test_the_log_tells_who_operated_and_who_was_refused_but_no_key_and_no_
     assert told("calls")[-1] == ("call", "200", "ci")
     text = " ".join(str(vars(record)) for record in caplog.records)
     assert OPERATOR not in text and HASHED not in text and "guess" not in text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_strangers_write_no_spans_and_no_long_lines(
+    served: Serving, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "baton.gateway.access")
+    begun: list[str] = []
+
+    def begin(gateway: Gateway, operation: str, request_id: str, **about: object) -> TracedCall:
+        begun.append(operation)
+        return UNTRACED
+
+    monkeypatch.setattr(edge, "begin_call", begin)
+
+    await status_of(served, ROWS["no key"])
+    await status_of(served, (f"GET /v1/{'x' * 3000}", None, {}, "", 401))
+    assert begun == []
+    assert max(len(vars(record).get("path", "")) for record in caplog.records) == 200
+    await status_of(served, ROWS["a key"])
+    assert begun == ["text_completion"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,20 @@ from baton.platform.cli.commands import deploy as deploy_command
 from baton.platform.cli.commands import scale as scale_command
 from baton.platform.cli.main import app
 from baton.platform.cluster import applications
-from baton.platform.cluster.serve_document import application
+from baton.platform.cluster.serve_document import application, configuration, scaled
 from baton.platform.config.deployment import DeploymentConfig, override
 
 run = CliRunner().invoke
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def programs() -> dict[str, Any]:
+    """The ports of gateways that nobody deployed by a document, by the application's name."""
+    return {}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, programs: dict[str, Any]) -> dict[str, Any]:
     """What is deployed, by name; what is sent takes its place."""
     documents: dict[str, Any] = {}
 
@@ -29,11 +36,24 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         documents.update({one["name"]: one for one in sent})
 
     def served() -> dict[str, Any]:
+        known = dict.fromkeys(programs) | documents
         return {
-            name: {"deployed_app_config": document, "status": "RUNNING", "deployments": {}}
-            for name, document in documents.items()
+            name: {
+                "deployed_app_config": document,
+                "status": "RUNNING",
+                "deployments": {"Gateway": {}},
+            }
+            for name, document in known.items()
         }
 
+    def ports(name: str, timeout_s: float) -> tuple[int, int]:
+        if programs[name] is None:
+            raise TimeoutError
+        found: tuple[int, int] = programs[name]
+        return found
+
+    monkeypatch.setattr(applications, "gateway_ports", ports)
+    monkeypatch.setattr(applications, "sole_change", nullcontext)
     monkeypatch.setattr(applications, "served", served)
     monkeypatch.setattr(applications, "start_serve", lambda: None)
     monkeypatch.setattr(applications, "_send", send)
@@ -92,3 +112,59 @@ def test_scaling_leaves_the_others_and_the_args_alone(cluster: dict[str, Any]) -
     [decode] = [it for it in cluster["two"]["deployments"] if it["name"] == "Decode"]
     assert decode["num_replicas"] == 3
     assert unknown.exit_code == 2 and "there are: one, two" in " ".join(unknown.output.split())
+
+
+def test_two_who_deploy_at_once_lose_nothing_of_each_other(
+    cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other is done while one waits for Serve to start, or for its turn."""
+    cluster["baton"] = application(DeploymentConfig())
+    own = {"ray.app_name": "other", "gateway.port": 0, "gateway.grpc_port": 0}
+    other = application(override(DeploymentConfig(), own))
+
+    monkeypatch.setattr(applications, "start_serve", lambda: cluster.update(other=other))
+    deployed = run(app, ["deploy", "--no-wait"])
+
+    assert deployed.exit_code == 0, deployed.output
+    assert cluster["other"] == other
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        cluster["baton"] = scaled(cluster["baton"], {"prefill": 3})
+        yield
+
+    monkeypatch.setattr(applications, "sole_change", turn)
+    assert run(app, ["scale", "decode=2", "--no-wait"]).exit_code == 0
+    wanted = configuration(cluster["baton"])
+    assert (wanted.prefill.replicas, wanted.decode.replicas) == (3, 2)
+
+
+@pytest.mark.parametrize("command", [["deploy", "--no-wait"], ["deploy", "--dry-run"]])
+@pytest.mark.parametrize("whose", ["a program", "other code"])
+def test_an_application_that_somebody_else_made_is_not_taken_over(
+    cluster: dict[str, Any], programs: dict[str, Any], command: list[str], whose: str
+) -> None:
+    if whose == "a program":
+        programs["baton"] = None
+    else:
+        cluster["baton"] = {"name": "baton", "import_path": "shop:app"}
+    before = dict(cluster)
+
+    refused = run(app, command)
+
+    assert refused.exit_code == 2
+    assert "--app-name" in refused.output
+    assert cluster == before
+
+
+def test_ports_of_what_was_started_without_a_document_are_taken_as_well(
+    cluster: dict[str, Any], programs: dict[str, Any]
+) -> None:
+    programs |= {"starting": None, "served": (7000, 8000)}
+
+    refused = run(app, ["deploy", "--no-wait"])
+    taken = run(app, ["deploy", "--port", "7100", "--no-wait"])
+
+    assert refused.exit_code == 2
+    assert "8000 is a port of the application 'served'" in " ".join(refused.output.split())
+    assert taken.exit_code == 0, taken.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import httpx
@@ -43,6 +44,32 @@ async def test_probes_are_answered_before_a_process_is_ready_and_when_it_is_not_
     assert (loading, serving, ill) == ([200, 503, 200], [200, 200, 200], [503, 503, 200])
     assert text == "x 1\n"
     assert others == [404, 405]
+
+
+async def test_those_who_say_nothing_do_not_keep_the_probes_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.platform.observe.process_port.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(
+        "baton.platform.observe.process_port.CONNECTION_LIMIT_S", 0.1, raising=False
+    )
+    port = ProcessPort()
+    await port.start(HOST, 0)
+    try:
+        silent, writer = await asyncio.open_connection(HOST, port.port)
+        halting, half_said = await asyncio.open_connection(HOST, port.port)
+        half_said.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HT")
+        async with asyncio.timeout(5):  # only keeps a failing test from hanging
+            assert await silent.read() == b""
+            await halting.read()
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
+            answer = await http.get("/healthz")
+        writer.close()
+        half_said.close()
+    finally:
+        await port.stop()
+
+    assert answer.status_code == 200
 
 
 def test_processes_of_one_machine_take_one_port_after_the_other() -> None:
