@@ -416,6 +416,8 @@ class Engine:
         self._ahead.land()
         self.pool.forget(request.holder)
         self.pool.wipe(request.holder)  # what is not finite is in its blocks
+        if self.speculation is not None:
+            self.speculation.discard(request)
 
     def _leave(self, request: Request) -> None:
         if self.speculation is not None:

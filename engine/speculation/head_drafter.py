@@ -9,7 +9,8 @@
 Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are written
 over. What precedes the features that it is shown it never sees (`num_missing`): rotary positions
 are relative, so it goes on as if the first that it saw were the first there is. A prompt that
-begins as another did that was read whole finds the pairs of it, named by the tokens.
+begins as another did that was read whole finds the pairs of it, named by the tokens. Features that
+find no block wait until they are `MIN_READ`, then they are dropped as if they had not been shown.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.taped_head import TapedHead, run_head
-from baton.engine.request.request import Request
+from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.drafter import Draft
 from baton.engine.speculation.growing_draft import GrowingDraft, grow
 from baton.engine.speculation.hidden_reader import Shown
 
 MIN_READ = 64
 """Features that are read as soon as they are shown; fewer wait for the next draft."""
+MAX_READ = 2048
+"""Features that the head reads at once: they need not fit into memory together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +48,7 @@ class _Reading:
     """Of verified tokens, in its KV."""
     num_named: int
     skipped: int = 0
-    """The position of a token less the place of its pair."""
+    """The position of a token less the place of its pair: so many tokens are missing."""
     is_nameable: bool = field(init=False, default=True)
     """No token was skipped: its KV is what the tokens say."""
 
@@ -54,19 +57,25 @@ class _Reading:
         """Of the first of `rows`."""
         return self.skipped + self.num_pairs
 
-    def add(self, start: int, rows: Tensor) -> int:
-        """Of the tokens from `start` on; those that were there before were of drafts. How many
-        tokens are skipped for good."""
+    def add(self, start: int, rows: Tensor) -> None:
+        """Of the tokens from `start` on; those that were there before were of drafts."""
         first = self.position
         if start > first + len(self.rows):
-            self.rows, self.is_nameable = rows, False
-            self.skipped += start - first
-            return start - first
-        if start >= first:
+            self._skip(start - first)
+            self.rows = rows
+        elif start >= first:
             self.rows = torch.cat((self.rows[: start - first], rows))
         elif start + len(rows) > first:
             self.rows = rows[first - start :]
-        return 0
+
+    def drop(self, num_rows: int) -> None:
+        """The first of them, for good."""
+        self._skip(num_rows)
+        self.rows = self.rows[num_rows:].clone()
+
+    def _skip(self, num_tokens: int) -> None:
+        self.skipped += num_tokens
+        self.is_nameable = False
 
     def num_ready(self) -> int:
         """Rows of known tokens with a known one behind them."""
@@ -107,6 +116,8 @@ class HeadDrafter:
         self._eos_token_ids = eos_token_ids
         self._pool = BlockPool(cache)
         self._readings: dict[Request, _Reading] = {}
+        self._is_short = False
+        """Somebody found no block since the last pass of the model."""
 
     @property
     def is_taped(self) -> bool:
@@ -118,18 +129,24 @@ class HeadDrafter:
         features = hidden if self.taps is None else self.taps.features
         joined, stop = self._head.joined(features), 0
         many: list[_Reading] = []
+        if self._is_short:
+            self._forget_who_was_preempted()
         for request, start, num_rows in shown:
             first, stop = stop, stop + num_rows
-            reading = self._readings.get(request) or self._begin(request, joined[:0])
-            if reading is None or not num_rows:
+            if request.embedding is not None or not num_rows:
                 continue
-            num_skipped = reading.add(start, joined[first:stop])
-            self.num_missing += num_skipped
-            request.num_draft_missing += num_skipped
-            if reading.num_ready() > MIN_READ and self._has_room(reading, reading.num_ready()):
-                many.append(reading)
-        if many:
-            self._pass(many, [reading.num_ready() - 1 for reading in many], num_outputs=0)
+            reading = self._readings.get(request) or self._begin(request, joined[:0])
+            num_skipped = reading.skipped
+            reading.add(start, joined[first:stop])
+            num_ready = reading.num_ready()
+            if num_ready > MIN_READ:
+                if self._has_room(reading, num_ready):
+                    many.append(reading)
+                else:
+                    reading.drop(num_ready - 1)
+            self.num_missing += reading.skipped - num_skipped
+            request.num_draft_missing = reading.skipped
+        self._catch_up(many)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
@@ -149,16 +166,20 @@ class HeadDrafter:
         if self._readings.pop(request, None) is not None:
             self._pool.release(request.holder)
 
-    def _begin(self, request: Request, no_rows: Tensor) -> _Reading | None:
-        """None if there is no block for it."""
-        num_cached = self._pool.reserve(
-            request.holder,
-            [*request.tokens[1:], 0],  # of the last token there is no pair yet
-            _salt(request),
-            tenant=request.tenant,
-        )
-        if num_cached is None:
-            return None
+    def discard(self, request: Request) -> None:
+        self._pool.forget(request.holder)
+        self._pool.wipe(request.holder)
+        self.forget(request)
+
+    def _forget_who_was_preempted(self) -> None:
+        """What they have named may still be found when they are back."""
+        for request in [r for r in self._readings if r.phase is not Phase.RUNNING]:
+            self.forget(request)
+        self._is_short = False
+
+    def _begin(self, request: Request, no_rows: Tensor) -> _Reading:
+        """With the pairs that are there; blocks for others are taken when there are features."""
+        num_cached = self._pool.hold_cached(request.holder, request.tokens[1:], _salt(request))
         reading = _Reading(request, no_rows, num_cached, num_cached)
         self._readings[request] = reading
         return reading
@@ -172,11 +193,27 @@ class HeadDrafter:
         )
 
     def _has_room(self, reading: _Reading, num_more: int) -> bool:
-        return self._pool.grow(reading.request.holder, reading.num_pairs + num_more)
+        has_room = self._pool.grow(reading.request.holder, reading.num_pairs + num_more)
+        self._is_short |= not has_room
+        return has_room
+
+    def _catch_up(self, readings: Sequence[_Reading]) -> None:
+        """Let the head read all that is ready but the last, which the next draft begins from."""
+        behind = [reading for reading in readings if reading.num_ready() > 1]
+        while behind:
+            counts, num_left = [], MAX_READ
+            for reading in behind:
+                counts.append(min(reading.num_ready() - 1, num_left))
+                num_left -= counts[-1]
+            counts = [count for count in counts if count]
+            self._pass(behind[: len(counts)], counts, num_outputs=0)
+            behind = [reading for reading in behind if reading.num_ready() > 1]
 
     def _draft(
         self, readings: Sequence[_Reading], drafts: Sequence[GrowingDraft], max_tokens: int
     ) -> None:
+        if sum(reading.num_ready() for reading in readings) > MAX_READ:
+            self._catch_up(readings)
         hidden = self._pass(readings, [reading.num_ready() for reading in readings], num_outputs=1)
         for depth in range(max_tokens):
             going = grow(

@@ -36,4 +36,8 @@ class HiddenReader(Protocol):
     another replica, or found in the prefix cache. Its drafts are made without them."""
 
     def read(self, shown: Sequence[Shown], hidden: Tensor) -> None:
-        """A pass is computed; `hidden` [S, D] stays until the next."""
+        """A pass is computed; `hidden` [S, D] stays until the next. Who only wants an embedding
+        is drafted for never."""
+
+    def discard(self, request: Request) -> None:
+        """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""

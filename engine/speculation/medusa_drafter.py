@@ -48,6 +48,8 @@ class MedusaDrafter:
         stop = 0
         for request, start, num_rows in shown:
             stop += num_rows
+            if request.embedding is not None:
+                continue
             num_kept = start + num_rows - (len(request.tokens) - 1)
             if num_kept > 0:  # the last known token, and drafts behind it
                 rows = hidden[stop - num_kept : stop].clone()
@@ -65,6 +67,9 @@ class MedusaDrafter:
 
     def forget(self, request: Request) -> None:
         self._last.pop(request, None)
+
+    def discard(self, request: Request) -> None:
+        self.forget(request)
 
     def _row(self, request: Request) -> Tensor | None:
         """[D] What the model gave of the token before the last."""

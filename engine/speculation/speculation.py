@@ -109,6 +109,11 @@ class Speculation:
         self._survival.forget(request)
         self._budget.left()
 
+    def discard(self, request: Request) -> None:
+        """What was computed of it is wrong."""
+        if self.reader is not None:
+            self.reader.discard(request)
+
     def counts(self) -> DraftCounts:
         """So far."""
         return DraftCounts(

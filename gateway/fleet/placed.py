@@ -38,8 +38,8 @@ class Placed:
         is_apart = bool(placement.prefill)
         self._computes = placement.prefill[0].epoch if is_apart else placement.decode.epoch
         self._on_prefill = fleet.expect(prompt, self._computes) if is_apart else None
-        self._pair = None if source is None else (source.epoch, self._computes)
-        """Who lends, who takes: if anything is pulled, between these."""
+        self._pair = None if source is None else (source.epoch, placement.decode.epoch)
+        """Who lends, who takes: receipts tell what the decode replica pulled, of nobody else."""
         self._followed: FollowedDecision | None = None
         self._is_prefilling = True
         fleet.book(placement, self._computes)

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
 from tests.echo_head import EchoHead
 from tests.guessing_drafter import ErringDrafter
+from torch import Tensor
 
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import SamplingParams
+from baton.core.messages import Pooling, SamplingParams
 from baton.engine.config import SchedulerConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
+from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.echo import EchoRunner, echo_output
-from baton.engine.request.request import Request
+from baton.engine.request.request import Phase, Request
+from baton.engine.speculation import head_drafter
 from baton.engine.speculation.draft_budget import FixedBudget
-from baton.engine.speculation.head_drafter import HeadDrafter
+from baton.engine.speculation.head_drafter import MIN_READ, HeadDrafter
+from baton.engine.speculation.hidden_reader import HiddenReader, Shown
+from baton.engine.speculation.medusa_drafter import MedusaDrafter
 from baton.engine.speculation.speculation import Speculation
 
 
@@ -163,6 +169,133 @@ def test_without_blocks_of_its_own_the_head_says_nothing() -> None:
     request = ask(engine, range(11), 60)
 
     assert engine.stats.num_drafted < 30 < request.num_sampled
+
+
+def head_of(num_blocks: int) -> HeadDrafter:
+    """A head on its own."""
+    engine = make_engine()
+    with_head(engine, num_blocks=num_blocks)
+    assert engine.speculation is not None
+    assert isinstance(engine.speculation.reader, HeadDrafter)
+    return engine.speculation.reader
+
+
+def running(name: str, num_tokens: int, first: int = 0) -> Request:
+    request = make_request(name, range(first, first + num_tokens))
+    request.phase = Phase.RUNNING
+    return request
+
+
+def show(drafter: HiddenReader, request: Request, start: int, num_rows: int) -> None:
+    drafter.read([Shown(request, start, num_rows)], torch.arange(num_rows).unsqueeze(1))
+
+
+def test_features_that_find_no_block_are_dropped_and_named_for_nobody() -> None:
+    budget = Never(3)
+    engine = make_engine()
+    with_head(engine, num_blocks=20, budget=budget)
+    assert engine.speculation is not None
+    drafter = engine.speculation.reader
+    assert isinstance(drafter, HeadDrafter)
+    first, second = make_request("1", range(70)), make_request("2", range(100, 111))
+    first.sampling = second.sampling = SamplingParams(temperature=0.0, max_tokens=300)
+    engine.add(first)
+    engine.add(second)
+    for _ in range(200):
+        engine.step()
+        assert all(len(reading.rows) <= MIN_READ + 1 for reading in drafter._readings.values())
+
+    engine.abort("1")
+    budget.is_on = True
+    run(engine)
+
+    assert second.num_draft_missing > MIN_READ
+    assert drafter.num_missing >= first.num_draft_missing + second.num_draft_missing
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 30
+    assert not drafter._pool.num_cached(second.tokens[1:], head_drafter._salt(second))
+
+
+def test_a_head_without_blocks_takes_those_of_who_was_preempted() -> None:
+    drafter = head_of(num_blocks=25)
+    preempted, other = running("1", 90), running("2", 90, first=200)
+    show(drafter, preempted, 0, 90)
+    preempted.phase = Phase.WAITING
+
+    show(drafter, other, 0, 80)
+    show(drafter, other, 80, 10)
+    assert other.num_draft_missing == 79
+    assert not drafter._pool.table(preempted.holder)
+
+    (draft,) = drafter.propose([other], 3)
+    assert len(draft.tokens) == 3
+
+
+def test_a_prompt_that_the_head_is_never_shown_takes_none_of_its_blocks() -> None:
+    drafter = head_of(num_blocks=4)
+    request = running("r", 401)
+    show(drafter, request, 400, 1)
+    request.append(7)
+
+    (draft,) = drafter.propose([request], 3)
+
+    assert len(draft.tokens) == 3
+    assert drafter._pool.num_in_use == 1
+
+
+def test_a_head_reads_no_more_at_once_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    nums_read: list[int] = []
+    read = EchoHead.__call__
+
+    def watched(head: EchoHead, hidden: Tensor, *others: object) -> Tensor:
+        nums_read.append(len(hidden))
+        return read(head, hidden, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EchoHead, "__call__", watched)
+    monkeypatch.setattr(head_drafter, "MAX_READ", 40)
+    engine = make_engine()
+    head = with_head(engine)
+    requests = [make_request(str(at), range(100 * at, 100 * at + 90)) for at in range(3)]
+    for request in requests:
+        engine.add(request)
+
+    run(engine)
+
+    assert max(nums_read) == 40
+    assert head.num_first == len(requests)
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 0
+
+
+def test_who_only_wants_an_embedding_is_not_read_by_heads() -> None:
+    heads = MedusaHeads(1, VOCAB, num_heads=1, num_layers=0, has_own_heads=False)
+    head, medusa = head_of(num_blocks=64), MedusaDrafter(heads, eos_token_ids=())
+    request = Request("r", range(90), sampling=SamplingParams(), pooling=Pooling.MEAN)
+
+    show(head, request, 0, 90)
+    show(medusa, request, 0, 90)
+
+    assert not head._readings
+    assert not head._pool.num_in_use
+    assert not medusa._last
+
+
+def test_what_a_head_read_of_outputs_that_are_not_finite_is_left_to_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    with_head(engine)
+    assert engine.speculation is not None
+    drafter = engine.speculation.reader
+    assert isinstance(drafter, HeadDrafter)
+    logits = engine.runner.logits
+    monkeypatch.setattr(engine.runner, "logits", lambda hidden: logits(hidden) * torch.nan)
+    request = make_request("r", range(90))
+    engine.add(request)
+
+    (report,) = run(engine)
+
+    assert report.outputs[0].error is not None
+    assert not drafter._pool.num_cached(request.tokens[1:], head_drafter._salt(request))
+    assert not any(plane.any() for plane in drafter._cache.planes)
 
 
 def copy_kv(source: Engine, target: Engine, lease: Holder, prompt: Sequence[int]) -> None:

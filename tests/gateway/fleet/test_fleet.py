@@ -19,12 +19,14 @@ from baton.core.messages import (
     FinishReason,
     GenerateRequest,
     Membership,
+    Receipt,
     ReplicaInfo,
     Role,
     StartingReplica,
 )
 from baton.gateway.fleet import fleet as fleet_module
 from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.fleet.placed import Placed
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.placement import Placement
@@ -359,3 +361,27 @@ async def test_every_replica_is_asked_for_its_books_and_one_that_is_gone_says_so
             assert isinstance(reply, pb.InspectReply)
             assert reply.epoch == epoch
             assert reply.audit.num_blocks == reply.audit.free
+
+
+async def test_a_link_is_learnt_of_the_replica_that_pulled_not_of_who_was_to_compute() -> None:
+    replica = ScriptedReplica("d", silent)
+    lender = make_replica("lender")
+    async with fleet_of(replica, others=(P, lender)) as fleet:
+        place = replace(
+            placement(1000),
+            decode=replica.info,
+            prefill=(P.endpoint,),
+            source=lender.endpoint,
+        )
+        placed = Placed(fleet, place, REQUEST, PROMPT)
+        for _ in range(3):
+            placed.hear(Receipt(pulled_tokens=1000, kv_bytes=10**6, transfer_ms=1e5))
+        for _ in range(20):  # elsewhere all is well
+            fleet.hear(Receipt(pulled_tokens=1000, kv_bytes=10**6, transfer_ms=1.0), None)
+
+        slow_s, other_s = (
+            fleet.meter.rates.fetch_s(1000, P.layout, (lender.epoch, taker))
+            for taker in (replica.info.epoch, P.epoch)
+        )
+        assert slow_s > 1.5 * other_s
+        placed.close(0)
