@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError
@@ -31,7 +32,7 @@ def sole_change() -> Iterator[None]:
     class Turn:
         """Defined here it goes to the worker whole: nodes may have another Baton, or none."""
 
-    ask = ray.remote(num_cpus=0, max_restarts=0)(Turn).options(name=TURN, namespace=NAMESPACE)
+    ask: Any = ray.remote(num_cpus=0, max_restarts=0)(Turn).options(name=TURN, namespace=NAMESPACE)
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:

@@ -108,8 +108,10 @@ def merged(below: Plain, above: Plain) -> Plain:
     found = dict(below)
     for key, value in above.items():
         known = found.get(key)
-        is_node = isinstance(value, dict) and isinstance(known, dict)
-        found[key] = merged(known, value) if is_node else value
+        if isinstance(known, dict) and isinstance(value, dict):
+            found[key] = merged(known, value)
+        else:
+            found[key] = value
     return found
 
 

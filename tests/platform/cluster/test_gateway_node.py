@@ -18,6 +18,7 @@ from baton.platform.cluster import gateway_node
 from baton.platform.cluster.gateway_node import GatewayNode
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
+from baton.platform.security.secrets import with_secrets
 
 CONFIG = override(
     DeploymentConfig(),
@@ -133,7 +134,7 @@ async def test_a_running_gateway_survives_a_change_while_its_keys_cannot_be_read
 
         async def wanted() -> int:
             missing = (await http.get("/ready")).json()["missing"]
-            return {it["role"]: it["wanted"] for it in missing}["prefill"]
+            return int({it["role"]: it["wanted"] for it in missing}["prefill"])
 
         keys.unlink()
         node.reconfigure(override(config, {"prefill.replicas": 5}))
@@ -161,7 +162,7 @@ async def test_keys_read_for_a_configuration_that_has_been_replaced_are_dropped(
     config = override(CONFIG, {"gateway.api_keys": [f"file:{tmp_path}/keys"]})
     is_replaced, is_checked = Event(), Event()
     reads: list[Event] = []
-    read = gateway_node.with_secrets
+    read = with_secrets
 
     def slow(gateway: GatewayConfig) -> GatewayConfig:
         found = read(gateway)
