@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,6 +19,12 @@ from baton.kernels.cpu.library import library
 MB = 1e6
 SLACK = 24 * MB
 """Threads, allocator, code that runs for the first time."""
+EXPERTS = [
+    pytest.param(make_mixtral, {}, id="an expert a tensor", marks=pytest.mark.wide),
+    pytest.param(
+        make_llama4, {"num_hidden_layers": 2, "moe_layers": [0, 1]}, id="all in one tensor"
+    ),
+]
 
 LOAD = """
 import json, sys
@@ -72,6 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@functools.cache
 def loaded(folder: Path, rank: int = 0, size: int = 1, axis: str = "tensor") -> dict[str, int]:
     answer = subprocess.run(
         [sys.executable, "-c", LOAD, str(folder), str(rank), str(size), axis],
@@ -98,8 +106,7 @@ def test_a_model_is_never_in_memory_twice(folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("make", "layers"),
-    [(make_mixtral, {}), (make_llama4, {"num_hidden_layers": 2, "moe_layers": [0, 1]})],
-    ids=["an expert a tensor", "all in one tensor"],
+    EXPERTS,
 )
 def test_experts_are_never_in_memory_twice(
     make: Callable[..., Path], layers: dict[str, Any], tmp_path: Path
@@ -127,6 +134,7 @@ def test_a_rank_holds_only_its_share(folder: Path) -> None:
     assert held["after"] < held["weights"] + SLACK
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_stage_holds_only_its_layers_and_what_is_before_or_behind_them(folder: Path) -> None:
@@ -145,8 +153,7 @@ def test_a_stage_holds_only_its_layers_and_what_is_before_or_behind_them(folder:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("make", "layers"),
-    [(make_mixtral, {}), (make_llama4, {"num_hidden_layers": 2, "moe_layers": [0, 1]})],
-    ids=["an expert a tensor", "all in one tensor"],
+    EXPERTS,
 )
 def test_a_rank_holds_only_its_own_experts(
     make: Callable[..., Path], layers: dict[str, Any], tmp_path: Path

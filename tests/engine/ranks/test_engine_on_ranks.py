@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.rank_processes import RankProcesses, engine_on_ranks
+from tests.far_apart import with_wide
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama
 
 from baton.core.messages import Pooling, SamplingParams
@@ -88,7 +89,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], EngineConfig, Mesh]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FAR_APART = {"llama on two, a step ahead", "llama in two stages", "deepseek v3 on two"}
+
+
+@pytest.mark.parametrize("case", with_wide(CASES, FAR_APART))
 def test_clients_are_told_the_same(case: str, ranks: RankProcesses, tmp_path: Path) -> None:
     make, config, mesh = CASES[case]
     folder = make(tmp_path)

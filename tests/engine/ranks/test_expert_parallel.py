@@ -125,7 +125,7 @@ def test_what_cannot_be_spread_is_refused_with_the_reason(tmp_path: Path) -> Non
     ("family", "mesh", "options"),
     [
         ("mixtral", mesh_of(2, 1), {"num_local_experts": 8}),
-        ("deepseek v3", mesh_of(4, 1), {}),
+        pytest.param("deepseek v3", mesh_of(4, 1), {}, marks=pytest.mark.wide),
         ("qwen3 moe", replace(mesh_of(2), pipeline=2), {}),
     ],
 )

@@ -56,7 +56,6 @@ CASES: dict[str, tuple[str, Mesh, dict[str, Any]]] = {
 }
 
 FAR_APART = {
-    "llama in three",
     "gemma2 in two, one table for both ends",
     "qwen3 moe, two stages of two, whole experts",
     "glm moe dsa in two, which begin with an index",

@@ -236,6 +236,8 @@ def numbers(minimum: float, maximum: float) -> st.SearchStrategy[float]:
 def configs(draw: st.DrawFn) -> DeploymentConfig:
     counts = st.integers(1, 1 << 40)
     block_size = draw(st.integers(1, 256))
+    no_space = st.characters(exclude_categories=["Z", "C"])
+    keys = st.text(no_space, min_size=1).map("k".__add__)
 
     def pool() -> dict[str, Any]:
         size = draw(st.sampled_from(["num_blocks", "memory_gib"]))
@@ -254,7 +256,7 @@ def configs(draw: st.DrawFn) -> DeploymentConfig:
             "gateway": {
                 "port": draw(st.integers(0, 4000)),
                 "grpc_port": draw(st.integers(4001, 65535)),
-                "api_keys": draw(st.lists(st.text(min_size=1), max_size=3)),
+                "api_keys": draw(st.lists(keys, max_size=3)),
                 "request_timeout_s": draw(numbers(0, 1e9)),
             },
             "transfer": {"max_leased_fraction": draw(numbers(0, 1))},

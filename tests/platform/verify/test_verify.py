@@ -100,12 +100,19 @@ async def verdicts(
     return [verdict async for verdict in trials]
 
 
-async def test_nothing_is_found_where_all_is_well(loaded: LoadedModel) -> None:
-    found = await verdicts(loaded, partial(plain, loaded), usable_transports())
+@pytest.mark.parametrize(
+    "transports",
+    [("memory", "grpc"), pytest.param(usable_transports(), marks=pytest.mark.wide, id="all")],
+    ids=str,
+)
+async def test_nothing_is_found_where_all_is_well(
+    transports: Sequence[str], loaded: LoadedModel
+) -> None:
+    found = await verdicts(loaded, partial(plain, loaded), transports)
 
     assert [(one.problems, one.first_difference) for one in found] == [((), None)] * len(found)
-    assert {one.transport for one in found} == set(usable_transports())
-    assert len(found) == len(CASES) * len(usable_transports())
+    assert {one.transport for one in found} == set(transports)
+    assert len(found) == len(CASES) * len(transports)
     assert all(one.is_good and one.num_equal == one.num_prompts for one in found)
     assert all(one.kv_bytes for one in found if "crowded" not in one.case)
 
