@@ -1,11 +1,13 @@
 """Names for the contents of KV blocks.
 
     h[-1] = H(model fingerprint, salt)          one root per model and tenant
-    h[i]  = H(h[i-1], tokens of block i)        only full blocks have a name
+    h[i]  = H(tokens of block i, h[i-1])        only full blocks have a name
 
 Equal names mean equal tokens at equal positions under the same model and tenant, hence equal KV.
-H is BLAKE2b cut to 128 bits: an accidental collision needs about 2^64 blocks, and an attacker
-cannot make one to read another tenant's cache.
+H is SHA-256 cut to 128 bits, keyed BLAKE2b for the root: an accidental collision needs about 2^64
+blocks, and an attacker cannot make one to read another tenant's cache. SHA-256 is what CPUs have
+instructions for; the tokens come first, so that all but the end of a block's message is computed
+before the name of the block before it is known.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from itertools import chain
 from struct import Struct
 from typing import overload
@@ -86,7 +88,7 @@ def root_hash(fingerprint: bytes, salt: bytes = b"") -> bytes:
 
 def extend_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of the full block that holds `tokens` and follows the block named `parent`."""
-    return blake2b(parent + array.array("I", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
+    return sha256(array.array("I", tokens).tobytes() + parent).digest()[:DIGEST_BYTES]
 
 
 def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ def block_names(
     found = library_without_torch()
     if found is None:
         return reference(parent, tokens[start:stop], block_size)
-    if isinstance(tokens, tuple):
+    if isinstance(tokens, tuple) and cpu.are_items_in_line():
         num_blocks = len(range(len(tokens))[start:stop]) // block_size
         return BlockNames(
             cpu.block_names_of_tuple(found, parent, tokens, block_size, start, num_blocks)

@@ -10,20 +10,27 @@ from types import SimpleNamespace
 from baton.core.block_hash import DIGEST_BYTES
 
 _NAME, _NUM, _ADDRESS = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-_READS = tuple(
-    ctypes.cast(function, _ADDRESS)
-    for function in (ctypes.pythonapi.PyTuple_GetItem, ctypes.pythonapi.PyLong_AsLongLong)
-)
-"""How the interpreter's own tuples and numbers are read: no library knows their layout."""
+_NUMBER = ctypes.cast(ctypes.pythonapi.PyLong_AsLongLong, _ADDRESS)
+"""How the interpreter's own numbers are read: no library knows their layout."""
+_ITEM_BYTES = ctypes.sizeof(_ADDRESS)
 
 
 def block_names(
-    library: ctypes.CDLL, parent: bytes, tokens: array.array[int], block_size: int
+    library: ctypes.CDLL,
+    parent: bytes,
+    tokens: array.array[int],
+    block_size: int,
+    *,
+    is_plain: bool = False,
 ) -> bytes:
-    """The names of all full blocks, end to end."""
+    """The names of all full blocks, end to end.
+
+    `is_plain`: without the CPU's instructions for it, if it has any.
+    """
     num_blocks = len(tokens) // block_size
     names = _room(parent, num_blocks)
-    _calls(library).of_words(parent, tokens.buffer_info()[0], num_blocks, block_size, names)
+    of_words = _calls(library).of_words
+    of_words(parent, tokens.buffer_info()[0], num_blocks, block_size, is_plain, names)
     return names.raw
 
 
@@ -37,8 +44,9 @@ def block_names_of_tuple(
 ) -> bytes:
     """The names of so many blocks from the token `start` on, end to end."""
     names = _room(parent, num_blocks)
-    of_tuple = _calls(library).of_tuple
-    num_named = of_tuple(parent, tokens, start, num_blocks, block_size, *_READS, names)
+    items = id(tokens) + tuple.__basicsize__ + start * _ITEM_BYTES
+    of_items = _calls(library).of_items
+    num_named = of_items(parent, items, num_blocks, block_size, _NUMBER, names)
     if num_named < num_blocks:
         place = start + num_named * block_size
         raise OverflowError(f"among {tokens[place : place + block_size]} is no token of 32 bits")
@@ -52,11 +60,21 @@ def _room(parent: bytes, num_blocks: int) -> ctypes.Array[ctypes.c_char]:
 
 
 @cache
+def are_items_in_line() -> bool:
+    """Whether this interpreter keeps the items of a tuple behind its head, as CPython does."""
+    items = object(), object()
+    address = id(items) + tuple.__basicsize__
+    found = [
+        _ADDRESS.from_address(address + place * _ITEM_BYTES).value for place in range(len(items))
+    ]
+    return found == list(map(id, items))
+
+
+@cache
 def _calls(library: ctypes.CDLL) -> SimpleNamespace:
-    of_words = ctypes.PYFUNCTYPE(None, _NAME, _ADDRESS, _NUM, _NUM, _ADDRESS)
-    reads = (_ADDRESS, _ADDRESS)
-    of_tuple = ctypes.PYFUNCTYPE(_NUM, _NAME, ctypes.py_object, _NUM, _NUM, _NUM, *reads, _ADDRESS)
+    of_words = ctypes.PYFUNCTYPE(None, _NAME, _ADDRESS, _NUM, _NUM, ctypes.c_int32, _ADDRESS)
+    of_items = ctypes.PYFUNCTYPE(_NUM, _NAME, _ADDRESS, _NUM, _NUM, _ADDRESS, _ADDRESS)
     return SimpleNamespace(
         of_words=of_words(("baton_block_names", library)),
-        of_tuple=of_tuple(("baton_block_names_of_tuple", library)),
+        of_items=of_items(("baton_block_names_of_items", library)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton.core.block_hash import BlockNames, block_hashes, root_hash
 from baton.kernels.cpu.library import library
+from baton.kernels.names import block_names_cpu as cpu
 from baton.kernels.names.block_names import block_names, reference
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=200)
@@ -24,6 +26,27 @@ def test_names_are_those_of_the_definition(tokens: list[int], block_size: int, s
 
     assert list(names) == list(block_hashes(root, tokens, block_size))
     assert names == reference(root, tokens, block_size) == block_names(root, (*tokens,), block_size)
+
+
+@pytest.mark.skipif(library() is None, reason="nothing is compiled here")
+@settings(max_examples=60, deadline=None)
+@given(tokens=TOKENS, block_size=st.integers(1, 100))
+def test_names_are_the_same_on_a_cpu_without_instructions_for_them(
+    tokens: list[int], block_size: int
+) -> None:
+    found, root = library(), root_hash(b"model")
+    assert found is not None
+
+    names = cpu.block_names(found, root, array.array("I", tokens), block_size, is_plain=True)
+
+    assert BlockNames(names) == reference(root, tokens, block_size)
+
+
+def test_a_name_is_the_same_in_all_releases() -> None:
+    """Tiers keep it, and gateways, replicas and peers of unequal releases tell each other."""
+    first, second = block_names(root_hash(b"model", b"salt"), range(32), 16)
+
+    assert (first.hex(), second.hex()) == ("51e6e4e06e69a46969c131f727c1c64c", "bec771a1c4262e0dc404e29a69b2a739")
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
