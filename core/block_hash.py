@@ -45,9 +45,7 @@ class BlockNames(Sequence[bytes]):
     def __getitem__(self, index: slice) -> BlockNames: ...
     def __getitem__(self, index: int | slice) -> bytes | BlockNames:
         if isinstance(index, int):
-            start = index * DIGEST_BYTES
-            if index < 0:
-                start += len(self.packed)
+            start = index * DIGEST_BYTES if index >= 0 else index * DIGEST_BYTES + len(self.packed)
             name = self.packed[start : start + DIGEST_BYTES] if start >= 0 else b""
             if not name:
                 raise IndexError(f"{index} of {len(self)} names")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from baton.core.messages import ReplicaInfo, Role
 from baton.router.candidates import Candidates
-from baton.router.columns import Places
+from baton.router.columns import Numbers, Places
 from baton.router.decisions import Considered
 from baton.router.eligible import opened, ready
 from baton.router.placement import Placement, PlacementRequest
 from baton.router.prompt import Prompt
 from baton.router.pulling import Holding
+from baton.router.ranking import Ranking
 from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest
 from baton.router.sources import num_has, source_for
 from baton.router.view import PoolView, ReplicaView, View
@@ -70,6 +72,7 @@ class Answers:
         """The decode replica computes the prompt; `chosen_of`: it was the cheapest of these."""
         request, decode, view = asked.request, asked.decode, asked.view
         source = source_for(decode, view, request)
+        considered: Sequence[Considered]
         if chosen_of is not None:
             ranked = chosen_of.ranked(asked.prompt, chosen_of.replicas.place(decode))
             considered = self._considered(asked, chosen_of, ranked, source)
@@ -81,7 +84,7 @@ class Answers:
                 options = Options.of(others, asked.prompt, self._policy, asked.now)
                 first = cheapest(asked.prompt, options.candidates, options.costs)
                 ranked = options.ranked(asked.prompt, first)[: MAX_TOLD - 1]
-                considered += self._considered(asked, options, ranked)
+                considered += tuple(self._considered(asked, options, ranked))
             num_candidates = 1 + len(others)
         self._policy.placed(asked.prompt, decode.candidate)
         return Placement(
@@ -102,12 +105,13 @@ class Answers:
         best, costs = options.replicas[first], options.costs.total
         source = source_for(best, asked.view, request)
         considered = self._considered(asked, options, ranked, source)
-        num_equals = np.count_nonzero(costs == costs[first])
         why = (
             f"{best.info.replica_id} has least cost of {len(costs)}: "
             f"{best.candidate.busy_s(asked.now):.3f} s until it is free, "
             f"{best.num_soon_tokens} tokens cached"
         )
+        is_alone = len(ranked) == 1 or costs[ranked[1]] > costs[first]
+        num_equals = 1 if is_alone else np.count_nonzero(costs == costs[first])
         if num_equals > 1:
             why += f"; drawn by the request's id from {num_equals} equal prefill replicas"
         return Placement(
@@ -121,7 +125,7 @@ class Answers:
             reason=_told(why, source, is_beside=asked.is_beside),
             considered=considered,
             num_candidates=len(costs),
-            foreseen_s=considered[0].first_token_s,
+            foreseen_s=considered.first_token_s,
         )
 
     def alone(self, asked: Question, replica: ReplicaView, source: Holding | None) -> Considered:
@@ -145,57 +149,47 @@ class Answers:
 
     def _considered(
         self, asked: Question, options: Options, ranked: list[int], source: Holding | None = None
-    ) -> tuple[Considered, ...]:
+    ) -> Ranking:
         """Those at these places; the first has `source` to fetch from."""
         replicas, costs = options.replicas, options.costs
         places = np.array(ranked)
-        rows = places if replicas.places is None else replicas.places[places]
+        rows = ranked if replicas.places is None else replicas.places[places].tolist()
+        every = [replicas.pool.replicas[row] for row in rows]
         wait_s, work_s = self._delays_s(asked, options, places)
-        num_held = list(map(int, options.held.tokens.take(places).tolist()))
-        fetch_s = 0.0
-        terms = [column.take(places).tolist() for column in costs.terms.values()]
-        every = [replicas.pool.replicas[row] for row in rows.tolist()]
-        if source is not None:
-            fetch_s = _fetch_s(asked, source, every[0].info, num_held[0])
-            num_held[0] = max(num_held[0], source.num_tokens)
+        num_held = options.held.tokens.take(places)
+        latency_s = [asked.view.rates.latency_s * (one.info.role is Role.PREFILL) for one in every]
+        if source is not None:  # it is fetched while it waits
+            fetch_s = _fetch_s(asked, source, every[0].info, int(num_held[0]))
+            num_held[0] = max(int(num_held[0]), source.num_tokens)
             speed = every[0].candidate.speed
-            work_s[0] = speed.prefill_s(asked.prompt.num_tokens, num_held[0])
-        latencies_s = [
-            asked.view.rates.latency_s * (one.info.role is Role.PREFILL) for one in every
-        ]
-        latencies_s[0] += max(fetch_s - wait_s[0], 0.0)  # it is fetched while it waits
-        return tuple(
-            [
-                Considered(
-                    replica_id=replica.info.replica_id,
-                    epoch=replica.info.epoch,
-                    cost=cost,
-                    num_held_tokens=num_held[place],
-                    wait_s=wait_s[place],
-                    work_s=work_s[place],
-                    latency_s=latencies_s[place],
-                    corrected_s=replica.candidate.corrected_s,
-                    age_s=replica.age_s(asked.now),
-                    terms=dict(zip(costs.terms, [column[place] for column in terms], strict=True)),
-                )
-                for place, (replica, cost) in enumerate(
-                    zip(every, costs.total.take(places).tolist(), strict=True)
-                )
-            ]
+            work_s[0] = speed.prefill_s(asked.prompt.num_tokens, int(num_held[0]))
+            latency_s[0] += max(fetch_s - float(wait_s[0]), 0.0)
+        return Ranking(
+            infos=[one.info for one in every],
+            costs=costs.total.take(places),
+            num_held=num_held,
+            wait_s=wait_s,
+            work_s=work_s,
+            latency_s=latency_s,
+            corrected_s=[one.candidate.corrected_s for one in every],
+            ages_s=[one.age_s(asked.now) for one in every],
+            terms={name: term.take(places) for name, term in costs.terms.items()},
         )
 
     def _delays_s(
         self, asked: Question, options: Options, places: Places
-    ) -> tuple[list[float], list[float]]:
+    ) -> tuple[Numbers, Numbers]:
         """How long each waits before, for what the replica has to do and for those in line who go
         before it, and what it has to compute of the prompt."""
         candidates, turns = options.candidates, self._policy.turns
         work_s = candidates.prefill_s(asked.prompt.num_tokens, options.held.tokens)
-        wait_s = candidates.busy_s(asked.now)
-        if turns is not None and candidates.has_lines:
-            due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
-            wait_s = wait_s + candidates.ahead(due_s)[0]
-        return wait_s.take(places).tolist(), work_s.take(places).tolist()
+        wait_s = options.costs.terms.get("wait_s")
+        if wait_s is None:
+            wait_s = candidates.busy_s(asked.now)
+            if turns is not None and candidates.has_lines:
+                due_s = turns.dues_s(asked.prompt, work_s, candidates.line_s)
+                wait_s = wait_s + candidates.ahead(due_s)[0]
+        return wait_s.take(places), work_s.take(places)
 
 
 def _fetch_s(asked: Question, source: Holding, taker: ReplicaInfo, num_held: int) -> float:

@@ -30,13 +30,15 @@ class Candidates:
         """Rows of the columns; None: all, in their order."""
         self._numbers = columns.numbers if places is None else columns.numbers[:, places]
         self._busy_s: tuple[float, int, Numbers] | None = None
+        self._recent_s: tuple[int, float] | None = None
         self._work_s: tuple[int, Numbers, int, Numbers] | None = None
         self._drawn: tuple[int, Draws] | None = None
         """What was asked last, of which version of the columns, and the answer: a policy and the
         record of its choice ask alike."""
 
     def __len__(self) -> int:
-        return self._columns.num_rows if self._places is None else len(self._places)
+        places = self._places
+        return self._columns.num_rows if places is None else len(places)
 
     def __getitem__(self, place: int) -> Candidate:
         return self._every[place if self._places is None else self._places[place]]
@@ -126,13 +128,18 @@ class Candidates:
 
     def recent_share(self) -> Numbers:
         """Work that it was sent lately, over the mean; zeros where none was."""
-        recent_s = self._of(Column.RECENT_S)
-        mean_s = mean(recent_s)
+        recent_s, mean_s = self._of(Column.RECENT_S), self._mean_recent_s()
         return recent_s / mean_s if mean_s else recent_s
 
     def mean_recent_s(self, now: float) -> float:
         """Work that one was sent lately: older one counts less and less."""
-        return mean(self._of(Column.RECENT_S)) * self._columns.left(now)
+        return self._mean_recent_s() * self._columns.left(now)
+
+    def _mean_recent_s(self) -> float:
+        asked, version = self._recent_s, self._columns.books_version
+        if asked is None or asked[0] != version:
+            asked = self._recent_s = version, mean(self._of(Column.RECENT_S))
+        return asked[1]
 
     def mean_recent(self, now: float) -> float:
         """Prompts that one was sent lately: older ones count less and less."""

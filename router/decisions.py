@@ -104,7 +104,7 @@ class Decision:
     computes: ReplicaId
     """Who computes the prompt."""
     decodes: ReplicaId
-    considered: tuple[Considered, ...]
+    considered: Sequence[Considered]
     num_candidates: int
     """The cheapest of which are in `considered`."""
     waited_s: float

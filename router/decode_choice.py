@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from baton.router.eligible import opened
 from baton.router.placement import PlacementRequest
-from baton.router.prompt import drawn
+from baton.router.prompt import drawn, mix
 from baton.router.view import PoolView, ReplicaView, View
 
 MANY_TOKENS = 1 << 22
@@ -34,6 +34,6 @@ def _least_busy(replicas: PoolView, request: PlacementRequest) -> ReplicaView:
     place = int(costs.argmin())
     equals = (costs == costs[place]).nonzero()[0]
     if len(equals) > 1:
-        draws = replicas.candidates.drawn_by(drawn(request.request_id))
-        place = int(equals[draws[equals].argmin()])
+        draws = mix(replicas.candidates.draws[equals], drawn(request.request_id))
+        place = int(equals[draws.argmin()])
     return replicas[place]

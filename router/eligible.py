@@ -24,7 +24,7 @@ def ready(replicas: PoolView, request: PlacementRequest) -> PoolView:
 
 def opened(replicas: PoolView, request: PlacementRequest) -> PoolView:
     pool = replicas.pool
-    is_whole = pool.num_open == len(pool)
+    is_whole = pool.num_open == len(pool.replicas)
     return but_lost(replicas if is_whole else replicas.where(pool.is_open), request)
 
 

@@ -32,8 +32,11 @@ class Expected:
 class _Stretch:
     """Names between two places where prompts part, or end."""
 
+    __slots__ = ("_numbers", "after", "names", "num_by_number", "num_names")
+
     def __init__(self, names: BlockNames, num_by_number: dict[int, int], after: _Stretches) -> None:
         self.names = names
+        self.num_names = len(names)
         self.num_by_number = num_by_number
         """Prompts that go through it, by the number of the replica they go to."""
         self.after = after
@@ -61,7 +64,8 @@ class _Stretch:
         """Keep so many names, and let another stretch come after with the rest."""
         rest = self.names[num_names:]
         behind = _Stretch(rest, dict(self.num_by_number), self.after)
-        self.names, self.after = self.names[:num_names], {rest[0]: behind}
+        self.names, self.num_names = self.names[:num_names], num_names
+        self.after = {rest[0]: behind}
 
     def join(self) -> None:
         """Take in the stretch after it, if all go on there."""
@@ -70,6 +74,7 @@ class _Stretch:
         [behind] = self.after.values()
         if behind.num_by_number == self.num_by_number:
             self.names = BlockNames(self.names.packed + behind.names.packed)
+            self.num_names += behind.num_names
             self.after = behind.after
 
 
@@ -91,14 +96,15 @@ class ExpectedBlocks:
         expected = Expected(names, epoch)
         self._expected.add(expected)
         number, depth, stretches = self._number(epoch), 0, self._stretches
-        while depth < len(names):
-            stretch = stretches.get(names[depth])
+        num_names = len(names)
+        while depth < num_names:
+            stretch = stretches.get(first := names[depth])
             if stretch is None:
-                stretch = stretches[names[depth]] = _Stretch(names[depth:], {}, {})
-            elif (num_common := stretch.names.num_common(names, depth)) < len(stretch.names):
+                stretch = stretches[first] = _Stretch(names[depth:], {}, {})
+            elif (num_common := stretch.names.num_common(names, depth)) < stretch.num_names:
                 stretch.split(num_common)
             stretch.enter(number)
-            depth, stretches = depth + len(stretch.names), stretch.after
+            depth, stretches = depth + stretch.num_names, stretch.after
         return expected
 
     def remove(self, expected: Expected) -> None:
@@ -108,13 +114,14 @@ class ExpectedBlocks:
         self._expected.remove(expected)
         number, names = self._number(expected.epoch), expected.names
         last, depth, stretches = None, 0, self._stretches
-        while depth < len(names):
-            stretch = stretches[names[depth]]
+        num_names = len(names)
+        while depth < num_names:
+            stretch = stretches[first := names[depth]]
             stretch.leave(number)
             if not stretch.num_by_number:  # nobody goes through those after it, either
-                del stretches[names[depth]]
+                del stretches[first]
                 break
-            last, depth, stretches = stretch, depth + len(stretch.names), stretch.after
+            last, depth, stretches = stretch, depth + stretch.num_names, stretch.after
         if last is not None:
             last.join()
 
@@ -143,7 +150,7 @@ class ExpectedBlocks:
             num_common = stretch.names.num_common(names, depth)
             depth += num_common
             yield depth, stretch
-            if num_common < len(stretch.names):
+            if num_common < stretch.num_names:
                 return
             stretches = stretch.after
 

@@ -11,6 +11,7 @@ in full.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +37,9 @@ class _Uses:
 class Charge:
     """Tokens of one prompt, each weighed by how much of its computing is charged to the prompt."""
 
-    ends: tuple[int, ...]
+    ends: Sequence[int]
     """Where a stretch of equal weight ends, in tokens: the first is 0, the last the prompt's."""
-    sums: tuple[float, ...]
+    sums: Sequence[float]
     """Weighed tokens before each end."""
 
     @property
@@ -74,16 +75,20 @@ class Heat:
         With `num_replicas` 0 all are charged in full.
         """
         ends, sums = [0], [0.0]
-        for depth in _depths(len(prompt.names)) if num_replicas else ():
-            uses = self._uses_by_name.get(prompt.names[depth - 1])
-            others = max(uses.by(now) - 1.0, 0.0) if uses is not None else 0.0
+        end, sum_ = 0, 0.0
+        names, find = prompt.names, self._uses_by_name.get
+        for depth in _depths(len(names)) if num_replicas else ():
+            uses = find(names[depth - 1])
+            others = uses.by(now) - 1.0 if uses is not None else 0.0
             if others < 0.01:
                 break
-            weight = 1.0 / (1.0 + others / num_replicas)
-            sums.append(sums[-1] + (depth * prompt.block_size - ends[-1]) * weight)
-            ends.append(depth * prompt.block_size)
-        own = prompt.num_tokens - ends[-1]
-        return Charge((*ends, prompt.num_tokens), (*sums, sums[-1] + own))
+            before, end = end, depth * prompt.block_size
+            sum_ += (end - before) * (1.0 / (1.0 + others / num_replicas))
+            ends.append(end)
+            sums.append(sum_)
+        ends.append(prompt.num_tokens)
+        sums.append(sum_ + (prompt.num_tokens - end))
+        return Charge(ends, sums)
 
 
 def _depths(num_blocks: int) -> list[int]:

@@ -7,7 +7,7 @@ Numbering   replica -> its number, for as long as it has that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ class Numbering:
         return np.array([self._number_by_epoch.get(epoch, -1) for epoch in epochs], np.intp)
 
 
-@dataclass(frozen=True, slots=True)
-class Depths:
+class Depths(NamedTuple):
     """How many leading blocks of one prompt each replica has."""
 
     numbering: Numbering

@@ -42,7 +42,7 @@ class Placement:
     source: ReplicaAddress | None = None
     """The replica whose cache spares whoever computes the prompt a part of it."""
     reason: str
-    considered: tuple[Considered, ...] = ()
+    considered: Sequence[Considered] = ()
     """The replicas that might have computed the prompt, best first: the first of them does."""
     num_candidates: int = 1
     """The cheapest of which are in `considered`."""

@@ -9,7 +9,6 @@ Each replica writes what it is into columns, so that who is open is known of all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -84,9 +83,7 @@ class Pool:
         self.num_open = self.num_draining = self.num_away = 0
         """Replicas of which it holds."""
         self._block_sizes = np.zeros(0)
-        self._numbers_by_numbering: WeakKeyDictionary[Numbering, tuple[int, Places]] = (
-            WeakKeyDictionary()
-        )
+        self._numbers_by_numbering: dict[Numbering, tuple[int, Places]] = {}
         """Which version, and the replicas' numbers by it."""
         self.layouts: tuple[KvLayout, ...] = ()
         """Ways to name blocks: one of each."""
@@ -187,9 +184,9 @@ class Pool:
 
         One of `every` for each way to name blocks: who names them in another way has none of these.
         """
-        found = [one.by_number.take(self._numbers(one.numbering)) for one in every]
-        if not found:
+        if not every:
             return np.zeros(len(self))
+        found = [one.by_number.take(self._numbers(one.numbering)) for one in every]
         return self._block_sizes * (found[0] if len(found) == 1 else np.maximum.reduce(found))
 
     def _numbers(self, numbering: Numbering) -> Places:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -30,6 +31,7 @@ class Prompt:
     """64 bits that settle what is equal otherwise: fair over many prompts, the same each time."""
 
 
+@lru_cache(maxsize=1024)  # a placement asks several times for its request's
 def drawn(name: str) -> int:
     """64 bits for a name, evenly spread."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")

@@ -32,17 +32,13 @@ class PromptNames:
 
     def under(self, layout: KvLayout) -> BlockNames:
         """The names of all full blocks."""
-        way = way_to_name(layout)
-        if not self._is_made(way):
-            for _ in self._make(way):
-                pass
-        return self._names_by_way[way]
+        return self._under(way_to_name(layout))
 
     def under_each(self, layouts: Iterable[KvLayout]) -> Collection[BlockNames]:
         """The names under each layout, if there are any; those of layouts that name blocks alike,
         once."""
-        by_way = {way_to_name(layout): layout for layout in layouts}
-        return [names for layout in by_way.values() if (names := self.under(layout))]
+        ways = dict.fromkeys(map(way_to_name, layouts))
+        return [names for way in ways if (names := self._under(way))]
 
     def make(self, layouts: Iterable[KvLayout]) -> Iterator[None]:
         """Make the names under each layout, yielding between stretches of tokens."""
@@ -57,6 +53,12 @@ class PromptNames:
         longer = PromptNames((*self._tokens, *output), self._salt)
         longer._names_by_way = dict(self._names_by_way)
         return longer
+
+    def _under(self, way: WayToName) -> BlockNames:
+        if not self._is_made(way):
+            for _ in self._make(way):
+                pass
+        return self._names_by_way[way]
 
     def _is_made(self, way: WayToName) -> bool:
         known = self._names_by_way.get(way)

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from baton.router.recent import Recent
 
 MAX_TAILS = 200_000
-MAX_BACK = 1024
+STRETCH = 128
+"""Blocks that are looked for in one go."""
+MAX_BACK = 8 * STRETCH
 """Blocks that a turn may add to its conversation and be known as its continuation."""
 
 
@@ -50,11 +52,13 @@ class Sessions:
         return session or "", session is None
 
     def _tail(self, names: Sequence[bytes]) -> bytes | None:
-        """The last of its blocks that is a session's tail."""
-        last = list(names[-MAX_BACK:])
-        if not self._session_by_tail.has_any(last):
-            return None
-        return next((name for name in reversed(last) if name in self._session_by_tail), None)
+        """The last of its blocks that is a session's tail: most turns add few."""
+        known, num_names = self._session_by_tail, len(names)
+        for end in range(num_names, max(num_names - MAX_BACK, 0), -STRETCH):
+            last = list(names[max(end - STRETCH, 0) : end])
+            if known.has_any(last):
+                return next(name for name in reversed(last) if name in known)
+        return None
 
     def _is_new(self, given: str, names: Sequence[bytes]) -> bool:
         before = self._tail_by_name.pop(given)

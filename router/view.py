@@ -61,6 +61,8 @@ class ReplicaView:
 class PoolView(Sequence[ReplicaView]):
     """Some of a pool's replicas, or all."""
 
+    __slots__ = ("_candidates", "_most_cached", "_soon", "cached", "expected", "places", "pool")
+
     def __init__(
         self, pool: Pool, cached: Numbers, expected: Numbers, places: Places | None = None
     ) -> None:
@@ -77,7 +79,7 @@ class PoolView(Sequence[ReplicaView]):
         """Of some: as they were when the table had this version."""
 
     def __len__(self) -> int:
-        return len(self.pool) if self.places is None else len(self.places)
+        return len(self.pool.replicas if self.places is None else self.places)
 
     @overload
     def __getitem__(self, place: int) -> ReplicaView: ...
@@ -86,7 +88,8 @@ class PoolView(Sequence[ReplicaView]):
     def __getitem__(self, place: int | slice) -> ReplicaView | Sequence[ReplicaView]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
-        row = range(len(self.pool))[place] if self.places is None else int(self.places[place])
+        places = self.places
+        row = range(len(self.pool.replicas))[place] if places is None else int(places[place])
         return ReplicaView(
             self.pool.replicas[row], row, int(self.cached[row]), int(self.expected[row])
         )

@@ -36,6 +36,8 @@ class CompiledTable:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._call = _functions(library)
         self._table = self._call.new()
+        self._live = 0, b""
+        """Slots that were asked for last, and the same in words."""
         # Not when the interpreter ends: a thread may still look something up.
         weakref.finalize(self, self._call.free, self._table).atexit = False
 
@@ -49,7 +51,9 @@ class CompiledTable:
         return int(self._call.remove(self._table, slot, names.packed, len(names)))
 
     def num_leading(self, names: BlockNames, live: int) -> array.array[int]:
-        words = _words(live)
+        if self._live[0] != live:
+            self._live = live, _words(live)
+        words = self._live[1]
         depths = array.array("I", bytes((live.bit_length() + 1) * _SLOT_BYTES))
         self._call.leading(
             self._table,

@@ -107,13 +107,18 @@ class Cost:
             in_line = mean(candidates.num_waiting)
         price = BASE_PRICE + self._weights.scarcity * in_line
         shares = candidates.recent_share()
+        balance_s = self._balance_unit_s(candidates, now) * (shares - 1.0)
+        surplus_s = self._surplus(candidates, shares, work_s, now) * work_s
+        if in_line:
+            balance_s /= 1.0 + in_line
+            surplus_s /= 1.0 + in_line
         return Terms(
             wait_s=wait_s,
             work_s=work_s,
             charged_s=price * work_s * self._charged(prompt, candidates, held, now),
             harm_s=num_harmed * work_s,
-            balance_s=self._balance_unit_s(candidates, now) * (shares - 1.0) / (1.0 + in_line),
-            surplus_s=self._surplus(candidates, shares, work_s, now) * work_s / (1.0 + in_line),
+            balance_s=balance_s,
+            surplus_s=surplus_s,
         )
 
     def _charged(
@@ -140,7 +145,7 @@ class Cost:
         num_besides = self._begun(now) / len(candidates) - 1.0
         is_telling = min(max(num_besides, 0.0) / FEW_BEGUN, 1.0)
         mean_s = candidates.mean_recent_s(now)
-        if not mean_s:
+        if not mean_s or not is_telling:
             return np.zeros(len(candidates))
         over = np.maximum(shares + work_s / (2.0 * mean_s) - 1.0, 0.0)
         return self._weights.evenness * is_telling * over

@@ -46,7 +46,10 @@ def test_a_name_is_the_same_in_all_releases() -> None:
     """Tiers keep it, and gateways, replicas and peers of unequal releases tell each other."""
     first, second = block_names(root_hash(b"model", b"salt"), range(32), 16)
 
-    assert (first.hex(), second.hex()) == ("51e6e4e06e69a46969c131f727c1c64c", "bec771a1c4262e0dc404e29a69b2a739")
+    assert (first.hex(), second.hex()) == (
+        "51e6e4e06e69a46969c131f727c1c64c",
+        "bec771a1c4262e0dc404e29a69b2a739",
+    )
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
