@@ -17,8 +17,8 @@ from baton.kernels.names.block_names import block_names
 WayToName: TypeAlias = tuple[bytes, int]
 """Layouts that have the model's fingerprint and the block size in common name blocks alike."""
 
-STRETCH = 4096
-"""Tokens that are named in one go: a tenth of a millisecond, or one where nothing is compiled."""
+STRETCH = 8192
+"""Tokens that are named in one go: 50 µs, or a millisecond where nothing is compiled."""
 
 
 class PromptNames:

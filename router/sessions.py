@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from baton.router.recent import Recent
 
 MAX_TAILS = 200_000
-STRETCH = 128
+STRETCH = 64
 """Blocks that are looked for in one go."""
-MAX_BACK = 8 * STRETCH
+MAX_BACK = 16 * STRETCH
 """Blocks that a turn may add to its conversation and be known as its continuation."""
 
 
