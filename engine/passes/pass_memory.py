@@ -111,7 +111,8 @@ def measure(
         batch = make_batch(chunks, layout.block_size, cache.device)
         logits = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
-        draw(logits, SamplingPlan(rows, cache.device), loaded.info.eos_token_ids)
+        drafted = [0] * (len(logits) - 1) if limits.max_drafted else ()  # judged by the rule, too
+        draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
 
     try:
         activation_bytes = max(device.peak_bytes(partial(run, chunks)) for chunks in passes)

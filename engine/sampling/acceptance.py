@@ -21,22 +21,22 @@ DRAFTING, KEEPING, REDRAWING = 1 << 29, 1 << 30, 1 << 31
 """Bits of the choice of a stream: what is drafted, whether it is kept, what is drawn if not."""
 
 
-def kept_or_redrawn(p: Tensor, q: Tensor, drafted: Tensor, streams: Tensor) -> Tensor:
-    """Probabilities of the model and of who drafted, [T, V] each, and tokens [T] drawn from `q`
-    -> tokens [T] distributed as `p`.
+def are_kept(p: Tensor, q: Tensor | float, drafted: Tensor, streams: Tensor) -> Tensor:
+    """Probabilities of the drafted tokens [T] by the model and by who drafted them, [T] each
+    -> [T] bool.
 
-    `streams`: see `baton.kernels.sampling.gumbel`. Where `q` is 1 for one token, that may have been
-    chosen in whatever way.
+    `streams`: see `baton.kernels.sampling.gumbel`. Where `q` is 1, the token may have been chosen
+    in whatever way.
     """
-    at = drafted.unsqueeze(-1)  # [T, 1]
-    uniform = gumbel(_other(streams, KEEPING), at).neg().exp().neg().exp()
-    is_kept = (uniform * q.gather(-1, at) < p.gather(-1, at)).squeeze(-1)
-    rejected = (~is_kept).nonzero().squeeze(-1)
-    if not len(rejected):
-        return drafted
-    left = (p[rejected] - q[rejected]).clamp_(min=0).log_()
-    noise = gumbel_all(_other(streams[rejected], REDRAWING), p.shape[-1])
-    return drafted.index_copy(0, rejected, best_token(left + noise))
+    noise = gumbel(_other(streams, KEEPING), drafted.unsqueeze(-1)).squeeze(-1)
+    uniform = noise.neg_().exp_().neg_().exp_()
+    return uniform * q < p
+
+
+def redrawn(left: Tensor, streams: Tensor) -> Tensor:
+    """A token [T] for each that is not kept, of what the model has left [T, V]: max(0, p - q)."""
+    noise = gumbel_all(_other(streams, REDRAWING), left.shape[-1])
+    return best_token(noise.add_(left.log()))
 
 
 def _other(streams: Tensor, bit: int) -> Tensor:

@@ -15,6 +15,7 @@ S rows, n of them drawn with noise, V vocabulary.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from baton.core.messages import SamplingParams
-from baton.engine.sampling.acceptance import DRAFTING, kept_or_redrawn
+from baton.engine.sampling.acceptance import DRAFTING, are_kept, redrawn
 from baton.engine.sampling.allowed_tokens import forbid_tokens
 from baton.engine.sampling.sampling_row import SamplingRow
 from baton.engine.sampling.seen_tokens import SeenTokens, seen_tokens
@@ -39,6 +40,8 @@ from baton.kernels.sampling.token_penalties import Penalties, penalise
 from baton.kernels.sampling.typical import keep_typical
 
 WORD = 0xFFFFFFFF
+STRETCH_BYTES = 32 << 20
+"""Of scores of drafted rows that are judged at once, by the published rule."""
 MIN_TEMPERATURE = 1e-30
 """Below it float32 would divide by zero."""
 
@@ -83,6 +86,7 @@ class SamplingPlan:
         self._draws = self._make_draws([rows[i] for i in self.drawn]) if self.drawn else None
         self._drafted = {i: token for i, token in enumerate(drafted) if token is not None}
         """By row."""
+        self._run_ends = [i for i, token in enumerate(drafted) if token is None]
         self._bias: Bias | None = None
         self._last: Tensor | None = None
         """[S] What was drawn last, if this is to go on from there."""
@@ -161,21 +165,45 @@ class SamplingPlan:
 
     def _kept(self, scores: Tensor, draws: Draws, tokens: Tensor) -> Tensor:
         """`tokens`, where one was drafted what comes of that; whoever drafted was sure of it."""
-        at = [place for place, row in enumerate(self.drawn) if row in self._drafted]
-        if not at:
-            return tokens
+        stretch = max(1, STRETCH_BYTES // (scores.shape[-1] * scores.element_size()))
+        left = [place for place, row in enumerate(self.drawn) if row in self._drafted]
+        while left:
+            at, left = left[:stretch], left[stretch:]
+            p = self._probabilities(scores, draws, at)
+            drafted = torch.tensor(
+                [self._drafted[self.drawn[place]] for place in at], device=scores.device
+            )
+            chosen, streams = drafted.unsqueeze(-1), draws.streams[at]
+            is_kept = are_kept(p.gather(-1, chosen).squeeze(-1), 1.0, drafted, streams)
+            tokens[at] = drafted
+            rejected = self._first_rejected(at, is_kept.tolist())
+            if rejected:
+                ours = p[rejected].scatter_(-1, chosen[rejected], 0.0)
+                tokens[[at[i] for i in rejected]] = redrawn(ours, streams[rejected])
+                ended = {self._run(at[i]) for i in rejected}
+                left = [place for place in left if self._run(place) not in ended]
+        return tokens
+
+    def _probabilities(self, scores: Tensor, draws: Draws, at: Sequence[int]) -> Tensor:
+        """[n, V], by which some of those drawn are."""
         relative = relate(scores[draws.rows[at]], draws.temperature[at])
         typical = [place for place in at if self.drawn[place] in set(self.typical)]
         if typical:
             places = [at.index(place) for place in typical]
             relative[places] = self._related_typical(scores, draws, typical)
-        p = probabilities(relative, Filters(*(values[at] for values in draws.filters)))
-        drafted = torch.tensor(
-            [self._drafted[self.drawn[place]] for place in at], device=scores.device
-        )
-        q = torch.zeros_like(p).scatter_(-1, drafted.unsqueeze(-1), 1.0)
-        tokens[at] = kept_or_redrawn(p, q, drafted, draws.streams[at])
-        return tokens
+        return probabilities(relative, Filters(*(values[at] for values in draws.filters)))
+
+    def _first_rejected(self, at: Sequence[int], is_kept: Sequence[bool]) -> list[int]:
+        """Of each run of drafts the first that is not kept: nobody asks for what follows it."""
+        first_by_run: dict[int, int] = {}
+        for i, place in enumerate(at):
+            if not is_kept[i]:
+                first_by_run.setdefault(self._run(place), i)
+        return list(first_by_run.values())
+
+    def _run(self, place: int) -> int:
+        """Drafts behind each other, and the row behind the last of them, are one request's."""
+        return bisect_left(self._run_ends, self.drawn[place])
 
     def _bias_of(self, vocab_size: int) -> Bias | None:
         """None if there is none on a token of the vocabulary."""

@@ -19,7 +19,8 @@ import torch
 from baton.engine.request.request import Request
 
 PIECE = 16_384
-"""Tokens that are sorted at once, of all texts of a step together."""
+"""Tokens that are sorted at once; of all texts together no step goes over more, unless one text
+alone takes that."""
 TAIL = 1024
 """Tokens in the table, at most."""
 
@@ -61,6 +62,13 @@ class TokenIndex:
         for place in range(max(2, len(text) - len(tokens) + 1), len(text) + 1):
             tail.setdefault(_key(text[place - 2], text[place - 1]), []).append(place)
 
+    def num_touched(self, num_new: int) -> int:
+        """Tokens that `extend` would go over for so many more: all that it would sort."""
+        length = len(self.tokens) + num_new
+        if length - self._tail_start <= TAIL:
+            return num_new
+        return max(num_new, length + 1 - self._sorted_from(length))
+
     def behind(self, pair: tuple[int, int], max_places: int) -> list[int]:
         """The places behind the last occurrences of `pair` that a token stands in, latest first."""
         key, last = _key(*pair), len(self.tokens)
@@ -74,14 +82,20 @@ class TokenIndex:
 
     def _sort(self) -> None:
         """All behind the pieces becomes more of them; a small one before is sorted with it."""
-        start = self._tail_start
-        if self._pieces and len(self.tokens) - self._pieces[-1].start < PIECE:
-            start = self._pieces.pop().start
+        start = self._sorted_from(len(self.tokens))
+        if start < self._tail_start:
+            self._pieces.pop()
         for first in range(start, len(self.tokens) + 1, PIECE):
             stop = min(first + PIECE, len(self.tokens) + 1)
             self._pieces.append(_sorted(self.tokens[first - 2 : stop - 1], first))
         self._tail.clear()
         self._tail_start = len(self.tokens) + 1
+
+    def _sorted_from(self, length: int) -> int:
+        """Where the first piece begins that is made when the text is that long."""
+        if self._pieces and length - self._pieces[-1].start < PIECE:
+            return self._pieces[-1].start
+        return self._tail_start
 
 
 def _sorted(text: Sequence[int], start: int) -> _Piece:
@@ -92,28 +106,46 @@ def _sorted(text: Sequence[int], start: int) -> _Piece:
 
 
 class RequestTexts:
-    """The tokens of each request: long ones piece by piece, so that no step waits for all."""
+    """The tokens of each request: a step goes over so many of all, and whose turn it is not waits.
+
+    Who waits comes before all others in the next step, in turn: nobody waits for all of another's.
+    """
 
     def __init__(self) -> None:
         self._indexes: dict[Request, TokenIndex] = {}
+        self._waiting: list[Request] = []
+        """Those whose index has not come to all of their tokens; who did not have a turn, first."""
 
-    def follow(self, requests: Iterable[Request]) -> list[TokenIndex]:
-        """An index each; one of a long text may not know all of it yet."""
+    def follow(self, requests: Sequence[Request]) -> list[TokenIndex]:
+        """An index each; one may not know all of its text yet."""
         left = PIECE
-        found = []
-        for request in requests:
+        passed_over: list[Request] = []
+        served: list[Request] = []
+        for request in self._in_turn(requests):
             index = self._indexes.setdefault(request, TokenIndex())
-            num_new = len(request.tokens) - len(index)
-            if num_new > TAIL:
-                num_new = min(num_new, left)
-                left -= num_new
-            if num_new:
+            num_new = min(len(request.tokens) - len(index), left)
+            num_touched = index.num_touched(num_new)
+            if num_new and (num_touched <= left or left == PIECE):
                 index.extend(request.tokens[len(index) : len(index) + num_new])
-            found.append(index)
-        return found
+                left = max(left - num_touched, 0)
+                served.append(request)
+            else:
+                passed_over.append(request)
+        self._waiting = [
+            one for one in (*passed_over, *served) if len(self._indexes[one]) < len(one.tokens)
+        ]
+        return [self._indexes[request] for request in requests]
+
+    def _in_turn(self, requests: Sequence[Request]) -> Iterable[Request]:
+        if not self._waiting:
+            return requests
+        asked = set(requests)
+        return dict.fromkeys((*(one for one in self._waiting if one in asked), *requests))
 
     def forget(self, request: Request) -> None:
         self._indexes.pop(request, None)
+        if request in self._waiting:
+            self._waiting.remove(request)
 
 
 def common_suffix(text: Sequence[int], end: int, other: Sequence[int], limit: int) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 from tests.echo_engines import VOCAB, make_engine, run
 from tests.guessing_drafter import GuessingDrafter
@@ -15,7 +16,12 @@ from baton.core.messages import SamplingParams
 from baton.engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
-from baton.engine.sampling.acceptance import kept_or_redrawn
+from baton.engine.sampling import sampling_plan
+from baton.engine.sampling.acceptance import are_kept, redrawn
+from baton.engine.sampling.sampler import draw
+from baton.engine.sampling.sampling_plan import SamplingPlan
+from baton.engine.sampling.sampling_row import SamplingRow
+from baton.engine.schedule.verification import verified
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.speculation import Speculation
 
@@ -38,13 +44,47 @@ def test_a_million_drafts_drawn_from_another_distribution_come_to_that_of_the_mo
     streams = torch.zeros(NUM_DRAWS, 4, dtype=torch.int64)
     streams[:, 2] = torch.arange(NUM_DRAWS)
 
-    tokens = kept_or_redrawn(p.expand(NUM_DRAWS, -1), q.expand(NUM_DRAWS, -1), drafted, streams)
+    is_kept = are_kept(p[drafted], q[drafted], drafted, streams)
+    left = (p - q).clamp(min=0).expand(NUM_DRAWS, -1)[~is_kept]
+    tokens = drafted.masked_scatter(~is_kept, redrawn(left, streams[~is_kept]))
 
     counts = tokens.bincount(minlength=5).tolist()
     assert counts[4] == 0
     assert chi_square(dict(enumerate(counts)), p.tolist()) < 16.3  # one in a thousand, 3 degrees
     kept = float((tokens == drafted).float().mean())
     assert abs(kept - float(torch.minimum(p, q).sum())) < 0.002
+
+
+def test_of_the_drafts_of_a_request_only_the_first_that_is_not_kept_is_drawn_anew() -> None:
+    """Token 3 is drafted: sure to be kept where its score is high, and hardly ever elsewhere."""
+    logits = torch.zeros(8, 16)
+    logits[:, 3] = torch.tensor([60.0, -60, -60, 0, -60, 60, -60, 0])
+    drafted = [3, 3, 3, None, 3, 3, 3, None]
+    params = SamplingParams(temperature=1.0, seed=5)
+    rows = [SamplingRow(params, (0,), [0] * number) for number in range(8)]
+
+    tokens = draw(logits, SamplingPlan(rows, "cpu", drafted), ()).tokens.tolist()
+
+    assert [token == 3 for token in tokens[:3]] == [True, False, True]
+    assert [token == 3 for token in tokens[4:7]] == [False, True, True]
+
+
+def test_drafts_judged_a_few_at_a_time_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = 2 * torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+    likely = logits.argmax(-1).tolist()
+    drafted = [None if at % 5 == 4 else likely[at] for at in range(40)]
+    params = SamplingParams(temperature=1.0, top_k=12, seed=5)
+    rows = [SamplingRow(params, (0,), [0] * number) for number in range(40)]
+
+    def given() -> list[tuple[int, ...]]:
+        tokens = draw(logits, SamplingPlan(rows, "cpu", drafted), ()).tokens.tolist()
+        starts = range(0, 40, 5)
+        return [verified(likely[a : a + 4], tokens[a : a + 5], [True] * 5) for a in starts]
+
+    at_once = given()
+    monkeypatch.setattr(sampling_plan, "STRETCH_BYTES", 3 * 16 * 4)
+    assert given() == at_once
+    assert {len(tokens) for tokens in at_once} > {1}
 
 
 def published_engine(scores: Tensor) -> Engine:

@@ -21,7 +21,7 @@ from baton.engine.speculation.drafter import NO_DRAFT, Drafter
 from baton.engine.speculation.ngram import NgramDrafter
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.speculation.suffix import MAX_RECENT, MAX_RECENT_IN_ALL, SuffixDrafter
-from baton.engine.speculation.token_index import PIECE, TAIL, TokenIndex
+from baton.engine.speculation.token_index import PIECE, TAIL, RequestTexts, TokenIndex
 
 
 def guess(drafter: Drafter, tokens: Sequence[int], *, most: int = 4, **request: str) -> list[int]:
@@ -115,6 +115,26 @@ def test_long_prompts_are_indexed_a_piece_a_step(make: type[NgramDrafter | Suffi
 
     assert max(after - before for before, after in pairwise(num_indexed)) <= PIECE
     assert [draft.tokens for draft in drafts] == [[7, 8], [7, 8]]
+
+
+def test_no_step_sorts_the_texts_of_all_requests_at_once_and_each_has_its_turn() -> None:
+    """Each has to sort all of its own once it has grown."""
+    texts = RequestTexts()
+    length = PIECE // 2 + TAIL
+    requests = [Request(str(n), [*range(length)], sampling=SamplingParams()) for n in range(8)]
+    while any(len(index) < length for index in texts.follow(requests)):
+        pass
+    for request in requests:
+        request.tokens.extend(range(2 * TAIL))
+    total = length + 2 * TAIL
+
+    num_done = []
+    for _ in range(8):
+        before = [len(index) for index in texts._indexes.values()]
+        after = [len(index) for index in texts.follow(requests)]
+        num_done.append(sum(new > old for new, old in zip(after, before, strict=True)))
+    assert num_done == [1] * 8
+    assert [len(index) for index in texts.follow(requests)] == [total] * 8
 
 
 class Watched(EchoRunner):
