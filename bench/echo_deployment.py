@@ -43,6 +43,7 @@ class Running:
     """The processes, by name, and where to ask."""
 
     http_port: int
+    admin_port: int
     processes: dict[str, psutil.Process]
 
     def cpu_seconds(self) -> dict[str, float]:
@@ -77,8 +78,8 @@ def running(layout: Layout | None = None) -> Iterator[Running]:
                 child, info = stack.enter_context(_child(_replica, what))
                 processes[role.value if number == 1 else what[0]] = child
                 infos.append(info)
-        gateway, port = stack.enter_context(_child(_gateway, (infos, layout.policy)))
-        yield Running(port, {"gateway": gateway, **processes})
+        gateway, ports = stack.enter_context(_child(_gateway, (infos, layout.policy)))
+        yield Running(*ports, {"gateway": gateway, **processes})
 
 
 @contextmanager
@@ -141,6 +142,7 @@ async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo], policy:
         "gateway.host": HOST,
         "gateway.port": 0,
         "gateway.grpc_port": 0,
+        "gateway.admin_port": 0,
         "gateway.policy": policy,
     }
     node = GatewayNode(override(DeploymentConfig(), changes), find_model(DEMO_MODEL))
@@ -151,7 +153,7 @@ async def _serve_gateway(pipe: Connection, infos: Sequence[ReplicaInfo], policy:
     while not node.dispatcher.is_ready():
         await asyncio.sleep(0.01)
     spare_what_stays()
-    pipe.send(node.server.http_port)
+    pipe.send((node.server.http_port, node.server.admin_port))
     await _told_to_stop(pipe)
     await node.stop(drain_s=1.0)
 

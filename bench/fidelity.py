@@ -115,10 +115,10 @@ def most_per_s(url: str, folder: Path, num_at_once: int) -> float:
     return float(found["requests_s"])
 
 
-def told_devices(url: str, front_s: float) -> Devices:
+def told_devices(admin_url: str, front_s: float) -> Devices:
     """As the replicas say of their last steps."""
-    with urlopen(f"{url}/debug/status", timeout=STATUS_LIMIT_S) as page:
-        told = devices_of(json.load(page), url)
+    with urlopen(f"{admin_url}/debug/status", timeout=STATUS_LIMIT_S) as page:
+        told = devices_of(json.load(page), admin_url)
     links = Links(bytes_per_s=KV_BYTES_PER_S, front_s=front_s)
     return msgspec.structs.replace(told, links=links)
 
@@ -144,8 +144,8 @@ def simulate(file: Path, devices: Devices, fleet: Fleet) -> dict[str, float]:
 
 
 @contextmanager
-def deployed(fleet: Fleet, *, is_paced: bool) -> Iterator[str]:
-    """The URL of the gateway."""
+def deployed(fleet: Fleet, *, is_paced: bool) -> Iterator[tuple[str, str]]:
+    """The URLs of the gateway, for clients and for operators."""
     if is_paced:
         layout = Layout(
             num_prefill=fleet.num_prefill,
@@ -154,7 +154,7 @@ def deployed(fleet: Fleet, *, is_paced: bool) -> Iterator[str]:
             step_times=PACE,
         )
         with running(layout) as echo:
-            yield f"http://127.0.0.1:{echo.http_port}"
+            yield _url(echo.http_port), _url(echo.admin_port)
         return
     config = {
         "model": "demo",
@@ -163,22 +163,26 @@ def deployed(fleet: Fleet, *, is_paced: bool) -> Iterator[str]:
         "gateway": {"policy": fleet.policy},
     }
     with LiveDeployment(config) as deployment:
-        yield f"http://127.0.0.1:{deployment.wait()}"
+        yield _url(deployment.wait()), _url(deployment.admin_port)
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 def compare(fleet: Fleet, *, is_paced: bool) -> list[str]:
     """Lines of a table."""
-    with tempfile.TemporaryDirectory() as name, deployed(fleet, is_paced=is_paced) as url:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as name, deployed(fleet, is_paced=is_paced) as urls:
+        folder, (url, admin_url) = Path(name), urls
         rate = SHARE * most_per_s(url, folder, MANY * fleet.num_decode)
         first, second = folder / "first.jsonl", folder / "second.jsonl"
         for seed, file in enumerate((first, second)):
             write_trace(file, rate, fleet.seconds, seed)
         live = measure(url, folder, "--trace", first, "--seed", 1)
-        told = simulate(first, told_devices(url, front_s=0.0), fleet)
+        told = simulate(first, told_devices(admin_url, front_s=0.0), fleet)
         front_s = max(percentile(live, "ttft", 50) - told["p50_s"], 0.0)
         live = measure(url, folder, "--trace", second, "--seed", 2)
-        devices = told_devices(url, front_s)
+        devices = told_devices(admin_url, front_s)
         simulated = simulate(second, devices, fleet)
     makes = f"{fleet.num_prefill}P+{fleet.num_decode}D `{fleet.policy}`"
     print(f"{makes}: {rate:.1f} requests/s, front {front_s * 1e3:.1f} ms, {devices}", flush=True)

@@ -22,6 +22,7 @@ START_LIMIT_S = 180.0
 STOP_LIMIT_S = 90.0
 STAGE = re.compile(r" INFO serve: (.+) \(baton\.")
 REPLICA_ID = re.compile(r"\b(decode|prefill)-\w+")
+ADMIN_URL = re.compile(r"operators\s+http://[^\s:]+:(\d+)/")
 URL = re.compile(r"OpenAI API\s+http://[^\s:]+:(\d+)/v1")
 
 
@@ -38,6 +39,8 @@ class LiveDeployment:
         self.stage_at: dict[str, float] = {}
         """By what it said of its start, replicas by role: when it said it."""
         self._port = 0
+        self.admin_port = 0
+        """Once `wait` has returned."""
         self._announced = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="baton-bench-")
         self.started_at = 0.0
@@ -103,6 +106,8 @@ class LiveDeployment:
             if match := URL.search(line):
                 self._port = int(match[1])
                 self.announced_at = time.perf_counter()
+            if match := ADMIN_URL.search(line):
+                self.admin_port = int(match[1])
                 self._announced.set()
         self._announced.set()  # it has ended
 

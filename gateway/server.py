@@ -1,4 +1,4 @@
-"""Both faces on their ports, from start to drain to stop.
+"""Both faces on their ports, and operators on theirs, from start to drain to stop.
 
 start -> ready -> begin_drain (unready; requests are still served) -> stop (the last ones finish)
 """
@@ -6,14 +6,16 @@ start -> ready -> begin_drain (unready; requests are still served) -> stop (the 
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from baton.core.clock import Clock, monotonic
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.connections import admin_connections, public_connections
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.access.tls import tls_identity
 from baton.gateway.grpc.server import GrpcServer
-from baton.gateway.http.app import build_app
-from baton.gateway.http.server import HttpServer
+from baton.gateway.http.app import build_admin_app, build_app
+from baton.gateway.http.server import HttpServer, bind
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generation import Dispatcher
 from baton.gateway.requests.readiness import NOBODY, Wanted
@@ -43,9 +45,11 @@ class GatewayServer:
             reporting=reporting,
             clock=clock,
         )
-        app = build_app(self._gateway)
         tls = tls_identity(config)
-        self._http = HttpServer(app, config, tls=tls)
+        refused = self._gateway.metrics.refused_connections
+        public, admin = public_connections(config, refused), admin_connections(refused)
+        self._http = HttpServer(build_app(self._gateway), config, public, tls=tls)
+        self._admin = HttpServer(build_admin_app(self._gateway), config, admin, tls=tls)
         self._grpc = GrpcServer(self._gateway, tls=tls)
 
     @property
@@ -70,18 +74,28 @@ class GatewayServer:
         """The bound one, once started."""
         return self._grpc.port
 
+    @property
+    def admin_port(self) -> int:
+        """The bound one; 0 while there is none."""
+        return self._admin.port
+
     def reconfigure(self, config: GatewayConfig, wanted: Wanted) -> None:
         """What `Gateway.reconfigure` does. Ports and certificates are those of the start."""
         self._gateway.reconfigure(config, wanted)
 
     async def start(self) -> None:
         """Raises OSError or RuntimeError if a port cannot be bound; then nothing stays bound."""
-        await self._http.start()
+        config = self._gateway.config
+        await self._http.start(bind(config.host, config.port))
         try:
             await self._grpc.start()
         except BaseException:
             await self._http.stop(0)
             raise
+
+    async def open_admin(self, listener: socket.socket) -> None:
+        """Let operators in there. No two gateways share it: what one is asked, it answers."""
+        await self._admin.start(listener)
 
     async def begin_drain(self) -> None:
         """Turn unready, so that balancers look elsewhere. Safe to repeat."""
@@ -92,5 +106,6 @@ class GatewayServer:
         """Close the ports and return when all requests have ended; cancel them after `grace_s`."""
         await self.begin_drain()
         await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
+        await self._admin.stop(0)  # until then it tells what has yet to end
         await self._gateway.keeper.close()
         await asyncio.to_thread(self._gateway.tracer.close)

@@ -27,6 +27,7 @@ class Server:
     process: subprocess.Popen[str]
     url: str
     grpc_target: str
+    admin_url: str
     output: list[str] = field(default_factory=list)
 
     def replica_process(self, deployment: str) -> psutil.Process:
@@ -40,7 +41,7 @@ class Server:
         return [p for p in psutil.process_iter() if self._is_ours(p)]
 
     def status(self) -> dict[str, Any]:
-        body: dict[str, Any] = httpx.get(f"{self.url}/debug/status", timeout=10).json()
+        body: dict[str, Any] = httpx.get(f"{self.admin_url}/debug/status", timeout=10).json()
         return body
 
     def epoch(self, pool: str) -> str | None:
@@ -49,7 +50,7 @@ class Server:
         return reachable[0] if len(reachable) == 1 else None
 
     def leaks(self) -> dict[str, Any]:
-        body: dict[str, Any] = httpx.get(f"{self.url}/debug/leaks", timeout=10).json()
+        body: dict[str, Any] = httpx.get(f"{self.admin_url}/debug/leaks", timeout=10).json()
         return body
 
     def _is_ours(self, process: psutil.Process) -> bool:
@@ -75,7 +76,7 @@ def start_server(*options: str) -> Server:
          "--port", "0", "--grpc-port", "0", "--dtype", "float32", *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
     )  # fmt: skip
-    server = Server(process, "", "")
+    server = Server(process, "", "", "")
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -87,13 +88,15 @@ def start_server(*options: str) -> Server:
 
     threading.Thread(target=read, daemon=True).start()
     deadline = time.monotonic() + START_LIMIT_S
-    while not server.grpc_target:
+    while not server.admin_url:
         line = lines.get(timeout=deadline - time.monotonic())
         assert line is not None, "".join(server.output)
         if match := re.search(r"OpenAI API\s+(http://\S+)/v1", line):
             server.url = match[1]
         if match := re.search(r"gRPC\s+(\S+:\d+)", line):
             server.grpc_target = match[1]
+        if match := re.search(r"operators\s+(http://[^/]+)/", line):
+            server.admin_url = match[1]
     return server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 import msgspec
@@ -51,11 +52,18 @@ class TenantConfig(ConfigNode, frozen=True, kw_only=True):
 
 class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
-    """Where both ports listen. `0.0.0.0` lets other machines in."""
+    """Where both public ports listen. `0.0.0.0` lets other machines in."""
     port: Port = 8000
     """OpenAI-compatible HTTP."""
     grpc_port: Port = 8001
     """The public gRPC service, `baton.v1.Inference`."""
+    admin_host: str = "127.0.0.1"
+    """Where operators are listened to. Loopback keeps other machines out; anything else needs
+    `operator_keys`."""
+    admin_port: Port | None = 8002
+    """For operators alone: drain, /debug/*, /metrics, requests of all tenants. Of several gateways
+    on a machine each has the first of 16 ports from here on that is free; 0 lets the operating
+    system choose; the log tells. Null: there is none."""
     max_body_bytes: Count = 16 * MEBIBYTE
     """Larger requests are refused (413) without being read."""
     request_timeout_s: Seconds = 600.0
@@ -65,11 +73,25 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     More ends the connection (408)."""
     max_header_bytes: Count = 64 << 10
     """A request whose headers are larger is refused (400), and the connection closed."""
+    max_headers: Count = 100
+    """A request with more headers is refused likewise."""
+    max_connections: Count = 4096
+    """Open at once, by HTTP and by gRPC each, as far as the process may have as many files open.
+    What comes beyond is answered with 503, or closed."""
+    max_connections_per_address: Count | None = None
+    """By HTTP, of one client's address. Empty: any, as clients behind a load balancer or a NAT have
+    one in common."""
+    max_streams_per_connection: Count = 1024
+    """Calls under way on one gRPC connection; a client's library lets more wait."""
     body_timeout_s: Seconds = 20.0
     """Within which a request's body has to come, and a second longer for every
     `min_body_bytes_per_s` that have come (408)."""
     min_body_bytes_per_s: Count = 4096
-    """How slowly a large body may come. No body may take longer than `request_timeout_s`."""
+    """How slowly a large body may come, or an answer be taken. No body may take longer than
+    `request_timeout_s`."""
+    unread_timeout_s: Seconds = 30.0
+    """A client that is behind with reading, and for so long takes less than `min_body_bytes_per_s`,
+    is cut off. What waits for it meanwhile is bounded."""
     keep_alive_s: Count = 75
     """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
     never use one that was just closed."""
@@ -77,7 +99,7 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in. Here as in
     the other secrets, `file:/path` and `env:NAME` say where to read them."""
     operator_keys: frozenset[str] = frozenset()
-    """Keys that may also drain replicas, read /debug/* and ask for any `priority`."""
+    """Keys that are let in at `admin_port`, and may ask for any `priority`."""
     min_priority: Priority = 0
     """The smallest `priority` that requests with a key may ask for: smaller comes first. Operators,
     and everybody where no keys are configured, may ask for any."""
@@ -130,6 +152,11 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError(f"policy {self.policy!r}: give one of {', '.join(POLICIES)}")
         self._check_keys()
         self._check_shares()
+        if not self.operator_keys and not is_loopback(self.admin_host):
+            raise ValueError(
+                f"admin_host {self.admin_host!r} lets other machines operate the deployment, and "
+                "no key is asked for: set operator_keys, or leave it at 127.0.0.1"
+            )
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ValueError("tls_cert_file and tls_key_file belong together: set both, or none")
 
@@ -178,3 +205,12 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError(
                 "the kv_share of the tenants add up to 1, which leaves no blocks to the other keys"
             )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of the same machine reach what listens there, as far as the name
+    tells."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

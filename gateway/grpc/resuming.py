@@ -7,12 +7,14 @@ EndStream. A stream that has sent nothing yet ends with its call: nobody knows i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
-from baton.core.errors import StreamNotFound
+from baton.core.errors import Cancelled, StreamNotFound
+from baton.gateway.requests.gateway import Gateway
 from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
 from baton.gateway.resumable.streams import owner_of
 from baton.proto import inference_pb2 as pb
@@ -24,44 +26,55 @@ KINDS = (pb.GenerateResponse.__name__, pb.ChatResponse.__name__)
 R = TypeVar("R", pb.GenerateResponse, pb.ChatResponse)
 
 
-async def write_all(context: Context, responses: AsyncGenerator[R]) -> None:
-    """A stream that ends with its connection."""
-    async with aclosing(responses):
-        async for response in responses:
-            await context.write(response)
+class StreamWriter(Generic[R]):
+    """Writes one call's responses, each within a time limit for clients that do not read."""
 
+    def __init__(self, context: Context, gateway: Gateway, kind: type[R]) -> None:
+        self._context = context
+        self._keeper = gateway.keeper
+        self._limit_s = gateway.config.unread_timeout_s
+        self._kind = kind
 
-async def write_resumable(
-    context: Context, responses: AsyncGenerator[R], keeper: StreamKeeper, kind: type[R]
-) -> None:
-    """A stream that outlives its connection. Raises Overloaded if there is no room for it."""
-    reading = keeper.start(_encoded(responses), owner=_owner(context), kind=kind.__name__)
-    await _write_reading(context, reading, kind)
+    async def write_all(self, responses: AsyncGenerator[R]) -> None:
+        """A stream that ends with its connection."""
+        async with aclosing(responses):
+            async for response in responses:
+                await self._write(response)
 
+    async def write_resumable(self, responses: AsyncGenerator[R]) -> None:
+        """A stream that outlives its connection. Raises Overloaded if there is no room for it."""
+        owner = _owner(self._context)
+        reading = self._keeper.start(_encoded(responses), owner=owner, kind=self._kind.__name__)
+        await self._write_reading(reading)
 
-async def write_rest(
-    context: Context, request: pb.ResumeRequest, keeper: StreamKeeper, kind: type[R]
-) -> None:
-    """Raises StreamNotFound, InvalidRequest, or what the stream failed with."""
-    owner, kinds = _owner(context), (kind.__name__,)
-    reading = keeper.resume(
-        request.stream_id, owner=owner, kinds=kinds, last_sequence=request.last_sequence
-    )
-    await _write_reading(context, reading, kind)
+    async def write_rest(self, request: pb.ResumeRequest) -> None:
+        """Raises StreamNotFound, InvalidRequest, or what the stream failed with."""
+        owner, kinds = _owner(self._context), (self._kind.__name__,)
+        reading = self._keeper.resume(
+            request.stream_id, owner=owner, kinds=kinds, last_sequence=request.last_sequence
+        )
+        await self._write_reading(reading)
+
+    async def _write_reading(self, reading: StreamReading) -> None:
+        with reading:
+            async for sequence, data in reading:
+                response = self._kind.FromString(data)
+                response.stream_id, response.sequence = reading.stream.id, sequence
+                await self._write(response)
+
+    async def _write(self, response: R) -> None:
+        """Raises Cancelled if it is not taken."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._context.write(response)
+        except TimeoutError as error:
+            raise Cancelled(f"the client has read nothing for {self._limit_s:g} s") from error
 
 
 def end_stream(context: Context, request: pb.EndStreamRequest, keeper: StreamKeeper) -> None:
     """What is unknown, or somebody else's, is not theirs to end: they get the same answer."""
     with suppress(StreamNotFound):
         keeper.end(request.stream_id, owner=_owner(context), kinds=KINDS)
-
-
-async def _write_reading(context: Context, reading: StreamReading, kind: type[R]) -> None:
-    with reading:
-        async for sequence, data in reading:
-            response = kind.FromString(data)
-            response.stream_id, response.sequence = reading.stream.id, sequence
-            await context.write(response)
 
 
 async def _encoded(responses: AsyncGenerator[R]) -> AsyncGenerator[bytes]:

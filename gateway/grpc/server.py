@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 import grpc.aio
 from baton.core.errors import InvalidRequest
+from baton.gateway.access.connections import num_affordable
 from baton.gateway.access.tls import TlsIdentity
 from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.grpc.service import InferenceService
@@ -83,6 +85,10 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.max_allowed_incoming_connections", num_affordable(config.max_connections)),
+                ("grpc.max_concurrent_streams", config.max_streams_per_connection),
+                ("grpc.max_connection_idle_ms", config.keep_alive_s * 1000),
+                ("grpc.server_handshake_timeout_ms", math.ceil(config.header_timeout_s * 1000)),
             ),
         )
         add_InferenceServicer_to_server(InferenceService(self._gateway), server)

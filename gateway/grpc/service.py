@@ -16,12 +16,7 @@ from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.grpc.estimates import answer_estimate
 from baton.gateway.grpc.generate import generated
-from baton.gateway.grpc.resuming import (
-    end_stream,
-    write_all,
-    write_rest,
-    write_resumable,
-)
+from baton.gateway.grpc.resuming import StreamWriter, end_stream
 from baton.gateway.grpc.text import answer_detokenize, answer_embed, answer_tokenize
 from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
@@ -49,32 +44,34 @@ class InferenceService(InferenceServicer):
     ) -> None:
         async with self._answering(context, "Generate") as caller:
             responses = generated(self._gateway, request, caller, context.time_remaining())
+            writer = StreamWriter(context, self._gateway, pb.GenerateResponse)
             if request.resumable:
-                await write_resumable(context, responses, self._gateway.keeper, pb.GenerateResponse)
+                await writer.write_resumable(responses)
             else:
-                await write_all(context, responses)
+                await writer.write_all(responses)
 
     async def Chat(  # type: ignore[override]
         self, request: pb.ChatRequest, context: Context
     ) -> None:
         async with self._answering(context, "Chat") as caller:
             responses = chatted(self._gateway, request, caller, context.time_remaining())
+            writer = StreamWriter(context, self._gateway, pb.ChatResponse)
             if request.resumable:
-                await write_resumable(context, responses, self._gateway.keeper, pb.ChatResponse)
+                await writer.write_resumable(responses)
             else:
-                await write_all(context, responses)
+                await writer.write_all(responses)
 
     async def ResumeGenerate(  # type: ignore[override]
         self, request: pb.ResumeRequest, context: Context
     ) -> None:
         async with self._answering(context, "ResumeGenerate"):
-            await write_rest(context, request, self._gateway.keeper, pb.GenerateResponse)
+            await StreamWriter(context, self._gateway, pb.GenerateResponse).write_rest(request)
 
     async def ResumeChat(  # type: ignore[override]
         self, request: pb.ResumeRequest, context: Context
     ) -> None:
         async with self._answering(context, "ResumeChat"):
-            await write_rest(context, request, self._gateway.keeper, pb.ChatResponse)
+            await StreamWriter(context, self._gateway, pb.ChatResponse).write_rest(request)
 
     async def EndStream(
         self, request: pb.EndStreamRequest, context: Context

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP face: which path goes where."""
+"""The OpenAI-compatible HTTP face, and the operators' one: which path goes where."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
 from baton.gateway.http.edge import LIMIT_HEADERS, REQUEST_ID, Edge
 from baton.gateway.http.embeddings import EmbeddingsApi
+from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
 from baton.gateway.http.errors import (
     on_baton_error,
     on_internal_error,
@@ -32,15 +33,28 @@ from baton.gateway.requests.gateway import Gateway
 
 
 def build_app(gateway: Gateway) -> Starlette:
+    """The public port's."""
     routes = _routes(gateway)
-    paths = frozenset(route.path for route in routes if not route.param_convertors)
-    app = Starlette(
-        routes=routes,
-        middleware=[
+    return _app(
+        routes,
+        [
             *_cross_origin(gateway.config.cors_origins),
-            Middleware(Edge, gateway=gateway, paths=paths),
+            Middleware(Edge, gateway=gateway, paths=_paths(routes)),
             Middleware(ResumableRequests, gateway=gateway),
         ],
+    )
+
+
+def build_admin_app(gateway: Gateway) -> Starlette:
+    """The admin port's."""
+    routes = _admin_routes(gateway)
+    return _app(routes, [Middleware(Edge, gateway=gateway, paths=_paths(routes), is_admin=True)])
+
+
+def _app(routes: Sequence[Route], middleware: Sequence[Middleware]) -> Starlette:
+    app = Starlette(
+        routes=routes,
+        middleware=middleware,
         exception_handlers={
             BatonError: on_baton_error,
             HTTPException: on_routing_error,
@@ -51,10 +65,14 @@ def build_app(gateway: Gateway) -> Starlette:
     return app
 
 
+def _paths(routes: Sequence[Route]) -> frozenset[str]:
+    return frozenset(route.path for route in routes if not route.param_convertors)
+
+
 def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
-    texts, docs = TokenizationApi(gateway), DocsApi(gateway)
-    explained = DecisionsApi(gateway)
+    texts, docs = TokenizationApi(gateway), DocsApi(gateway, ENDPOINTS)
+    explained = DecisionsApi(gateway, tells_all=False)
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
@@ -75,9 +93,19 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/ready", pages.ready),
         Route("/-/healthz", pages.proxy_health),
         Route("/-/routes", pages.proxy_routes),
+        Route("/openapi.json", docs.document),
+        Route("/docs", docs.page),
+    ]
+
+
+def _admin_routes(gateway: Gateway) -> list[Route]:
+    pages, docs = StatusPages(gateway), DocsApi(gateway, ADMIN_ENDPOINTS)
+    explained = DecisionsApi(gateway, tells_all=True)
+    return [
         Route("/metrics", pages.metrics),
         Route("/openapi.json", docs.document),
         Route("/docs", docs.page),
+        Route("/v1/requests/{request_id:path}", explained.get),
         Route("/debug/leaks", pages.leaks),
         Route("/debug/status", pages.status),
         Route("/debug/decisions", explained.capture),

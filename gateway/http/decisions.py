@@ -95,8 +95,10 @@ class ExplainedRequest(msgspec.Struct, kw_only=True):
 
 
 class DecisionsApi:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, *, tells_all: bool) -> None:
+        """`tells_all`: of whoever's requests, not only of the caller's."""
         self._gateway = gateway
+        self._tells_all = tells_all
 
     async def get(self, request: Request) -> Response:
         request_id: str = request.path_params["request_id"]
@@ -121,7 +123,7 @@ class DecisionsApi:
 
     def _visible(self, public_id: str, caller: Caller) -> list[Decision]:
         decisions = self._gateway.dispatcher.decisions.of(public_id, time.time())
-        return [one for one in decisions if caller.is_operator or one.owner == caller.owner]
+        return [one for one in decisions if self._tells_all or one.owner == caller.owner]
 
 
 async def _in_turns(lines: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -1,9 +1,9 @@
-"""GET /openapi.json and GET /docs: what the HTTP port serves, for programs and for people."""
+"""GET /openapi.json and GET /docs: what an HTTP port serves, for programs and for people."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from baton.gateway.http.endpoints import Endpoint
 from baton.gateway.http.openapi import openapi_document
 from baton.gateway.requests.gateway import Gateway
 
@@ -30,8 +31,9 @@ class Docs(NamedTuple):
 class DocsApi:
     """Both are made when first asked for, on another thread: that takes a while."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, endpoints: Sequence[Endpoint]) -> None:
         self._gateway = gateway
+        self._endpoints = endpoints
         self._making: asyncio.Task[Docs] | None = None
 
     async def document(self, request: Request) -> Response:
@@ -48,7 +50,7 @@ class DocsApi:
 
     def _make(self) -> Docs:
         document = openapi_document(
-            version=version("baton-llm"), needs_key=bool(self._gateway.keys)
+            self._endpoints, version=version("baton-llm"), needs_key=bool(self._gateway.keys)
         )
         return Docs(msgspec.json.encode(document), render(document))
 

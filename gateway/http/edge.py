@@ -1,5 +1,8 @@
 """What happens to every HTTP request before its path is looked at: its id, its key, its caller.
 
+    public port   /v1/* and the like need a key, where keys are needed; operators' paths are unknown
+    admin port    everything needs an operator's, and no web page of elsewhere gets in
+
 A request gets an id (its own `x-request-id` if it has one), which its response carries, and what
 its key's tenant has left of its limits. While the gateway drains, responses ask the client to
 connect anew, elsewhere.
@@ -7,6 +10,7 @@ connect anew, elsewhere.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,17 +22,20 @@ from baton.core.clock import monotonic
 from baton.core.errors import BatonError
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller
-from baton.gateway.access.call_log import EndedCall, log_call
+from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
+from baton.gateway.http.web_pages import check_no_web_page
 from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
-GUARDED = ("/v1/", "/debug/", "/metrics", "/tokenize", "/detokenize")
-"""Paths that need a key, where keys are needed. Probes have none to show."""
+log = logging.getLogger(__name__)
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+"""Public paths that need a key, where keys are needed. Probes have none to show."""
 OPERATED = ("/debug/", "/metrics")
-"""Those of them that need an operator's: they tell of all tenants."""
+"""What only the admin port has: they tell of all tenants, or change the deployment."""
 OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
@@ -52,11 +59,15 @@ LIMIT_HEADERS = tuple(
 
 
 class Edge:
-    def __init__(self, app: ASGIApp, gateway: Gateway, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, gateway: Gateway, paths: frozenset[str], *, is_admin: bool = False
+    ) -> None:
         """`paths` are counted by their names; others together, for anybody can make some up."""
         self._app = app
         self._gateway = gateway
         self._paths = paths
+        self._is_admin = is_admin
+        self._has_told_operators = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,12 +103,7 @@ class Edge:
         try:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
             own_headers.append((REQUEST_ID.encode(), request_id.encode()))
-            if scope["path"].startswith(GUARDED):
-                caller = self._gateway.keys.check(headers.get("authorization"))
-                if scope["path"].startswith(OPERATED):
-                    caller.check_operates(scope["path"])
-                else:
-                    caller.check_infers()
+            caller = self._admitted(scope["path"], headers)
             call = self._begin_call(scope, headers, request_id)
         except BatonError as error:
             await error_response(error)(scope, receive, send_with_headers)
@@ -117,10 +123,31 @@ class Edge:
             call.span.end()
             self._log(scope, status, monotonic() - began_s, request_id, caller)
 
+    def _admitted(self, path: str, headers: Headers) -> Caller:
+        """Raises Unauthenticated, Forbidden."""
+        keys = self._gateway.keys
+        if self._is_admin:
+            check_no_web_page(headers, has_keys=bool(keys))
+            caller = keys.check(headers.get("authorization"))
+            caller.check_operates(path)
+            return caller
+        if path.startswith(GUARDED):
+            caller = keys.check(headers.get("authorization"))
+            caller.check_infers()
+            return caller
+        if path.startswith(OPERATED) and not self._has_told_operators:
+            self._has_told_operators = True  # once: strangers may ask for it all day
+            log.info(
+                "%s was asked for at the public port, which has no such pages: they are at "
+                "gateway.admin_host and gateway.admin_port",
+                path[:MAX_PATH],
+            )
+        return ANYBODY
+
     def _log(
         self, scope: Scope, status: str, seconds: float, request_id: str, caller: Caller
     ) -> None:
-        is_change = scope["method"] != "GET" and scope["path"].startswith(OPERATED)
+        is_change = self._is_admin and scope["method"] != "GET"
         log_call(
             EndedCall(
                 method=scope["method"],

@@ -1,4 +1,4 @@
-"""What the HTTP port serves, for readers: each path, what it takes and what it answers.
+"""What the HTTP ports serve, for readers: each path, what it takes and what it answers.
 
 `app.py` says which code runs; the OpenAPI document (`openapi.py`) and its page are made of this.
 """
@@ -66,6 +66,16 @@ HEADERS = {
 }
 OF_STREAMS = ("x-session-id", "x-baton-receipt", "x-baton-resumable", "last-event-id")
 HELLO = [{"role": "user", "content": "Say hello."}]
+
+DOCS = (
+    Endpoint(
+        path="/openapi.json",
+        tag=OPERATIONS,
+        summary="This description",
+        answer=dict[str, Any],
+    ),
+    Endpoint(path="/docs", tag=OPERATIONS, summary="The same as a page", media="text/html"),
+)
 
 ENDPOINTS = (
     Endpoint(
@@ -168,8 +178,7 @@ ENDPOINTS = (
         summary="Why a request ran where it ran",
         details=(
             "By its `x-request-id` or the id of its answer, for as long as the gateway that served "
-            "it keeps that, with the key that it was sent with, one of the same tenant's, or an "
-            "operator's."
+            "it keeps that, with the key that it was sent with, or one of the same tenant's."
         ),
         answer=ExplainedRequest,
     ),
@@ -207,6 +216,11 @@ ENDPOINTS = (
         others={503: str},
     ),
     Endpoint(path="/-/routes", tag=OPERATIONS, summary="For Ray Serve", answer=dict[str, str]),
+    *DOCS,
+)
+"""Of the public port."""
+
+ADMIN_ENDPOINTS = (
     Endpoint(path="/metrics", tag=OPERATIONS, summary="For Prometheus", media="text/plain"),
     Endpoint(
         path="/debug/leaks",
@@ -250,10 +264,15 @@ ENDPOINTS = (
         example={"replica": "decode-b6x7lxkx"},
     ),
     Endpoint(
-        path="/openapi.json",
+        path="/v1/requests/{request_id}",
         tag=OPERATIONS,
-        summary="This description",
-        answer=dict[str, Any],
+        summary="Why a request ran where it ran",
+        details=(
+            "Whoever's it was, by its `x-request-id` or the id of its answer, for as long as the "
+            "gateway that served it keeps that."
+        ),
+        answer=ExplainedRequest,
     ),
-    Endpoint(path="/docs", tag=OPERATIONS, summary="The same as a page", media="text/html"),
+    *DOCS,
 )
+"""Of the admin port."""

@@ -1,16 +1,16 @@
-"""The OpenAPI 3.1 document of the HTTP port, made of the structs that read and write its bodies."""
+"""The OpenAPI 3.1 document of an HTTP port, made of the structs that read and write its bodies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from baton.core.attribute_docs import attribute_docs
-from baton.gateway.http.edge import GUARDED
-from baton.gateway.http.endpoints import ENDPOINTS, HEADERS, Endpoint
+from baton.gateway.http.edge import GUARDED, OPERATED
+from baton.gateway.http.endpoints import HEADERS, Endpoint
 from baton.gateway.http.errors import INTERNAL, TRANSLATIONS, ErrorBody
 
 REF = "#/components/schemas/{name}"
@@ -33,17 +33,19 @@ Every answer carries `x-request-id`: your own, if the request had one. Errors ar
 """
 
 
-def openapi_document(*, version: str, needs_key: bool) -> dict[str, Any]:
+def openapi_document(
+    endpoints: Sequence[Endpoint], *, version: str, needs_key: bool
+) -> dict[str, Any]:
     """`needs_key`: whether guarded paths can be used without one."""
-    kinds = [kind for endpoint in ENDPOINTS for kind in (endpoint.body, endpoint.answer) if kind]
+    kinds = [kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer) if kind]
     kinds = [*dict.fromkeys(kinds), ErrorBody]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     _add_attribute_docs(components, kinds)
     schema_by_kind = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in ENDPOINTS:
+    for endpoint in endpoints:
         operation = _operation(endpoint, schema_by_kind)
-        if endpoint.path.startswith(GUARDED):
+        if endpoint.path.startswith((*GUARDED, *OPERATED)):
             operation["security"] = [{"key": []}] if needs_key else [{}, {"key": []}]
         paths.setdefault(endpoint.path, {})[endpoint.method] = operation
     return {

@@ -1,44 +1,74 @@
-"""Connections that do not wait for ever for a client to say what it wants.
+"""Connections that do not wait for ever for a client, neither to say what it wants nor to read.
 
     opened, or asks again --> its headers are in --> its body is in --> answered --> asks again
     |<-- header_timeout_s -->|<- request_body.py -->|              |<- keep_alive_s ->|
 
 uvicorn has a time limit for idle connections alone, which any byte calls off. A client that is
 answered before all of its body has come has `body_timeout_s` for the rest, which nobody reads.
+An answer that is not taken holds what uvicorn and the system buffer of it, and its request: from
+time to time each connection is looked at, and aborted if it is behind and too little was taken.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from fcntl import ioctl
 from http import HTTPStatus
+from termios import TIOCOUTQ
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from baton.core.errors import InvalidRequest
+from baton.core.errors import BatonError, InvalidRequest, Unavailable
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.connections import Connections, Refusal
 from baton.gateway.http.errors import error_body, translate
 from baton.gateway.http.request_body import RequestTooSlow
 
+MAX_PIPELINED = 16
+"""Requests sent before the first of them is answered: each costs more here than it did to send."""
+
+uvicorns_log = logging.getLogger("uvicorn.error.connections")
+uvicorns_log.setLevel(logging.ERROR)  # or every malformed request would write a line
+
 
 class HeadersTooLarge(InvalidRequest):
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the request's headers are larger than {limit} bytes")
+    def __init__(self, config: GatewayConfig) -> None:
+        super().__init__(
+            f"the request's headers are larger than {config.max_header_bytes} bytes, or more than "
+            f"{config.max_headers}"
+        )
+
+
+class TooManyPipelined(InvalidRequest):
+    def __init__(self) -> None:
+        super().__init__(f"more than {MAX_PIPELINED} requests were sent before an answer")
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """One connection. At most one of its timers runs: ours, or uvicorn's for idle ones."""
+    """One connection. At most one of its timers runs: ours, or uvicorn's for idle ones; and the one
+    for looking after what is not read."""
 
-    def __init__(self, gateway: GatewayConfig, **uvicorns: Any) -> None:
+    def __init__(self, gateway: GatewayConfig, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._header_timeout_s = gateway.header_timeout_s
-        self._body_timeout_s = gateway.body_timeout_s
+        self.logger = uvicorns_log
+        self._limits = gateway
+        self._connections = connections
+        self._address = ""
+        self._is_counted = False
+        self._why: Refusal | None = None
+        """It was refused, and what for."""
         self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._unread: int | None = None
+        """Bytes that waited for the client when it was looked at last, if it has been behind."""
         self._is_in_body = False
         """Headers are in, and the end of what follows them is not."""
-        self._max_header_bytes = gateway.max_header_bytes
         self._num_header_bytes = 0
         """Of headers that are not in yet."""
         self._has_asked = False
@@ -46,10 +76,21 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait(self._header_timeout_s, self._on_late_headers)
+        self._address = self.client[0] if self.client else ""
+        why = self._connections.open(self._address)
+        self._is_counted = why is None
+        self._look = self.loop.call_later(self._limits.unread_timeout_s, self._look_after)
+        if why is None:
+            self._wait(self._limits.header_timeout_s, self._on_late_headers)
+        else:
+            self._refuse(why, Unavailable(f"{why}; come again later"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._look is not None:
+            self._look.cancel()
+        if self._is_counted:
+            self._connections.close(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,20 +98,31 @@ class PatientProtocol(HttpToolsProtocol):
         if not self._is_in_body:
             self._num_header_bytes += len(data)
         super().data_received(data)
-        if self._num_header_bytes > self._max_header_bytes and not self._is_in_body:
-            self._refuse(HeadersTooLarge(self._max_header_bytes))
+        if self._num_header_bytes > self._limits.max_header_bytes and not self._is_in_body:
+            self._refuse(Refusal.LARGE_HEADERS, HeadersTooLarge(self._limits))
             return
         is_asking = self._is_answered and not self._is_in_body
         is_idle = self.timeout_keep_alive_task is not None
         if is_asking and not is_idle and self._timer is None:
-            self._wait(self._header_timeout_s, self._on_late_headers)
+            self._wait(self._limits.header_timeout_s, self._on_late_headers)
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
-        if sum(len(name) + len(value) for name, value in self.headers) > self._max_header_bytes:
-            raise HeadersTooLarge(self._max_header_bytes)  # the parser ends: 400
+        num_bytes = sum(len(name) + len(value) for name, value in self.headers)
+        limits = self._limits
+        if num_bytes > limits.max_header_bytes or len(self.headers) > limits.max_headers:
+            self._why = Refusal.LARGE_HEADERS
+            raise HeadersTooLarge(limits)  # the parser ends: 400
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._why = Refusal.TOO_MANY_REQUESTS
+            raise TooManyPipelined
         self._is_in_body, self._num_header_bytes = True, 0
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Of the parser, which says nothing more of what it met."""
+        self._connections.refuse(self._why or Refusal.MALFORMED, self._address)
+        super().send_400_response(msg)
 
     def on_message_complete(self) -> None:
         self._is_in_body = self._has_asked = False
@@ -85,21 +137,52 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_in_body and self._is_answered and not self.transport.is_closing():
             self._unset_keepalive_if_required()
-            self._wait(self._body_timeout_s, self.transport.close)
+            self._wait(self._limits.body_timeout_s, self.transport.close)
+
+    def resume_writing(self) -> None:
+        self._unread = None
+        super().resume_writing()
 
     @property
     def _is_answered(self) -> bool:
         """Whether no request is under way."""
         return self.cycle is None or self.cycle.response_complete
 
+    def _look_after(self) -> None:
+        """Abort if the client has taken too little since the last look.
+
+        While it is behind, or the connection is to close, nothing is added to what waits.
+        """
+        period_s = self._limits.unread_timeout_s
+        is_behind = self.flow.write_paused or self.transport.is_closing()
+        waiting = self._num_waiting() if is_behind else 0
+        least = period_s * self._limits.min_body_bytes_per_s
+        if waiting and self._unread is not None and self._unread - waiting < least:
+            self._connections.refuse(Refusal.UNREAD, self._address)
+            self.transport.abort()
+            return
+        self._unread = waiting or None
+        self._look = self.loop.call_later(period_s, self._look_after)
+
+    def _num_waiting(self) -> int:
+        """Bytes that the client has not taken. Those that the system keeps count as well, or a slow
+        one would seem to take nothing until a large part of them is gone."""
+        num_kept = 0
+        with suppress(OSError):
+            kept = ioctl(self.transport.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
+            num_kept = int.from_bytes(kept, sys.byteorder)
+        return self.transport.get_write_buffer_size() + num_kept
+
     def _on_late_headers(self) -> None:
         if self._has_asked:
-            limit_s = self._header_timeout_s
-            self._refuse(RequestTooSlow(f"the headers did not arrive within {limit_s:g} s"))
+            limit_s = self._limits.header_timeout_s
+            late = RequestTooSlow(f"the headers did not arrive within {limit_s:g} s")
+            self._refuse(Refusal.LATE_HEADERS, late)
         self.transport.close()
 
-    def _refuse(self, error: InvalidRequest) -> None:
+    def _refuse(self, why: Refusal, error: BatonError) -> None:
         if not self.transport.is_closing():
+            self._connections.refuse(why, self._address)
             self.transport.write(_refusal(error))
         self.transport.close()
 
@@ -112,17 +195,17 @@ class PatientProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def patient_protocol(gateway: GatewayConfig) -> type[asyncio.Protocol]:
+def patient_protocol(gateway: GatewayConfig, connections: Connections) -> type[asyncio.Protocol]:
     """A class, as that is what uvicorn wants: it makes one of it for each connection."""
 
     class Protocol(PatientProtocol):
         def __init__(self, **uvicorns: Any) -> None:
-            super().__init__(gateway, **uvicorns)
+            super().__init__(gateway, connections, **uvicorns)
 
     return Protocol
 
 
-def _refusal(error: InvalidRequest) -> bytes:
+def _refusal(error: BatonError) -> bytes:
     """There is no request yet that the application could answer."""
     body = msgspec.json.encode(error_body(error))
     status = HTTPStatus(translate(error).status)

@@ -1,4 +1,4 @@
-"""The HTTP port: uvicorn, run inside somebody else's event loop and process."""
+"""An HTTP port: uvicorn, run inside somebody else's event loop and process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.connections import Connections
 from baton.gateway.access.tls import TlsIdentity
 from baton.gateway.http.patience import patient_protocol
 
@@ -20,14 +21,17 @@ START_POLL_S = 0.005
 
 class HttpServer:
     def __init__(
-        self, app: ASGIApp, config: GatewayConfig, *, tls: TlsIdentity | None = None
+        self,
+        app: ASGIApp,
+        config: GatewayConfig,
+        connections: Connections,
+        *,
+        tls: TlsIdentity | None = None,
     ) -> None:
-        self._host = config.host
-        self._port = config.port
         self._server = _Guest(
             uvicorn.Config(
                 app,
-                http=patient_protocol(config),
+                http=patient_protocol(config, connections),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -42,9 +46,8 @@ class HttpServer:
         self.port = 0
         """The bound one, once started."""
 
-    async def start(self) -> None:
-        """Raises OSError if the port cannot be bound."""
-        listener = bind(self._host, self._port)
+    async def start(self, listener: socket.socket) -> None:
+        """Take what comes in there; it is closed at the end."""
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._task.done():

@@ -32,6 +32,11 @@ class GatewayMetrics:
             "Answers begun over HTTP and gRPC, by path or method and by status",
             ("method", "status"),
         )
+        self.refused_connections = _counter(
+            "refused_connections_total",
+            "Connections of HTTP clients that were refused or cut off, by reason",
+            ("reason",),
+        )
         self.ignored_fields = _counter(
             "ignored_fields_total",
             "Fields of requests' bodies that had no effect, by name",

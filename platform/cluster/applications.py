@@ -167,9 +167,9 @@ def replicas(name: str) -> Iterator[ServedReplica]:
 
 
 def gateway_ports(name: str, timeout_s: float) -> tuple[int, int]:
-    """Of HTTP and gRPC. Raises what Ray raises."""
+    """Of HTTP and gRPC, which several gateways share. Raises what Ray raises."""
     handle = serve.get_deployment_handle(GATEWAY, name)
-    http, grpc = handle.ports.remote().result(timeout_s=timeout_s)
+    http, grpc, _ = handle.ports.remote().result(timeout_s=timeout_s)
     return http, grpc
 
 

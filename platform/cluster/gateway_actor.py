@@ -29,7 +29,7 @@ READY_PATIENCE_S = 2.0
 
 
 class GatewayActor:
-    """Binds the public ports. `pools` only keep the deployments in one application."""
+    """Binds the ports of clients and operators. `pools` only keep the deployments together."""
 
     def __init__(
         self,
@@ -81,8 +81,10 @@ class GatewayActor:
         assert self._gateway is not None, "Serve calls nobody that is not started"
         return self._gateway
 
-    async def ports(self) -> tuple[int, int]:
-        return self._node.server.http_port, self._node.server.grpc_port
+    async def ports(self) -> tuple[int, int, int]:
+        """Of HTTP, of gRPC, and of operators, which may be 0 for none."""
+        server = self._node.server
+        return server.http_port, server.grpc_port, server.admin_port
 
     async def status(self) -> dict[str, Any]:
         """What /debug/status answers, for who reaches the cluster rather than a port of it."""

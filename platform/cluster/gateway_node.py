@@ -23,6 +23,7 @@ from baton.gateway.requests.reporting import Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.observe.listeners import bind_first_free
 from baton.platform.observe.otel import start_tracing
 from baton.platform.observe.process_port import ProcessPages, ProcessPort
 from baton.platform.registry.limit_shares import REPORTS_S
@@ -113,6 +114,10 @@ class GatewayNode:
             host = self._metrics.host or self._host
             await self.process_port.start(host, self._metrics.gateway_port)
         await self.server.start()
+        gateway = self._config.gateway
+        if gateway.admin_port is not None:
+            await self.server.open_admin(bind_first_free(gateway.admin_host, gateway.admin_port))
+            log.info("operators are answered at %s:%d", gateway.admin_host, self.server.admin_port)
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by `config`'s live settings from now on.

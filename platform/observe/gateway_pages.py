@@ -14,12 +14,15 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from baton.core.errors import InvalidRequest, Unavailable
+from baton.gateway.access.config import GatewayConfig
 
 TIMEOUT_S = 5.0
+EVERYWHERE = ("0.0.0.0", "::")
 
 
 class _Fault(msgspec.Struct):
     message: str
+    code: str | None = None
 
 
 class _Refusal(msgspec.Struct):
@@ -33,7 +36,7 @@ class GatewayPages:
     """Blocking: for commands, or for a thread."""
 
     url: str
-    """http://host:port"""
+    """http://host:port of operators"""
     api_key: str | None = None
     ca_file: Path | None = None
 
@@ -71,6 +74,11 @@ class GatewayPages:
             said = msgspec.json.decode(error.read(), type=_Refusal)
         except ValueError:
             return Unavailable(self._reason(error))
+        if said.error.code == "not_found":
+            return Unavailable(
+                f"{self.url} has no such page: operators are answered at gateway.admin_port (8002 "
+                "by default); give that address with --url"
+            )
         if error.code == HTTPStatus.FORBIDDEN:
             return Unavailable(f"{said.error.message}; give it with --api-key or BATON_API_KEY")
         if error.code == HTTPStatus.BAD_REQUEST:
@@ -83,3 +91,16 @@ class GatewayPages:
         is_foreign = isinstance(error, HTTPException)
         reason = "it does not speak HTTP" if is_foreign else getattr(error, "reason", error)
         return f"no gateway at {self.url}: {reason}; give its address with --url"
+
+
+def gateway_url(config: GatewayConfig, host: str, port: int) -> str:
+    """Of a port of a gateway that listens at `host`, as this machine reaches it."""
+    return f"{'https' if config.tls_cert_file else 'http'}://{_bracketed(reachable(host))}:{port}"
+
+
+def reachable(host: str) -> str:
+    return "localhost" if host in EVERYWHERE else host
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

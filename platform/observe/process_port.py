@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,11 +18,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.core.metrics import CONTENT_TYPE
+from baton.platform.observe.listeners import bind_first_free
 
 log = logging.getLogger(__name__)
 
-NUM_PORTS = 16
-"""Processes of one role that can share a machine and still have ports that are known."""
 MAX_CONNECTIONS = 64
 CONNECTION_LIMIT_S = 10.0
 """Of each, from its opening: it has one request, and Prometheus waits no longer by default."""
@@ -63,7 +61,7 @@ class ProcessPort:
     _serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """At the first of `NUM_PORTS` ports that is free, or any: nobody is kept from serving."""
+        """At the first of 16 ports that is free, or any: nobody is kept from serving."""
         listener = bind_first_free(host, port)
         self.port = listener.getsockname()[1]
         self._server = _Guest(
@@ -128,34 +126,6 @@ class _Guest(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to whoever owns the process."""
         yield
-
-
-def bind_first_free(host: str, port: int) -> socket.socket:
-    """Raises OSError only if nothing at all can be bound there."""
-    for number in range(port, port + NUM_PORTS) if port else ():
-        try:
-            return _bind(host, number)
-        except OSError:
-            continue
-    if port:
-        log.warning("ports %d to %d are taken on %s", port, port + NUM_PORTS - 1, host)
-    return _bind(host, 0)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # until somebody does, others may bind it as well
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener
 
 
 def _status(is_well: bool) -> tuple[int, str]:

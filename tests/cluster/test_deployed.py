@@ -18,6 +18,8 @@ import httpx
 import pytest
 from tests.cluster.test_live_cluster import CODE, wait_for
 
+from baton.platform.observe.listeners import first_listening
+
 pytestmark = pytest.mark.cluster
 
 
@@ -67,6 +69,7 @@ class Deployed:
     file: Path
     config: dict[str, Any]
     url: str
+    admin_port: int
 
     def deploy(self, *options: str, **sections: Any) -> str:
         """As the file says, but for other sections."""
@@ -78,7 +81,9 @@ class Deployed:
 
     def epochs(self, key: str = "old") -> dict[str, set[str]]:
         """Of the replicas that take requests: each process draws its own."""
-        answer = httpx.get(f"{self.url}/debug/status", headers=bearer(key), timeout=10)
+        port = first_listening("127.0.0.1", self.admin_port)
+        url = f"http://127.0.0.1:{port}/debug/status"
+        answer = httpx.get(url, headers=bearer(key), timeout=10)
         answer.raise_for_status()
         return {
             pool: {row["epoch"] for row in rows if row["is_ready"] and row["is_reachable"]}
@@ -91,25 +96,32 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def application(nodes: Nodes, folder: Path, name: str, **sections: Any) -> Deployed:
-    port, grpc_port = free_ports()
+    port, grpc_port, admin_port = free_ports()
     keys = folder / f"{name}-keys"
     keys.write_text("old\n")
     config = {
         "dtype": "float32",
         "ray": {"app_name": name},
-        "gateway": {"port": port, "grpc_port": grpc_port, "operator_keys": [f"file:{keys}"]},
+        "gateway": {
+            "port": port,
+            "grpc_port": grpc_port,
+            "admin_port": admin_port,
+            "operator_keys": [f"file:{keys}"],
+        },
         "health": {"drain_s": 20},
         **sections,
     }
-    return Deployed(nodes, folder / f"{name}.yaml", config, f"http://127.0.0.1:{port}")
+    url = f"http://127.0.0.1:{port}"
+    return Deployed(nodes, folder / f"{name}.yaml", config, url, admin_port)
 
 
-def free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int, int]:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("127.0.0.1", 0)) as other,
+        socket.create_server(("127.0.0.1", 0)) as third,
     ):
-        return one.getsockname()[1], other.getsockname()[1]
+        return one.getsockname()[1], other.getsockname()[1], third.getsockname()[1]
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ async def answer(client: httpx.AsyncClient, number: int, prompt: str) -> dict[st
 def drain(server: Server, replica: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "baton.platform.cli.main", "drain", replica]
     return subprocess.run(
-        [*command, "--url", server.url], capture_output=True, text=True, timeout=120
+        [*command, "--url", server.admin_url], capture_output=True, text=True, timeout=120
     )
 
 

@@ -14,7 +14,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.wide]
 
 def test_the_doctor_measures_the_ways_between_processes(server: Server) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "baton.platform.cli.main", "doctor", "--json", "--url", server.url],
+        [
+            sys.executable,
+            "-m",
+            "baton.platform.cli.main",
+            "doctor",
+            "--json",
+            "--url",
+            server.admin_url,
+        ],
         capture_output=True,
         text=True,
         timeout=200,

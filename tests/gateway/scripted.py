@@ -28,6 +28,7 @@ from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.model_files import SamplingDefaults
 from baton.gateway.text.served_model import ServedModel
 from baton.gateway.text.tokenizer import TextTokenizer
+from baton.platform.observe.listeners import bind_first_free
 from baton.router.decisions import Decisions
 from baton.router.prediction_errors import Interval
 
@@ -303,6 +304,11 @@ class Serving:
         return f"http://127.0.0.1:{self.server.http_port}"
 
     @property
+    def admin_url(self) -> str:
+        """Where `admin_port` is among the settings; `http` takes it for what it is."""
+        return f"http://127.0.0.1:{self.server.admin_port}"
+
+    @property
     def grpc_target(self) -> str:
         return f"127.0.0.1:{self.server.grpc_port}"
 
@@ -326,13 +332,13 @@ async def serving(
     **config: Any,
 ) -> AsyncIterator[Serving]:
     dispatcher = dispatcher or ScriptedDispatcher(script or Script())
+    settings = GatewayConfig(**{"port": 0, "grpc_port": 0, "admin_port": None, **config})
     server = GatewayServer(
-        model=model or make_model(),
-        dispatcher=dispatcher,
-        config=GatewayConfig(**{"host": "127.0.0.1", "port": 0, "grpc_port": 0, **config}),
-        clock=clock,
+        model=model or make_model(), dispatcher=dispatcher, config=settings, clock=clock
     )
     await server.start()
+    if settings.admin_port is not None:
+        await server.open_admin(bind_first_free("127.0.0.1", settings.admin_port))
     try:
         url = f"http://127.0.0.1:{server.http_port}"
         async with httpx.AsyncClient(base_url=url, timeout=20) as http:

@@ -25,12 +25,21 @@ BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 
 @asynccontextmanager
 async def asking(prefill: int = 2, **config: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with asking_both(prefill, admin_port=None, **config) as (http, _):
+        yield http
+
+
+@asynccontextmanager
+async def asking_both(
+    prefill: int = 2, **config: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client of the public port, and the address for operators."""
     async with (
         running_fleet(prefill=prefill, make_engine=engine_for_text) as fleet,
-        gateway_over(fleet, **config) as server,
+        gateway_over(fleet, **{"admin_port": 0, **config}) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}") as http,
     ):
-        yield http
+        yield http, f"http://127.0.0.1:{server.admin_port}"
 
 
 def key(name: str) -> dict[str, str]:
@@ -60,19 +69,19 @@ async def test_an_answered_request_tells_its_candidates_what_was_predicted_and_w
     assert f"* {chosen['replica']}" in result.output and "regret" in result.output
 
 
-async def test_only_its_own_tenant_and_operators_see_a_request() -> None:
+async def test_only_its_own_tenant_sees_a_request_and_operators_at_their_port() -> None:
     tenants = {
         "acme": TenantConfig(api_keys=frozenset({"acme-1", "acme-2"})),
         "bell": TenantConfig(api_keys=frozenset({"bell-1"})),
     }
     keys = {"api_keys": frozenset({"one", "two"}), "operator_keys": frozenset({"root"})}
-    async with asking(prefill=0, tenants=tenants, **keys) as http:
+    async with asking_both(prefill=0, tenants=tenants, **keys) as (http, admin):
         for name in ("acme-1", "one"):
             headers = {**key(name), "x-request-id": f"of {name}".replace(" ", "-")}
             await http.post("/v1/completions", json=BODY, headers=headers)
 
-        async def sees(name: str, request_id: str) -> bool:
-            answer = await http.get(f"/v1/requests/{request_id}", headers=key(name))
+        async def sees(name: str, request_id: str, url: str = "") -> bool:
+            answer = await http.get(f"{url}/v1/requests/{request_id}", headers=key(name))
             if answer.status_code == 404:
                 error = answer.json()["error"]
                 assert error["code"] == "request_not_found" and "60 minutes" in error["message"]
@@ -83,7 +92,9 @@ async def test_only_its_own_tenant_and_operators_see_a_request() -> None:
             request_id: [name for name in everybody if await sees(name, request_id)]
             for request_id in ("of-acme-1", "of-one")
         }
-    assert seen == {"of-acme-1": ["acme-1", "acme-2", "root"], "of-one": ["one", "root"]}
+        operated = [await sees("root", request_id, admin) for request_id in seen]
+    assert seen == {"of-acme-1": ["acme-1", "acme-2"], "of-one": ["one"]}
+    assert operated == [True, True]
 
 
 @pytest.mark.parametrize("request_id", ["a/b", "/a//b/", "a?b#c%2Fd", "cmpl-x/../y"])
@@ -150,11 +161,11 @@ async def test_an_estimate_runs_nothing_and_knows_what_is_cached() -> None:
 
 
 async def test_a_captured_load_is_replayed_to_the_same_bytes_each_time(tmp_path: Path) -> None:
-    async with asking() as http:
+    async with asking_both() as (http, admin):
         for number in range(6):
             prompt = f"{PROMPT} {number % 2} {number}"
             await http.post("/v1/completions", json={**BODY, "prompt": prompt})
-        captured = await http.get("/debug/decisions")
+        captured = await http.get(f"{admin}/debug/decisions")
     file = tmp_path / "capture.jsonl"
     file.write_bytes(captured.content)
 

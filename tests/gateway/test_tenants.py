@@ -61,13 +61,14 @@ OPERATED = (
 async def test_only_an_operators_key_drains_replicas_and_looks_inside(key: str) -> None:
     common, operator = frozenset({"common"}), frozenset({"root"})
     async with serving(
-        Script(), tenants=TENANTS, api_keys=common, operator_keys=operator
+        Script(), tenants=TENANTS, api_keys=common, operator_keys=operator, admin_port=0
     ) as gateway:
 
         async def status(method: str, path: str, key: str) -> int:
             body = {"replica": "d0", "force": True} if method == "POST" else None
             headers = {"authorization": f"Bearer {key}"}
-            answer = await gateway.http.request(method, path, json=body, headers=headers)
+            url = path if path.startswith("/v1/") else f"{gateway.admin_url}{path}"
+            answer = await gateway.http.request(method, url, json=body, headers=headers)
             if answer.status_code == 403:
                 error = answer.json()["error"]
                 assert error["code"] == "permission_denied"

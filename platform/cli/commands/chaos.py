@@ -18,7 +18,7 @@ from baton.core.wire_security import WireSecurity
 from baton.platform.chaos.live import LiveDeployment
 from baton.platform.chaos.run import Outcome, ScenarioRun
 from baton.platform.chaos.scenario import Scenario, bundled_scenarios, read_scenario
-from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.config.deployment import configure
 from baton.platform.observe.gateway_pages import GatewayPages
@@ -46,7 +46,7 @@ def list_scenarios() -> None:
 @app.command()
 def run(  # noqa: PLR0913 - one parameter an option
     scenario: Annotated[str, typer.Argument(help="One of `baton chaos list`, or a YAML file.")],
-    url: GatewayUrl = LOCAL_GATEWAY,
+    url: AdminUrl = None,
     target: Annotated[
         str, typer.Option(help="host:port of the gateway's gRPC service.")
     ] = "localhost:8001",
@@ -69,7 +69,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     """
     with told_in_one_line("baton chaos"):
         planned = _with_changes(read_scenario(scenario), duration, seed)
-        pages = GatewayPages(url, api_key, ca_file)
+        pages = admin_pages(url, api_key, ca_file)
         security = load_security(configure(config_file, {}).security)
         console = Console(stderr=as_json)
         outcome = asyncio.run(_run(planned, pages, target, security, console))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import Unavailable
-from baton.platform.cli.options.gateway_options import ApiKey, CaFile
+from baton.platform.cli.options.gateway_options import ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line, warnings_silenced
 from baton.platform.config.deployment import DeploymentConfig, configure
 from baton.platform.observe.gateway_pages import GatewayPages
@@ -23,7 +23,7 @@ def doctor(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="A running gateway's HTTP address. Not given: the configured one."),
+        typer.Option(help="A gateway's address for operators. Not given: the configured one."),
     ] = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
@@ -36,7 +36,7 @@ def doctor(
     with told_in_one_line("baton doctor"), warnings_silenced():
         config = configure(config_file, {})
         key = api_key or min(config.gateway.operator_keys, default=None)
-        pages = GatewayPages(url or _own_url(config), key, ca_file)
+        pages = admin_pages(url, key, ca_file, config.gateway)
         is_healthy = asyncio.run(_examine(config, pages, is_asked=url is not None, as_json=as_json))
     raise typer.Exit(0 if is_healthy else 1)
 
@@ -79,10 +79,3 @@ async def _status(pages: GatewayPages) -> tuple[dict[str, Any] | None, str]:
         return await asyncio.to_thread(pages.get, "/debug/status"), ""
     except Unavailable as error:
         return None, str(error)
-
-
-def _own_url(config: DeploymentConfig) -> str:
-    gateway = config.gateway
-    host = "localhost" if gateway.host in ("0.0.0.0", "::") else gateway.host
-    host = f"[{host}]" if ":" in host else host
-    return f"{'https' if gateway.tls_cert_file else 'http'}://{host}:{gateway.port}"

@@ -9,16 +9,15 @@ from typing import Annotated
 import typer
 
 from baton.core.errors import DeadlineExceeded
-from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
-from baton.platform.observe.gateway_pages import GatewayPages
 
 POLL_S = 0.5
 
 
 def drain(
     replica: Annotated[str, typer.Argument(help="Its id, as `baton status` shows it.")],
-    url: GatewayUrl = LOCAL_GATEWAY,
+    url: AdminUrl = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
     force: Annotated[
@@ -31,7 +30,7 @@ def drain(
 ) -> None:
     """Move all requests of a replica elsewhere, with their KV, and place nothing more there."""
     with told_in_one_line("baton drain"):
-        pages = GatewayPages(url, api_key, ca_file)
+        pages = admin_pages(url, api_key, ca_file)
 
         def ask() -> int:
             answer = pages.post("/debug/drain", {"replica": replica, "force": force})

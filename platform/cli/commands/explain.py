@@ -8,16 +8,15 @@ from urllib.parse import quote
 
 import typer
 
-from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
-from baton.platform.observe.gateway_pages import GatewayPages
 
 
 def explain(
     request_id: Annotated[
         str, typer.Argument(metavar="ID", help="Its x-request-id, or the id of its answer.")
     ],
-    url: GatewayUrl = LOCAL_GATEWAY,
+    url: AdminUrl = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
     is_json: Annotated[
@@ -26,7 +25,7 @@ def explain(
 ) -> None:
     """Show each replica that was considered for a request, what was predicted, and what came."""
     with told_in_one_line("baton explain"):
-        pages = GatewayPages(url, api_key, ca_file)
+        pages = admin_pages(url, api_key, ca_file)
         found: dict[str, Any] = pages.get(f"/v1/requests/{quote(request_id, safe='')}")
     if is_json:
         typer.echo(json.dumps(found, indent=2))

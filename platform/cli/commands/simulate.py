@@ -60,8 +60,8 @@ def simulate(  # noqa: PLR0913 - one parameter an option
         str,
         of_fleet(
             metavar="SOURCE",
-            help="Step times, blocks, links: a JSON file, the URL of a gateway whose replicas have "
-            "measured theirs, or FILE.csv:MODEL,HARDWARE,RANKS of measured passes.",
+            help="Step times, blocks, links: a JSON file, the URL of a gateway's admin port (its "
+            "replicas have measured theirs), or FILE.csv:MODEL,HARDWARE,RANKS of measured passes.",
             show_default=False,
         ),
     ] = "",

@@ -11,20 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import Unavailable
-from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import complain
-from baton.platform.observe.gateway_pages import GatewayPages
 
 
 def status(
-    url: GatewayUrl = LOCAL_GATEWAY,
+    url: AdminUrl = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what the gateway says.")] = False,
 ) -> None:
     """Show pools, replicas, load and KV use."""
     try:
-        report = GatewayPages(url, api_key, ca_file).get("/debug/status")
+        report = admin_pages(url, api_key, ca_file).get("/debug/status")
     except Unavailable as error:
         complain("baton status", str(error))
         raise typer.Exit(1) from None

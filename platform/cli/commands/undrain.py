@@ -6,18 +6,17 @@ from typing import Annotated
 
 import typer
 
-from baton.platform.cli.options.gateway_options import LOCAL_GATEWAY, ApiKey, CaFile, GatewayUrl
+from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
-from baton.platform.observe.gateway_pages import GatewayPages
 
 
 def undrain(
     replica: Annotated[str, typer.Argument(help="Its id, as `baton status` shows it.")],
-    url: GatewayUrl = LOCAL_GATEWAY,
+    url: AdminUrl = None,
     api_key: ApiKey = None,
     ca_file: CaFile = None,
 ) -> None:
     """Let a drained replica take requests again, with the weights and the KV that it has."""
     with told_in_one_line("baton undrain"):
-        GatewayPages(url, api_key, ca_file).post("/debug/undrain", {"replica": replica})
+        admin_pages(url, api_key, ca_file).post("/debug/undrain", {"replica": replica})
     typer.echo(f"{replica} takes requests again")

@@ -7,9 +7,18 @@ from typing import Annotated
 
 import typer
 
-LOCAL_GATEWAY = "http://localhost:8000"
+from baton.gateway.access.config import GatewayConfig
+from baton.platform.observe.gateway_pages import GatewayPages, gateway_url, reachable
+from baton.platform.observe.listeners import first_listening
 
-GatewayUrl = Annotated[str, typer.Option("--url", help="The gateway's HTTP address.")]
+AdminUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="A gateway's address for operators (gateway.admin_port).",
+        show_default="the first on this machine",
+    ),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="BATON_API_KEY", help="If the gateway asks for one."),
@@ -18,3 +27,19 @@ CaFile = Annotated[
     Path | None,
     typer.Option("--ca-file", help="PEM certificates to trust, instead of the system's."),
 ]
+
+
+def admin_pages(
+    url: str | None,
+    api_key: str | None,
+    ca_file: Path | None,
+    config: GatewayConfig | None = None,
+) -> GatewayPages:
+    """Of the gateway at `url`, or of the first on this machine that `config` says."""
+    return GatewayPages(url or _here(config or GatewayConfig()), api_key, ca_file)
+
+
+def _here(config: GatewayConfig) -> str:
+    host, port = config.admin_host, config.admin_port
+    found = first_listening(reachable(host), port) if port else 0
+    return gateway_url(config, host, found)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import typer
 
 from baton.core.errors import DeadlineExceeded, InvalidConfig
-from baton.platform.cli.runs.deploy import come_up
+from baton.platform.cli.runs.deploy import Ports, come_up
 from baton.platform.cli.terminal.progress import start_bars
 from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -50,7 +50,7 @@ def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> 
     _follow(wanted, config, waits=waits)
 
 
-def follow_up(config: DeploymentConfig) -> tuple[int, int]:
+def follow_up(config: DeploymentConfig) -> Ports:
     """Return the ports once all of it is as it is to be."""
     on_cluster = override(config, {"ray.address": config.ray.address or "auto"})
     with start_bars() as bars:
@@ -88,11 +88,12 @@ def _follow(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
     if not waits:
         typer.echo(f"{wanted['name']} is on its way; `baton top` shows how far it is")
         return
-    port, grpc_port = follow_up(config)
+    port, grpc_port, admin_port = follow_up(config)
+    operators = f"; operators on {admin_port} at {config.gateway.admin_host}" if admin_port else ""
     typer.echo(
         f"{wanted['name']} serves {config.model_name} with {config.prefill.num_engines} prefill "
         f"and {config.decode.num_engines} decode replicas: HTTP on port {port}, gRPC on "
-        f"{grpc_port} of its gateways' nodes"
+        f"{grpc_port} of its gateways' nodes{operators}"
     )
 
 

@@ -24,6 +24,9 @@ from baton.platform.config.deployment import DeploymentConfig
 if TYPE_CHECKING:  # Ray is imported once its environment is set
     from ray.serve.schema import ApplicationStatusOverview
 
+Ports = tuple[int, int, int]
+"""Of HTTP, of gRPC, and of operators: 0 where they have none."""
+
 PATIENCE_S = 0.5
 """How often the registry is looked at while replicas come up."""
 LOOK_S = 0.1
@@ -32,7 +35,7 @@ STATUS_PERIOD_S = 1.0
 """How often Serve is asked whether it has given up."""
 
 
-def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple[int, int]:
+def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> Ports:
     """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, and
     InvalidConfig if the application's name or a port of it is taken."""
     from ray import serve
@@ -55,7 +58,7 @@ def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> tuple
     return come_up(config, report)
 
 
-def come_up(config: DeploymentConfig, report: StartReport) -> tuple[int, int]:
+def come_up(config: DeploymentConfig, report: StartReport) -> Ports:
     """Follow an application that Serve was told of; as `deploy`."""
     from ray import serve
 
@@ -77,7 +80,7 @@ def come_up(config: DeploymentConfig, report: StartReport) -> tuple[int, int]:
             _raise_if_given_up(name)
             status_at = time.monotonic() + STATUS_PERIOD_S
 
-    ports: tuple[int, int] = wait_for(gateway.ports.remote, look)
+    ports: Ports = wait_for(gateway.ports.remote, look)
     report.enter(f"gateway listening on {config.gateway.host}:{ports[0]}, gRPC on :{ports[1]}")
     while lacking := wait_for(gateway.lacks.remote, look):
         report.wait_for(lacking)

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
-from baton.platform.cli.runs.deploy import deploy
+from baton.platform.cli.runs.deploy import Ports, deploy
 from baton.platform.cli.runs.process_session import end_with_parent
 from baton.platform.cli.terminal.errors import complain, status_of
 from baton.platform.cli.terminal.progress import StartBars, start_bars
@@ -38,6 +38,7 @@ from baton.platform.cluster.local_cluster import (
 )
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.interpreter import collector_at_rest
+from baton.platform.observe.gateway_pages import gateway_url, reachable
 from baton.platform.observe.logs import Lines, start_log
 
 log = logging.getLogger(__name__)
@@ -166,16 +167,14 @@ def _import_serve() -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it tells of every step
 
 
-def _announce(
-    config: DeploymentConfig, folder: Path, ports: tuple[int, int], seconds: float
-) -> None:
-    port, grpc_port = ports
-    host = "localhost" if config.gateway.host in ("0.0.0.0", "::") else config.gateway.host
-    host = f"[{host}]" if ":" in host else host
-    name = config.model_name
-    url = f"{'https' if config.gateway.tls_cert_file else 'http'}://{host}:{port}"
+def _announce(config: DeploymentConfig, folder: Path, ports: Ports, seconds: float) -> None:
+    port, grpc_port, admin_port = ports
+    name, gateway = config.model_name, config.gateway
+    host, url = reachable(gateway.host), gateway_url(gateway, gateway.host, port)
+    admin = gateway_url(gateway, gateway.admin_host, admin_port) if admin_port else ""
     if config.log_format == "json":
         addresses = {"url": f"{url}/v1", "grpc": f"{host}:{grpc_port}", "model": name}
+        addresses |= {"admin": admin} if admin else {}
         log.info("ready after %.1f s", seconds, extra=addresses)
     else:
         console.print(
@@ -183,7 +182,8 @@ def _announce(
             f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
             f"  OpenAI API   {url}/v1\n"
             f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
-            f"  status       {url}/debug/status   /metrics   /debug/leaks\n\n"
+            + (f"  operators    {admin}/debug/status   /metrics   /debug/leaks\n" if admin else "")
+            + "\n"
             f"{_example(config, folder, url)}\n\n"
             "Ctrl-C stops it.",
             soft_wrap=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest_asyncio
 from tests.gateway.scripted import Serving, serving
 
 from baton.core.tracing import UNTRACED, TracedCall
-from baton.gateway.access.config import TenantConfig
+from baton.gateway.access.config import GatewayConfig, TenantConfig
+from baton.gateway.access.connections import num_affordable
 from baton.gateway.access.key_entry import digest_of
 from baton.gateway.http import edge
 from baton.gateway.requests.gateway import Gateway
@@ -41,9 +43,12 @@ CONFIG: dict[str, Any] = {
     "header_timeout_s": 0.5,
     "body_timeout_s": 0.5,
     "access_log": True,
+    "admin_port": 0,
 }
 BODY = '{"model": "org/tiny", "prompt": [5, 6], "max_tokens": 1}'
 COMPLETE = "POST /v1/completions"
+DRAIN = '{"replica": "d0"}'
+PAGE = {"origin": "https://elsewhere.example"}
 
 Row = tuple[str, str | None, dict[str, str], str, int]
 
@@ -67,23 +72,23 @@ ROWS: dict[str, Row] = {
     "embeddings without a key": ("POST /v1/embeddings", None, {}, "{}", 401),
     "an estimate without a key": ("POST /v1/estimate", None, {}, "{}", 401),
     "a stream without a key": ("GET /v1/streams", None, {}, "", 401),
-    "status without a key": ("GET /debug/status", None, {}, "", 401),
-    "status with a tenant's key": ("GET /debug/status", ACME, {}, "", 403),
-    "status with an operator's key": ("GET /debug/status", WATCHER, {}, "", 200),
-    "leaks with a tenant's key": ("GET /debug/leaks", ACME, {}, "", 403),
-    "decisions with a tenant's key": ("GET /debug/decisions", ACME, {}, "", 403),
-    "metrics without a key": ("GET /metrics", None, {}, "", 401),
-    "metrics with a tenant's key": ("GET /metrics", ACME, {}, "", 403),
-    "metrics with an operator's key": ("GET /metrics", WATCHER, {}, "", 200),
-    "a drain without a key": ("POST /debug/drain", None, {}, '{"replica": "d0"}', 401),
-    "a drain with a tenant's key": ("POST /debug/drain", BELL, {}, '{"replica": "d0"}', 403),
-    "a drain of nobody": ("POST /debug/drain", OPERATOR, {}, '{"replica": "x"}', 400),
+    "status": ("GET /debug/status", None, {}, "", 404),
+    "status with a tenant's key": ("GET /debug/status", ACME, {}, "", 404),
+    "status with an operator's key": ("GET /debug/status", OPERATOR, {}, "", 404),
+    "leaks with an operator's key": ("GET /debug/leaks", WATCHER, {}, "", 404),
+    "decisions with an operator's key": ("GET /debug/decisions", OPERATOR, {}, "", 404),
+    "metrics with an operator's key": ("GET /metrics", OPERATOR, {}, "", 404),
+    "a drain with an operator's key": ("POST /debug/drain", OPERATOR, {}, DRAIN, 404),
+    "an undrain with an operator's key": ("POST /debug/undrain", OPERATOR, {}, DRAIN, 404),
+    "a request of nobody": ("GET /v1/requests/x", ACME, {}, "", 404),
+    "a request without a key": ("GET /v1/requests/x", None, {}, "", 401),
     "an upper-case path": ("GET /DEBUG/status", ACME, {}, "", 404),
     "a doubled slash": ("GET //debug/status", ACME, {}, "", 404),
     "a path upwards": ("GET /v1/../debug/status", ACME, {}, "", 404),
-    "an encoded path": ("GET /%64ebug/status", None, {}, "", 401),
-    "an encoded slash": ("GET /debug%2Fstatus", ACME, {}, "", 403),
-    "a slash at the end": ("GET /debug/status/", ACME, {}, "", 403),
+    "an encoded path": ("GET /%64ebug/status", OPERATOR, {}, "", 404),
+    "an encoded slash": ("GET /debug%2Fstatus", OPERATOR, {}, "", 404),
+    "an encoded letter of a path that is guarded": ("GET /%761/models", None, {}, "", 401),
+    "a slash at the end": ("GET /debug/status/", OPERATOR, {}, "", 404),
     "what is not there": ("GET /.env", None, {}, "", 404),
     "another method": ("DELETE /v1/completions", ACME, {}, "", 405),
     "a made-up method": ("BREW /v1/completions", ACME, {}, "", 400),
@@ -95,6 +100,7 @@ ROWS: dict[str, Row] = {
     "a request id with a line in it": (COMPLETE, ACME, {"x-request-id": "a b\tc"}, BODY, 400),
     "a request id that is too long": (COMPLETE, ACME, {"x-request-id": "a" * 500}, BODY, 400),
     "a trace that is none": (COMPLETE, ACME, {"traceparent": "00-zz-zz-99"}, BODY, 200),
+    "too many headers": (COMPLETE, ACME, {f"x-{i}": "" for i in range(120)}, BODY, 400),
     "headers that are too large": (COMPLETE, ACME, {"x-a": "a" * 90_000}, BODY, 400),
     "a length twice": (COMPLETE, ACME, {"content-length": "5\r\ncontent-length: 50"}, BODY, 400),
     "a length and chunks": (
@@ -111,6 +117,29 @@ ROWS: dict[str, Row] = {
     "a body that does not come": (COMPLETE, ACME, {"content-length": "50"}, "", 408),
 }
 
+ADMIN_ROWS: dict[str, Row] = {
+    "status without a key": ("GET /debug/status", None, {}, "", 401),
+    "status with a tenant's key": ("GET /debug/status", ACME, {}, "", 403),
+    "status with a key that has expired": ("GET /debug/status", EXPIRED, {}, "", 401),
+    "status with an operator's key": ("GET /debug/status", WATCHER, {}, "", 200),
+    "leaks with a tenant's key": ("GET /debug/leaks", ACME, {}, "", 403),
+    "decisions with a tenant's key": ("GET /debug/decisions", ACME, {}, "", 403),
+    "requests of others with a tenant's key": ("GET /v1/requests/x", ACME, {}, "", 403),
+    "requests of nobody with an operator's key": ("GET /v1/requests/x", WATCHER, {}, "", 404),
+    "metrics without a key": ("GET /metrics", None, {}, "", 401),
+    "metrics with an operator's key": ("GET /metrics", WATCHER, {}, "", 200),
+    "a drain without a key": ("POST /debug/drain", None, {}, DRAIN, 401),
+    "a drain with a tenant's key": ("POST /debug/drain", BELL, {}, DRAIN, 403),
+    "a drain with an operator's key": ("POST /debug/drain", OPERATOR, {}, DRAIN, 200),
+    "a drain of nobody": ("POST /debug/drain", OPERATOR, {}, '{"replica": "x"}', 400),
+    "a drain by a web page": ("POST /debug/drain", OPERATOR, PAGE, DRAIN, 403),
+    "a drain by a sandboxed page": ("POST /debug/drain", OPERATOR, {"origin": "null"}, DRAIN, 403),
+    "a completion": (COMPLETE, OPERATOR, {}, BODY, 404),
+    "what is not there, without a key": ("GET /.env", None, {}, "", 401),
+    "health without a key": ("GET /health", None, {}, "", 401),
+    "headers that are too large": ("GET /metrics", OPERATOR, {"x-a": "a" * 90_000}, "", 400),
+}
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Serving]:
@@ -118,17 +147,19 @@ async def served() -> AsyncIterator[Serving]:
         yield gateway
 
 
-async def status_of(gateway: Serving, row: Row) -> int:
+async def status_of(port: int, row: Row) -> int:
     """Written by hand, for libraries send no such things."""
     request, key, headers, body, _ = row
     data = body.encode(errors="surrogateescape")
-    lines = [f"{request} HTTP/1.1", "host: x", "connection: close"]
+    lines = [f"{request} HTTP/1.1", "connection: close"]
+    if "host" not in headers:
+        lines.append("host: x")
     if key is not None:
         lines.append(f"authorization: Bearer {key}")
     if not any(name.strip().startswith("content-length") for name in headers):
         lines.append(f"content-length: {len(data)}")
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write("\r\n".join([*lines, "", ""]).encode() + data)
     try:
         async with asyncio.timeout(10):
@@ -142,10 +173,15 @@ async def status_of(gateway: Serving, row: Row) -> int:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_each_gets_the_status_that_is_his(served: Serving) -> None:
-    found = await asyncio.gather(*(status_of(served, row) for row in ROWS.values()))
+    public, admin = served.server.http_port, served.server.admin_port
+    found = await asyncio.gather(
+        *(status_of(public, row) for row in ROWS.values()),
+        *(status_of(admin, row) for row in ADMIN_ROWS.values()),
+    )
 
-    got = dict(zip(ROWS, found, strict=True))
-    assert got == {name: row[-1] for name, row in ROWS.items()}
+    rows = {**ROWS, **{f"{name}, at the admin port": row for name, row in ADMIN_ROWS.items()}}
+    got = dict(zip(rows, found, strict=True))
+    assert got == {name: row[-1] for name, row in rows.items()}
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -172,8 +208,9 @@ async def test_the_log_tells_who_operated_and_who_was_refused_but_no_key_and_no_
 ) -> None:
     caplog.set_level(logging.INFO, "baton.gateway.access")
 
-    for name in ("an unknown key", "a drain of nobody", "a key kept as its hash"):
-        await status_of(served, ROWS[name])
+    await status_of(served.server.http_port, ROWS["an unknown key"])
+    await status_of(served.server.admin_port, ADMIN_ROWS["a drain of nobody"])
+    await status_of(served.server.http_port, ROWS["a key kept as its hash"])
 
     def told(logger: str) -> list[tuple[str, str, str]]:
         return [
@@ -202,9 +239,59 @@ async def test_strangers_write_no_spans_and_no_long_lines(
 
     monkeypatch.setattr(edge, "begin_call", begin)
 
-    await status_of(served, ROWS["no key"])
-    await status_of(served, (f"GET /v1/{'x' * 3000}", None, {}, "", 401))
+    await status_of(served.server.http_port, ROWS["no key"])
+    await status_of(served.server.http_port, (f"GET /v1/{'x' * 3000}", None, {}, "", 401))
     assert begun == []
     assert max(len(vars(record).get("path", "")) for record in caplog.records) == 200
-    await status_of(served, ROWS["a key"])
+    await status_of(served.server.http_port, ROWS["a key"])
     assert begun == ["text_completion"]
+
+
+async def test_without_keys_only_this_machine_itself_operates() -> None:
+    drain = "POST /debug/drain"
+    async with serving(admin_port=0) as gateway:
+        port = gateway.server.admin_port
+        own = {"origin": f"http://localhost:{port}", "host": f"localhost:{port}"}
+        rows: list[Row] = [
+            (drain, None, {"host": f"127.0.0.1:{port}"}, DRAIN, 200),
+            (drain, None, {"host": f"[::1]:{port}"}, DRAIN, 200),
+            (drain, None, own, DRAIN, 200),
+            (drain, None, {"host": "rebound.example"}, DRAIN, 400),
+            (drain, None, {**PAGE, "host": "localhost"}, DRAIN, 403),
+            (drain, None, {"host": "127.0.0.1.rebound.example"}, DRAIN, 400),
+            (drain, None, {"host": "[::1"}, DRAIN, 400),
+        ]
+        found = [await status_of(port, row) for row in rows]
+
+    assert found == [row[-1] for row in rows]
+
+
+def test_operators_without_keys_are_not_let_in_from_elsewhere() -> None:
+    with pytest.raises(ValueError, match="operator_keys"):
+        GatewayConfig(admin_host="0.0.0.0", api_keys=frozenset({"k"}))
+    GatewayConfig(admin_host="0.0.0.0", operator_keys=frozenset({"k"}))
+    GatewayConfig(admin_host="::1")
+
+
+async def test_operators_at_the_public_port_are_told_by_the_log_alone_where_to_ask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "baton.gateway.http.edge")
+    async with serving() as gateway:
+        answers = [await gateway.http.get(path) for path in ("/debug/status", "/metrics", "/x")]
+
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert "admin" not in " ".join(answer.text for answer in answers)
+    told = [r.getMessage() for r in caplog.records if r.name == "baton.gateway.http.edge"]
+    assert len(told) == 1 and "gateway.admin_port" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "affordable"), [(1024, 4096, 384), (20_000, 4096, 4096)]
+)
+def test_connections_leave_files_to_open(
+    limit: int, asked: int, affordable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+
+    assert num_affordable(asked) == affordable

@@ -260,7 +260,7 @@ async def test_usage_tells_cache_writes_from_reads() -> None:
         client = openai_of(gateway)
         chat = await client.chat.completions.create(model=MODEL, messages=[USER])
         response = await client.responses.create(model=MODEL, input="Hello")
-        metrics = (await gateway.http.get("/metrics")).text
+        metrics = gateway.server.metrics_page()
 
     assert chat.usage.prompt_tokens_details.cached_tokens == 2
     assert chat.usage.prompt_tokens_details.cache_write_tokens == 3

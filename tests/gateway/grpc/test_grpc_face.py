@@ -355,3 +355,32 @@ async def test_reflection_describes_the_service() -> None:
     assert {"baton.v1.Inference", "grpc.health.v1.Health"} <= names
     methods = [method.name for method in file.service[0].method]
     assert methods == list(pb.DESCRIPTOR.services_by_name["Inference"].methods_by_name)
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_its_request_freed() -> None:
+    dispatcher = ScriptedDispatcher(Script(tokens=[5] * 9000), max_model_len=10_000)
+    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    request = pb.GenerateRequest(text="Hi", sampling=pb.SamplingOptions(logprobs=9))
+    async with (
+        serving(dispatcher=dispatcher, unread_timeout_s=0.1) as gateway,
+        grpc.aio.insecure_channel(gateway.grpc_target, small) as channel,
+    ):
+        call = InferenceStub(channel).Generate(request)
+        await soon(dispatcher.stopped)
+        with pytest.raises(grpc.aio.AioRpcError, match="has read nothing for"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+
+    assert dispatcher.stops[0] < 9000
+
+
+async def test_one_connection_too_many_is_closed() -> None:
+    async with serving(max_connections=1) as gateway:
+        target, apart = gateway.grpc_target, (("grpc.use_local_subchannel_pool", 1),)
+        first, second = (grpc.aio.insecure_channel(target, apart) for _ in range(2))
+        async with first, second:
+            await InferenceStub(first).ListModels(pb.ListModelsRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await InferenceStub(second).ListModels(pb.ListModelsRequest(), timeout=5)
+
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.routing import Route
 from tests.gateway.scripted import ScriptedDispatcher, make_model, serving
 
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.http.app import build_app
+from baton.gateway.http.app import build_admin_app, build_app
 from baton.gateway.http.docs_page import render, told, type_name
+from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS, Endpoint
 from baton.gateway.http.openapi import openapi_document
 from baton.gateway.requests.gateway import Gateway
 
@@ -19,20 +22,28 @@ ORIGIN = "https://app.example"
 
 
 def document(*, needs_key: bool = False) -> dict[str, Any]:
-    return openapi_document(version="1.2.3", needs_key=needs_key)
+    return openapi_document(ENDPOINTS, version="1.2.3", needs_key=needs_key)
 
 
-async def test_every_route_is_described() -> None:
+@pytest.mark.parametrize(
+    ("build", "endpoints"),
+    [
+        pytest.param(build_app, ENDPOINTS, id="public"),
+        pytest.param(build_admin_app, ADMIN_ENDPOINTS, id="admin"),
+    ],
+)
+async def test_every_route_is_described(
+    build: Callable[[Gateway], Starlette], endpoints: Sequence[Endpoint]
+) -> None:
     gateway = Gateway(model=make_model(), dispatcher=ScriptedDispatcher(), config=GatewayConfig())
     routes = {
         (re.sub(r":\w+}", "}", route.path), method.lower())
-        for route in build_app(gateway).routes
+        for route in build(gateway).routes
         if isinstance(route, Route)
         for method in set(route.methods or ()) - {"HEAD"}
     }
-    described = {
-        (path, method) for path, methods in document()["paths"].items() for method in methods
-    }
+    paths = openapi_document(endpoints, version="1.2.3", needs_key=True)["paths"]
+    described = {(path, method) for path, methods in paths.items() for method in methods}
 
     assert described == routes
 

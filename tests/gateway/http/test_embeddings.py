@@ -129,7 +129,7 @@ async def test_a_bad_field_is_named(body: dict[str, Any], field: str) -> None:
 async def test_one_input_that_fails_ends_all() -> None:
     async with serving(Script(start_error=Unavailable("lost"))) as gateway:
         response = await gateway.http.post("/v1/embeddings", json={"input": ["a", "b"]})
-        metrics = (await gateway.http.get("/metrics")).text
+        metrics = gateway.server.metrics_page()
 
     assert response.status_code == 503
     assert 'baton_gateway_open_requests{model="org/tiny"} 0' in metrics
@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_stops_them() -> None:
             await asyncio.sleep(0.001)
         task.cancel()
         await soon(dispatcher.stopped)
-        metrics = (await gateway.http.get("/metrics")).text
+        metrics = gateway.server.metrics_page()
 
     assert len(dispatcher.generations) == 32
     assert 'baton_gateway_open_requests{model="org/tiny"} 0' in metrics

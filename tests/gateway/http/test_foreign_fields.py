@@ -50,7 +50,7 @@ def scripted(text: str, *, ends: bool = True) -> ScriptedDispatcher:
 async def test_what_has_no_effect_is_told_in_a_header(fields: dict[str, Any], told: str) -> None:
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
         response = await gateway.chat(**{"messages": USER, **fields})
-        metrics = (await gateway.http.get("/metrics")).text
+        metrics = gateway.server.metrics_page()
 
     assert response.status_code == 200
     assert response.headers["x-baton-ignored"] == told

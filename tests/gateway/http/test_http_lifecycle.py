@@ -156,9 +156,9 @@ def test_a_port_of_somebody_else_is_an_error() -> None:
 
 
 async def test_debug_pages_show_what_the_dispatcher_knows() -> None:
-    async with serving() as gateway:
-        leaks = (await gateway.http.get("/debug/leaks")).json()
-        status = (await gateway.http.get("/debug/status")).json()
+    async with serving(admin_port=0) as gateway:
+        leaks = (await gateway.http.get(f"{gateway.admin_url}/debug/leaks")).json()
+        status = (await gateway.http.get(f"{gateway.admin_url}/debug/status")).json()
 
     assert leaks == {"violations": []}
     assert status == {"replicas": ["d0"]}
@@ -169,7 +169,7 @@ async def test_metrics_count_requests_and_tokens() -> None:
     async with serving(script) as gateway:
         await gateway.complete(prompt=[5, 6, 7])
         await gateway.complete(prompt=[5, 6, 7], stream=True)
-        text = (await gateway.http.get("/metrics")).text
+        text = gateway.server.metrics_page()
 
     values = {
         sample.name: sample.value
@@ -196,7 +196,7 @@ async def test_calls_are_counted_by_path_and_status() -> None:
         await gateway.http.get("/made/up")
         async with grpc.aio.insecure_channel(gateway.grpc_target) as channel:
             await InferenceStub(channel).ListModels(pb.ListModelsRequest())
-        text = (await gateway.http.get("/metrics")).text
+        text = gateway.server.metrics_page()
 
     prefix = 'baton_gateway_calls_total{model="org/tiny",method='
     assert f'{prefix}"/v1/completions",status="200"}} 1' in text
@@ -206,9 +206,10 @@ async def test_calls_are_counted_by_path_and_status() -> None:
 
 
 async def test_a_replica_is_drained_on_request_and_says_how_far_it_is() -> None:
-    async with serving() as gateway:
-        answer = await gateway.http.post("/debug/drain", json={"replica": "d0", "force": True})
-        unknown = await gateway.http.post("/debug/drain", json={"replica": "d1"})
+    async with serving(admin_port=0) as gateway:
+        url = f"{gateway.admin_url}/debug/drain"
+        answer = await gateway.http.post(url, json={"replica": "d0", "force": True})
+        unknown = await gateway.http.post(url, json={"replica": "d1"})
 
     assert answer.json() == {"replica": "d0", "role": "decode", "num_open": 1}
     assert unknown.status_code == 400

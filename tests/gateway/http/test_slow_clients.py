@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.gateway.scripted import Script, serving
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.gateway.scripted import MODEL, Script, Serving, serving
 
+from baton.core.metrics import Counter
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.access.connections import Connections
 from baton.gateway.http.request_body import time_limit_s
+from baton.gateway.http.server import HttpServer, bind
 
 SHORT: dict[str, Any] = {
     "header_timeout_s": 0.2,
@@ -149,3 +155,125 @@ def test_a_body_earns_time_by_coming_and_never_more_than_a_request_has() -> None
     limits = [time_limit_s(config, num_bytes) for num_bytes in (0, 1000, 30_000, 10**9)]
 
     assert limits == [20, 21, 50, 60]
+
+
+def refused(gateway: Serving, reason: str) -> str:
+    """How often, as the metrics say."""
+    line = f'refused_connections_total{{model="{MODEL}",reason="{reason}"}} '
+    _, _, rest = gateway.server.metrics_page().partition(line)
+    return rest.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("max_connections", "too many connections"),
+        ("max_connections_per_address", "too many connections of one address"),
+    ],
+)
+async def test_one_connection_too_many_is_told_so_and_one_that_leaves_makes_room(
+    setting: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(**{setting: 2}) as gateway, asyncio.timeout(20):
+        port = gateway.server.http_port
+        kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in kept:
+            writer.write(HEALTH)
+            await reader.readuntil(b'"ok"}')
+        answers = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            answers.append(await until_closed(reader))
+            writer.close()
+        kept[0][1].close()
+        await kept[0][1].wait_closed()
+        status = (await gateway.http.get("/health")).status_code
+        kept[1][1].close()
+        num_refused = refused(gateway, reason)
+
+    assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+    assert status == 200
+    assert num_refused == "3"
+    assert [r.getMessage() for r in caplog.records if reason in r.getMessage()] == [
+        f"a connection from 127.0.0.1 was ended: {reason}"
+    ]
+
+
+CHUNK = b"x" * 65_536
+LARGE = 160
+"""Chunks: far more than the system takes over for one that does not read."""
+
+
+@dataclass
+class Endless:
+    """An application that answers with `LARGE` chunks, streamed or at once."""
+
+    is_streamed: bool
+    num_sent: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if not self.is_streamed:
+            await send({"type": "http.response.body", "body": CHUNK * LARGE})
+            return
+        for _ in range(LARGE):
+            await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+            self.num_sent += 1
+        await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def answered_by(app: ASGIApp) -> AsyncIterator[tuple[socket.socket, Counter]]:
+    """A client that has asked and has little room, and what is refused."""
+    refused = Counter("refused", "", ("reason",))
+    config = GatewayConfig(unread_timeout_s=0.1)
+    server = HttpServer(app, config, Connections(max_open=9, refused=refused))
+    await server.start(bind("127.0.0.1", 0))
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        await loop.sock_sendall(client, HEALTH)
+        try:
+            async with asyncio.timeout(20):
+                yield client, refused
+        finally:
+            await server.stop(0)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_who_does_not_read_is_cut_off(is_streamed: bool) -> None:
+    app = Endless(is_streamed)
+    async with answered_by(app) as (_, refused):
+        num_sent = 0
+        while not refused.family().samples:
+            num_sent = app.num_sent
+            await asyncio.sleep(0.02)
+
+    assert [one.labels["reason"] for one in refused.family().samples] == ["unread answer"]
+    assert num_sent < LARGE
+
+
+async def test_who_reads_slowly_gets_all_of_it() -> None:
+    num_bytes = 0
+    async with answered_by(Endless(is_streamed=False)) as (client, refused):
+        while num_bytes < LARGE * len(CHUNK):
+            part = await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+            assert part
+            num_bytes += len(part)
+            if num_bytes < 4 * len(CHUNK):
+                await asyncio.sleep(0.02)
+
+    assert refused.family().samples == []
+
+
+async def test_requests_are_not_heaped_up_on_one_connection() -> None:
+    async with serving() as gateway, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.http_port)
+        writer.write(HEALTH * 1000)
+        answer = await until_closed(reader)
+        writer.close()
+
+        assert answer.count(b"HTTP/1.1 200") < 100
+        assert refused(gateway, "too many requests at once") == "1"

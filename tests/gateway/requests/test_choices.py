@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_stops_all_choices(is_streamed: bool) -> None
         while len(dispatcher.stops) < 3:
             await soon(dispatcher.stopped)
             dispatcher.stopped.clear()
-        text = (await gateway.http.get("/metrics")).text
+        text = gateway.server.metrics_page()
 
     assert 'baton_gateway_open_requests{model="org/tiny"} 0' in text
 

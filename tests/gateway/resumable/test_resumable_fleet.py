@@ -19,6 +19,7 @@ from baton.engine.engine import Engine
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.server import GatewayServer
+from baton.platform.observe.listeners import bind_first_free
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -33,12 +34,11 @@ def engine_for_text(role: Role = Role.DECODE) -> Engine:
 
 @asynccontextmanager
 async def gateway_over(fleet: Fleet, **config: Any) -> AsyncIterator[GatewayServer]:
-    server = GatewayServer(
-        model=make_model(),
-        dispatcher=fleet.dispatcher,
-        config=GatewayConfig(host="127.0.0.1", port=0, grpc_port=0, **config),
-    )
+    settings = GatewayConfig(**{"port": 0, "grpc_port": 0, "admin_port": None, **config})
+    server = GatewayServer(model=make_model(), dispatcher=fleet.dispatcher, config=settings)
     await server.start()
+    if settings.admin_port is not None:
+        await server.open_admin(bind_first_free("127.0.0.1", settings.admin_port))
     try:
         yield server
     finally:

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
+from baton.gateway.access.config import GatewayConfig
 from baton.platform.cli.main import app
+from baton.platform.cli.options import gateway_options
 
 run = CliRunner().invoke
 
@@ -103,3 +106,25 @@ def test_a_drain_that_takes_too_long_goes_on_without_being_watched() -> None:
 
     assert status == 1
     assert "1 requests are still on decode-1 after 0.1 s" in lines[-1]
+
+
+def test_the_public_port_is_told_from_that_of_operators() -> None:
+    error = {"error": {"message": "POST /debug/drain: Not Found", "code": "not_found"}}
+    with gateway((404, error)) as (url, _):
+        status, lines = drain(url)
+
+    assert status == 1
+    assert "operators are answered at gateway.admin_port (8002 by default)" in " ".join(lines)
+
+
+def test_without_an_address_the_first_gateway_of_this_machine_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with gateway(left(0)) as (url, asked):
+        port = int(url.rpartition(":")[2])
+        monkeypatch.setattr(
+            gateway_options, "GatewayConfig", lambda: GatewayConfig(admin_port=port - 1)
+        )
+        result = run(app, ["drain", "decode-1"])
+
+    assert (result.exit_code, len(asked)) == (0, 1), result.output

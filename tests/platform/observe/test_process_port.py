@@ -8,11 +8,8 @@ import socket
 import httpx
 import pytest
 
-from baton.platform.observe.process_port import (
-    NUM_PORTS,
-    ProcessPort,
-    bind_first_free,
-)
+from baton.platform.observe.listeners import NUM_PORTS, bind_first_free, first_listening
+from baton.platform.observe.process_port import ProcessPort
 
 HOST = "127.0.0.1"
 
@@ -79,12 +76,14 @@ def test_processes_of_one_machine_take_one_port_after_the_other() -> None:
             pytest.skip("the system chose one of the last ports")
         with bind_first_free(HOST, number) as second:
             assert number < second.getsockname()[1] < number + NUM_PORTS
+            first.close()
+            assert first_listening(HOST, number) == second.getsockname()[1]
 
 
 def test_a_process_serves_without_its_port_if_all_are_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.platform.observe.process_port.NUM_PORTS", 1)
+    monkeypatch.setattr("baton.platform.observe.listeners.NUM_PORTS", 1)
     with socket.create_server((HOST, 0)) as taken:
         number = taken.getsockname()[1]
         with bind_first_free(HOST, number) as other:

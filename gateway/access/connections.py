@@ -1,0 +1,108 @@
+"""The connections of one port: how many may be open, and what becomes of those that go too far.
+
+Each that is refused or cut off is counted by its reason. The log has one line a reason and minute,
+with the last of the addresses: strangers do not decide how long it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections import Counter as Tally
+from enum import StrEnum
+
+from baton.core.clock import Clock, monotonic
+from baton.core.metrics import Counter
+from baton.gateway.access.config import GatewayConfig
+
+log = logging.getLogger(__name__)
+
+SPARE_FILES = 256
+"""Open files of a process that are not connections of clients."""
+TOLD_EACH_S = 60.0
+ADMIN_CONNECTIONS = 64
+
+
+class Refusal(StrEnum):
+    TOO_MANY = "too many connections"
+    TOO_MANY_OF_ADDRESS = "too many connections of one address"
+    LATE_HEADERS = "late headers"
+    LARGE_HEADERS = "large headers"
+    TOO_MANY_REQUESTS = "too many requests at once"
+    MALFORMED = "malformed"
+    UNREAD = "unread answer"
+
+
+class Connections:
+    def __init__(
+        self,
+        *,
+        max_open: int,
+        max_of_address: int | None = None,
+        refused: Counter,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`refused` counts by reason."""
+        self.num_open = 0
+        self._max_open = max_open
+        self._max_of_address = max_of_address
+        self._num_by_address = Tally[str]()
+        self._refused = refused
+        self._clock = clock
+        self._quiet_until_s: dict[Refusal, float] = {}
+
+    def open(self, address: str) -> Refusal | None:
+        """Count one in, or say why there is no place for it."""
+        if self.num_open >= self._max_open:
+            return Refusal.TOO_MANY
+        limit = self._max_of_address
+        if limit is not None and self._num_by_address[address] >= limit:
+            return Refusal.TOO_MANY_OF_ADDRESS
+        self.num_open += 1
+        self._num_by_address[address] += 1
+        return None
+
+    def close(self, address: str) -> None:
+        """Of one that was counted in."""
+        self.num_open -= 1
+        self._num_by_address[address] -= 1
+        if not self._num_by_address[address]:
+            del self._num_by_address[address]
+
+    def refuse(self, why: Refusal, address: str) -> None:
+        """Count it, and tell."""
+        self._refused.add(1, why)
+        now = self._clock()
+        if now >= self._quiet_until_s.get(why, now):
+            self._quiet_until_s[why] = now + TOLD_EACH_S
+            log.warning("a connection from %s was ended: %s", address or "nowhere", why)
+
+
+def public_connections(config: GatewayConfig, refused: Counter) -> Connections:
+    return Connections(
+        max_open=num_affordable(config.max_connections),
+        max_of_address=config.max_connections_per_address,
+        refused=refused,
+    )
+
+
+def admin_connections(refused: Counter) -> Connections:
+    """Of a port of their own, so that clients take none of their places."""
+    return Connections(max_open=ADMIN_CONNECTIONS, refused=refused)
+
+
+def num_affordable(asked: int) -> int:
+    """Of so many connections by HTTP, and as many by gRPC, those that open files are left for."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return asked
+    affordable = max(1, (limit - SPARE_FILES) // 2)
+    if affordable < asked:
+        log.warning(
+            "gateway.max_connections: %d, not %d, as this process may have %d files open "
+            "(ulimit -n)",
+            affordable,
+            asked,
+            limit,
+        )
+    return min(asked, affordable)
