@@ -78,8 +78,8 @@ def running(layout: Layout | None = None) -> Iterator[Running]:
                 child, info = stack.enter_context(_child(_replica, what))
                 processes[role.value if number == 1 else what[0]] = child
                 infos.append(info)
-        gateway, ports = stack.enter_context(_child(_gateway, (infos, layout.policy)))
-        yield Running(*ports, {"gateway": gateway, **processes})
+        gateway, (port, admin_port) = stack.enter_context(_child(_gateway, (infos, layout.policy)))
+        yield Running(port, admin_port, {"gateway": gateway, **processes})
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class StreamWriter(Generic[R]):
         self._context = context
         self._keeper = gateway.keeper
         self._limit_s = gateway.config.unread_timeout_s
-        self._kind = kind
+        self._kind: type[R] = kind
 
     async def write_all(self, responses: AsyncGenerator[R]) -> None:
         """A stream that ends with its connection."""

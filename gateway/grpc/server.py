@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -58,6 +59,15 @@ def _parsing(behaviour: Behaviour, parse: Callable[[bytes], Any]) -> Behaviour:
 
     return parse_and_call
 
+
+class WithoutStrangersWords(logging.Filter):
+    """Keeps out of the log what gRPC says, with a trace, of each metadatum that is no text."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Invalid encoding on")
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(WithoutStrangersWords())
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH_PERIOD_S = 0.5

@@ -16,6 +16,13 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import msgspec
 from msgspec import Meta
 
+HUGE = 1 << 63
+
+
+def is_huge(value: float) -> bool:
+    """No option's: infinite, no number, or an integer that is no float, as JSON may write them."""
+    return not -HUGE < value < HUGE if isinstance(value, int) else not math.isfinite(value)
+
 
 class Range(NamedTuple):
     low: float
@@ -23,7 +30,7 @@ class Range(NamedTuple):
     excludes_low: bool = False
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or is_huge(value):
             return False
         is_above = value > self.low if self.excludes_low else value >= self.low
         return is_above and value <= self.high

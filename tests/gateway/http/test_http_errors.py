@@ -25,6 +25,21 @@ from baton.gateway.text.tokenizer import TextTokenizer
 
 
 @pytest.mark.parametrize(
+    ("path", "prompt", "field"),
+    [("/v1/completions", "prompt", "n"), ("/v1/embeddings", "input", "priority")],
+)
+async def test_integers_that_are_no_floats_are_out_of_range(
+    path: str, prompt: str, field: str
+) -> None:
+    async with serving() as gateway:
+        for value in (10**400, -(10**400)):
+            data = f'{{"{prompt}": "x", "{field}": {value}}}'
+            response = await gateway.http.post(path, content=data)
+            assert response.status_code == 400, response.text
+            assert error_of(response)["param"] == field
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"",

@@ -174,7 +174,8 @@ def refused(gateway: Serving, reason: str) -> str:
 async def test_one_connection_too_many_is_told_so_and_one_that_leaves_makes_room(
     setting: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(**{setting: 2}) as gateway, asyncio.timeout(20):
+    few: dict[str, Any] = {setting: 2}
+    async with serving(**few) as gateway, asyncio.timeout(20):
         port = gateway.server.http_port
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for reader, writer in kept:
