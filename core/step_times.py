@@ -68,9 +68,10 @@ class StepTimes:
 
         How it is cut into passes does not change its pairs: the sum has a closed form.
         """
-        num_steps = -(-(num_tokens - num_cached) // chunk)
-        work = prompt_work(num_tokens - num_cached, num_cached)
-        return self.predict_s(work._replace(num_requests=num_steps), num_steps=num_steps)
+        num_new = num_tokens - num_cached
+        num_steps = -(-num_new // chunk)
+        work = StepWork(num_new, _prompt_pairs(num_new, num_cached), 0, num_steps)
+        return self.predict_s(work, num_steps=num_steps)
 
     def decode_s(self, num_requests: int, num_context: int) -> float:
         """The time of a step in which so many requests decode, `num_context` tokens together: the
@@ -80,5 +81,8 @@ class StepTimes:
 
 def prompt_work(num_tokens: int, num_before: int) -> StepWork:
     """The work of one pass over `num_tokens` tokens of a prompt behind `num_before` of its own."""
-    num_pairs = num_tokens * num_before + num_tokens * (num_tokens - 1) // 2
-    return StepWork(num_tokens, num_pairs, 0, 1)
+    return StepWork(num_tokens, _prompt_pairs(num_tokens, num_before), 0, 1)
+
+
+def _prompt_pairs(num_tokens: int, num_before: int) -> int:
+    return num_tokens * num_before + num_tokens * (num_tokens - 1) // 2

@@ -25,7 +25,9 @@ class Matches:
         version, layout = self._index.version(epoch), self._layout_of(epoch)
         if version is None or layout is None:
             return 0
-        known = self._known.setdefault(prompt, {})
+        known = self._known.get(prompt)
+        if known is None:
+            known = self._known[prompt] = {}
         seen = known.get(epoch)
         if seen is None or seen[0] != version:
             num_blocks = self._index.num_cached_blocks_of(epoch, prompt.under(layout))

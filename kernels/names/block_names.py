@@ -27,9 +27,10 @@ def block_names(
     if found is None:
         return reference(parent, tokens[start:stop], block_size)
     if isinstance(tokens, tuple) and cpu.are_items_in_line():
-        num_blocks = len(range(len(tokens))[start:stop]) // block_size
+        span = range(len(tokens))[start:stop]
+        num_blocks = len(span) // block_size
         return BlockNames(
-            cpu.block_names_of_tuple(found, parent, tokens, block_size, start, num_blocks)
+            cpu.block_names_of_tuple(found, parent, tokens, block_size, span.start, num_blocks)
         )
     words = array.array("I", tokens[start:stop])
     return BlockNames(cpu.block_names(found, parent, words, block_size))

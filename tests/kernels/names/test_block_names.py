@@ -60,7 +60,8 @@ def test_a_stretch_of_a_prompt_is_named_as_if_it_were_all(
 
     assert block_names(root, tokens, 8, 30, 60) == reference(root, range(30, 60), 8)
     assert block_names(root, tokens, 8, 90, 200) == reference(root, range(90, 100), 8)
-    assert not block_names(root, tokens, 8, 95)
+    assert block_names(root, tokens, 8, -20) == reference(root, range(80, 100), 8)
+    assert not block_names(root, tokens, 8, 95) and not block_names(root, tokens, 8, 200)
 
 
 @pytest.mark.parametrize("token", [-1, 2**32])
