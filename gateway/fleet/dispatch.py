@@ -28,8 +28,10 @@ from baton.gateway.fleet.draining import drain, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
+from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.fleet.running_request import RunningRequest
 from baton.gateway.fleet.seeking import Seeker, Seeking
+from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
 from baton.gateway.requests.generation import Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted, missing
@@ -73,6 +75,7 @@ class ReplicaDispatcher:
         self.fleet = Fleet(self.epoch, self._on_fleet_change, channels or Channels(), meter, clock)
         self._placer = Placer(routing, self.fleet.num_cached)
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
+        self._traffic = Traffic(clock)
         self._seekers: dict[RequestId, Seeker] = {}
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts: gone with the requests, which hold them."""
@@ -115,6 +118,7 @@ class ReplicaDispatcher:
 
             def has_place(placed: Placed) -> None:
                 self._placed_by_request[generation.request_id] = placed
+                self._traffic.place(generation.request_id, placed.placement.num_prefill_tokens)
                 on_placed(placed)
 
             seeker = Seeker(
@@ -136,8 +140,14 @@ class ReplicaDispatcher:
                     del self._seekers[generation.request_id]
 
         charge = partial(self._queue.charge, generation.tenant)
-        running = RunningRequest(generation, place, self._clock, charge)
-        await running.place()
+        end = partial(self._traffic.end, generation.request_id)
+        running = RunningRequest(generation, place, self._clock, charge, end)
+        self._traffic.arrive(generation.request_id, len(generation.prompt))
+        try:
+            await running.place()
+        except BaseException:
+            end(0)
+            raise
         has_begun = True
         return running
 
@@ -181,6 +191,11 @@ class ReplicaDispatcher:
         """Requests that wait to enter, and replicas that compute prompts."""
         num_replicas = len(self.fleet.lending) or sum(1 for _ in self.fleet.open_decode)
         return len(self._queue), num_replicas
+
+    def traffic(self) -> TrafficReport:
+        """For the planner."""
+        links: tuple[ReplicaLink[Any], ...] = (*self.fleet.connected, *self.fleet.lending)
+        return self._traffic.report(speeds_of(links, self._clock()))
 
     @property
     def max_model_len(self) -> int:

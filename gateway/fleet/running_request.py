@@ -68,11 +68,14 @@ class RunningRequest:
         place: Place,
         clock: Clock,
         charge: Callable[[int], None],
+        on_end: Callable[[int], None],
     ) -> None:
-        """`charge` hears of tokens that are computed for it."""
+        """`charge` hears of tokens that are computed for it, `on_end` how many of output there
+        were."""
         self._generation = generation
         self._find_place = place
         self._charge = charge
+        self._on_end = on_end
         self._clock = clock
         self._spans = AttemptSpans(generation.call.span)
         limit = generation.time_left_s
@@ -125,6 +128,7 @@ class RunningRequest:
         """Take the request back if it is not over. `num_delivered` counts over all attempts."""
         if self._alarm is not None:
             self._alarm.cancel()
+        self._on_end(len(self._output))
         await self._stop_moving()
         self._close_left(num_delivered)
         if self._placed is not None:

@@ -109,6 +109,7 @@ def _admin_routes(gateway: Gateway) -> list[Route]:
         Route("/debug/leaks", pages.leaks),
         Route("/debug/status", pages.status),
         Route("/debug/decisions", explained.capture),
+        Route("/debug/planner", pages.planner),
         Route("/debug/drain", pages.drain, methods=["POST"]),
         Route("/debug/undrain", pages.undrain, methods=["POST"]),
     ]

@@ -243,6 +243,13 @@ ADMIN_ENDPOINTS = (
         media=JSON_LINES,
     ),
     Endpoint(
+        path="/debug/planner",
+        tag=OPERATIONS,
+        summary="How many replicas the planner wants, and why",
+        details="Its last decision, and the last changes. `baton explain planner` shows them.",
+        answer=dict[str, Any],
+    ),
+    Endpoint(
         path="/debug/drain",
         method="post",
         tag=OPERATIONS,

@@ -94,3 +94,8 @@ class StatusPages:
 
     async def status(self, request: Request) -> Response:
         return json_response(await self._gateway.dispatcher.status())
+
+    async def planner(self, request: Request) -> Response:
+        """What it decided of late, and why."""
+        planner = self._gateway.planner
+        return json_response({"is_enabled": False} if planner is None else await planner.explain())

@@ -55,6 +55,7 @@ class Gateway:
         self.grammars = OutputGrammars(model)
         self.metrics = GatewayMetrics()
         self.tracer = reporting.tracer
+        self.planner = reporting.planner
         self._has_vllm_names = reporting.has_vllm_names
         self.keeper = StreamKeeper(
             max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s
@@ -85,7 +86,9 @@ class Gateway:
 
     def metrics_page(self) -> str:
         """Of this process alone: replicas have pages of their own."""
-        families = (*self.metrics.families(), *self.dispatcher.metrics())
+        families = [*self.metrics.families(), *self.dispatcher.metrics()]
+        if self.planner is not None:
+            families.extend(self.planner.families())
         page = exposition(families, {"model": self.model.name})
         if self._has_vllm_names:
             page += exposition(self.metrics.vllm_families(), {"model_name": self.model.name})

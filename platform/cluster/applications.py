@@ -7,7 +7,8 @@ Serve takes all of them at once: whoever changes one sends the others as they ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from ray.serve.schema import ServeDeploySchema
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
 from baton.platform.cluster.serve_document import (
     CONTROLLER_OPTIONS,
     IMPORT_PATH,
     configuration,
     scaled,
+    with_planned,
 )
 from baton.platform.cluster.sole_change import sole_change
 from baton.platform.config.deployment import DeploymentConfig
@@ -74,6 +77,13 @@ def deployed(name: str) -> Plain | None:
     return document
 
 
+def _standing(name: str) -> Plain | None:
+    """As `deployed`, but of an application that is to stay."""
+    details = served().get(name, {})
+    document: Plain | None = details.get("deployed_app_config")
+    return None if details.get("status") == LEAVING else document
+
+
 def known_document(name: str) -> Plain:
     """Raises InvalidConfig if there is none."""
     document = deployed(name)
@@ -90,26 +100,58 @@ def known_document(name: str) -> Plain:
     )
 
 
-def apply(document: Plain) -> None:
-    """Let Serve bring one application to what `document` says; others stay as they are.
+def apply(document: Plain) -> Plain:
+    """Let Serve bring one application to what `document` says, but for numbers that a planner has
+    set; others stay as they are. Returns what was sent.
 
     Raises InvalidConfig if its name is somebody else's, or its ports are those of another.
     """
     start_serve()
     with sole_change():
         check_name(document)
+        document = with_planned(_standing(document["name"]), document)
         _put(document)
+    return document
 
 
-def apply_scaled(name: str, counts: dict[str, int]) -> Plain:
-    """Give pools of an application other numbers of replicas, and return its new document.
+def apply_scaled(name: str, counts: Mapping[str, int], hold_s: float | None = None) -> Plain:
+    """Give pools of an application other numbers of replicas, and return its new document. Its
+    planner leaves them so for `hold_s`; None: for as long as it is configured.
 
     Raises InvalidConfig for what is no pool, or no number of replicas of it.
     """
     with sole_change():
-        document = scaled(known_document(name), counts)
+        known = known_document(name)
+        planner, held_until = configuration(known).planner, None
+        if planner.sets_counts and any(role in counts for role in Role):
+            held_until = time.time() + (planner.hold_s if hold_s is None else hold_s)
+        document = scaled(known, counts, held_until=held_until)
         _put(document)
     return document
+
+
+def apply_planned(name: str, before: Mapping[Role, int], counts: Mapping[Role, int]) -> bool:
+    """Give pools of an application the numbers of replicas that its planner decided on; False if
+    they are not `before` any more, or are held: somebody else was faster.
+
+    Raises InvalidConfig for an application without a document.
+    """
+    with sole_change():
+        known = known_document(name)
+        config = configuration(known)
+        is_held = config.planner.held_until > time.time()
+        wanted = {role: config.pool(role).replicas for role in Role}
+        if is_held or not config.planner.sets_counts or wanted != dict(before):
+            return False
+        changed = {role.value: n for role, n in counts.items() if n != before[role]}
+        _send([*_others(name), scaled(known, changed)])
+    return True
+
+
+def messages(name: str) -> dict[str, str]:
+    """What Serve says of the deployments of an application, by their names."""
+    deployments = served().get(name, {}).get("deployments", {})
+    return {one: details.get("message") or "" for one, details in deployments.items()}
 
 
 def remove(name: str) -> None:

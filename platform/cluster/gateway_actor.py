@@ -72,7 +72,7 @@ class GatewayActor:
         remote = RemoteRegistry(self._registry, config.model_identity)
         chaos = config.chaos.start("gateway")
         watched = remote if chaos is None else ChaoticWatch(remote, chaos)
-        await node.start(watched, shares=remote)
+        await node.start(watched, shares=remote, planner=remote)
         self._gateway = node
         spare_what_stays()
 

@@ -22,6 +22,7 @@ from baton.gateway.fleet.fleet import RegistryClient
 from baton.gateway.requests.reporting import Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
+from baton.platform.cluster.planner_link import PlannerLink, PlannerRegistry
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.observe.listeners import bind_first_free
 from baton.platform.observe.otel import start_tracing
@@ -80,6 +81,7 @@ class GatewayNode:
             no_replica_grace_s=gateway.no_replica_grace_s,
             channels=Channels(load_security(config.security)),
         )
+        self._planner = PlannerLink(self.dispatcher, config.wanted_replicas)
         model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
         self.server = GatewayServer(
             model=model,
@@ -89,6 +91,7 @@ class GatewayNode:
             reporting=Reporting(
                 tracer=start_tracing(config.tracing, "baton-gateway", self.dispatcher.epoch),
                 has_vllm_names=config.metrics.vllm_names,
+                planner=self._planner,
             ),
         )
         self._metrics = config.metrics
@@ -100,15 +103,23 @@ class GatewayNode:
             )
         )
         self._shares: SharesRegistry | None = None
+        self._planner_registry: PlannerRegistry | None = None
         self._following: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._host = config.gateway.host
 
-    async def start(self, registry: RegistryClient, shares: SharesRegistry | None = None) -> None:
-        """`shares`: of tenants' limits, where other gateways have the others."""
+    async def start(
+        self,
+        registry: RegistryClient,
+        shares: SharesRegistry | None = None,
+        planner: PlannerRegistry | None = None,
+    ) -> None:
+        """`shares`: of tenants' limits, where other gateways have the others. `planner`: who sets
+        numbers of replicas, where somebody does."""
         self._following = asyncio.create_task(self.dispatcher.run(registry))
         self._shares = shares
+        self._planner_registry = planner
         self._begin_what_is_needed()
         if self._metrics.enabled:
             host = self._metrics.host or self._host
@@ -152,6 +163,7 @@ class GatewayNode:
             )
         log.info("keys or settings have changed, and hold from now on")
         self._config, self._known = config, known
+        self._planner.wanted = config.wanted_replicas
         self.server.reconfigure(known, config.wanted_replicas)
         self._begin_what_is_needed()
 
@@ -162,6 +174,8 @@ class GatewayNode:
             limits.be_share(dict.fromkeys(limits.demand, 1 / gateway.replicas))
             sharing = share_limits(limits, self._shares, self.dispatcher.epoch)
             self._sharing = asyncio.create_task(sharing, name="shares limits")
+        is_planned = self._config.planner.enabled and self._planner_registry is not None
+        self._planner.follow(self._planner_registry if is_planned else None)
         if self._watching is None and names_any(self._asked.gateway):
             self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")
 
@@ -200,6 +214,7 @@ class GatewayNode:
     async def stop(self, drain_s: float) -> None:
         """Turn unready, let the requests under way finish, then close the ports."""
         await self.server.stop(drain_s)
+        self._planner.follow(None)
         tasks = [
             task for task in (self._following, self._sharing, self._watching) if task is not None
         ]

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from baton.core.errors import InvalidConfig
 from baton.core.ids import Epoch
 from baton.core.messages import Membership, ReplicaInfo, StartingReplica
+from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.applications import apply_planned, messages
+from baton.platform.cluster.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
 from baton.platform.observe.logs import set_level
+from baton.platform.planner.planner import Planned, Planner
 from baton.platform.registry.registry import Registry
+
+log = logging.getLogger(__name__)
 
 Handle = DeploymentHandle[Any]
 
@@ -29,10 +39,55 @@ class RegistryActor:
     def __init__(self, config: DeploymentConfig) -> None:
         self._config = config
         self._registry = Registry()
+        self._planner: Planner | None = None
+        self._planning: asyncio.Task[None] | None = None
+        self._is_told = False
         start_actor_log(config, "registry")
 
     async def reconfigure(self, told: Plain) -> None:
-        set_level(with_live(self._config, told).log_level)
+        """Raises InvalidConfig at the first: a registry that runs Serve would stop for that."""
+        try:
+            config = with_live(self._config, told)
+        except InvalidConfig as error:
+            if not self._is_told:
+                raise
+            log.error("told what cannot be: %s; the configuration of before holds", error)
+            return
+        self._is_told = True
+        set_level(config.log_level)
+        self._plan(planned(config) if config.planner.enabled else None)
+
+    def _plan(self, wanted: Planned | None) -> None:
+        """By these rules from now on; None: not at all."""
+        if wanted is None:
+            if self._planning is not None:
+                self._planning.cancel()
+            self._planner = self._planning = None
+            return
+        if self._planner is not None:
+            self._planner.planned = wanted
+            return
+        self._planner = Planner(wanted)
+        name = serve.get_replica_context().app_name
+        self._planning = asyncio.create_task(
+            keep_planned(
+                self._planner,
+                self._registry.membership,
+                partial(apply_planned, name),
+                partial(messages, name),
+            ),
+            name="planner",
+        )
+
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+        """What the planner decided last, by role; nothing where there is none."""
+        if self._planner is None:
+            return {}
+        self._planner.hear(gateway, report)
+        return {role.value: count for role, count in self._planner.counts.items()}
+
+    async def explain_planner(self) -> dict[str, Any]:
+        return {"is_enabled": False} if self._planner is None else self._planner.explain()
 
     async def heartbeat(self, info: ReplicaInfo) -> None:
         self._registry.heartbeat(info)
@@ -74,6 +129,16 @@ class RemoteRegistry:
         call = self.handle.share_limits.remote(gateway, demand)
         shares: dict[str, float] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
         return shares
+
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+        call = self.handle.report_traffic.remote(gateway, report)
+        counts: dict[str, int] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        return counts
+
+    async def explain_planner(self) -> dict[str, Any]:
+        call = self.handle.explain_planner.remote()
+        told: dict[str, Any] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        return told
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
         membership: Membership = await self.handle.watch.remote(incarnation, version)

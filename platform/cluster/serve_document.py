@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -81,10 +82,11 @@ def configuration(deployed: Plain) -> DeploymentConfig:
     return override(config, {**_counts(deployed), **ray})
 
 
-def scaled(deployed: Plain, counts: dict[str, int]) -> Plain:
+def scaled(deployed: Plain, counts: Mapping[str, int], *, held_until: float | None = None) -> Plain:
     """The same application with other numbers of replicas, by pool; nobody is started anew.
 
-    Raises InvalidConfig for what cannot be in place.
+    `held_until`: the planner, if there is one, leaves them so until then. Raises InvalidConfig for
+    what cannot be in place.
     """
     before = configuration(deployed)
     for pool, count in counts.items():
@@ -106,10 +108,34 @@ def scaled(deployed: Plain, counts: dict[str, int]) -> Plain:
             one = {"name": name}
             result["deployments"].append(one)
         one["user_config"] = merged(one.get("user_config") or {}, told)
+        if name == REGISTRY and held_until is not None:
+            held = {"planner": {"held_until": held_until}}
+            one["user_config"] = merged(one["user_config"], held)
         for pool, count in counts.items():
             if POOLS[pool] == name:
                 one["num_replicas"] = count
     return result
+
+
+def with_planned(deployed: Plain | None, wanted: Plain) -> Plain:
+    """A document that is deployed over another, as the planner of both would have it: numbers that
+    follow the load stay as they are, within the new limits, and so does a hold of them."""
+    after = configuration(wanted)
+    if deployed is None or not after.planner.sets_counts:
+        return wanted
+    try:
+        before = configuration(deployed)
+    except InvalidConfig:  # of another version
+        return wanted
+    if not before.planner.sets_counts:
+        return wanted
+    counts = {
+        role.value: min(max(count, after.planner.least(role)), after.planner.most(role))
+        for role, count in before.wanted_replicas.items()
+        if count and after.wanted_replicas.get(role)
+    }
+    held_until = max(before.planner.held_until, after.planner.held_until)
+    return scaled(wanted, counts, held_until=held_until or None)
 
 
 def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:

@@ -5,6 +5,7 @@
     prefill, decode      one pool each: replicas, resources, the engine's cache and scheduler
     transfer             how KV travels between them
     tiers                where KV is kept that leaves a device: host memory, disk, a shared store
+    planner              numbers of replicas that follow the load; off
     gateway              the ports, limits and keys clients meet
     health               when a replica counts as broken, and how one leaves
     ray                  the cluster to join
@@ -38,6 +39,7 @@ from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfi
 from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.config import MetricsConfig, TracingConfig
 from baton.platform.observe.logs import LogFormat, LogLevel
+from baton.platform.planner.config import PlannerConfig
 from baton.platform.security.config import SecurityConfig
 from baton.router.config import PullConfig
 
@@ -144,6 +146,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """The least that gateways and replicas write into their logs."""
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
+    planner: PlannerConfig = PlannerConfig()
     gateway: GatewayPoolConfig = GatewayPoolConfig()
     transfer: TransferConfig = TransferConfig()
     tiers: TiersConfig = TiersConfig()
@@ -167,6 +170,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         self._check_encryption()
         self._check_tiers()
         self._check_int4()
+        self._check_planner()
         if self.attention_window is not None and self.attention_window < 1:
             raise ValueError(f"attention_window must be at least 1, not {self.attention_window}")
 
@@ -178,6 +182,21 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             raise ValueError(
                 "cache.kv_dtype int4: prefill and decode must have it both, and the same "
                 "cache.block_size, for blocks in 4 bits are handed over as they are"
+            )
+
+    def _check_planner(self) -> None:
+        if not self.planner.enabled:
+            return
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            if pool.parallel.data > 1:
+                raise ValueError(
+                    f"planner.enabled: {name}.parallel.data must be 1, for a replica of Serve is "
+                    "several to the planner otherwise"
+                )
+        if self.prefill.replicas and not self.planner.max_prefill:
+            raise ValueError(
+                "planner.max_prefill is 0, and prefill.replicas is not: a pool that serves one "
+                "replica stays; set one of them to the other"
             )
 
     def _check_tiers(self) -> None:

@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 GATEWAY, DECODE, PREFILL, REGISTRY = "Gateway", "Decode", "Prefill", "Registry"
 
 _COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
-COUNTED = (GATEWAY, DECODE, PREFILL)
+COUNTED = (GATEWAY, DECODE, PREFILL, REGISTRY)
 """The deployments that hear the numbers of replicas."""
 _OF_ALL = ("log_level", "health.drain_s", "chaos.rules", "chaos.seed")
 _OF_REPLICAS = (*_OF_ALL, *_COUNTS, "health.stuck_after_s", "health.check_period_s")
@@ -53,10 +53,11 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.reasoning_parser",
         "gateway.resume_window_s",
         "gateway.max_resumable_bytes",
+        "planner.enabled",
     ),
     DECODE: (*_OF_REPLICAS, "decode.max_open"),
     PREFILL: (*_OF_REPLICAS, "prefill.max_queued_tokens"),
-    REGISTRY: ("log_level",),
+    REGISTRY: ("log_level", *_COUNTS, "planner.*"),
 }
 """By deployment, the settings that reach it while it runs."""
 _SET_ASIDE = "gateway.tenants.*.kv_share"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
+from baton.core.messages import Role
 
 Share = Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
 
@@ -14,6 +15,15 @@ Share = Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
 class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     """How many replicas there are, set by what arrives and what was promised."""
 
+    enabled: bool = False
+    """Decide while the deployment serves; `baton explain planner` tells what and why. The pools'
+    `replicas` are the numbers to begin with then."""
+    mode: Literal["observe", "scale"] = "scale"
+    """`observe` only tells what it would do. `scale` does it, to what `baton deploy` started."""
+    held_until: float = 0.0
+    """Unix time until which the numbers stay as they are; `baton scale` sets it."""
+    hold_s: float = 600.0
+    """For so long what `baton scale` sets stays, unless it says `--hold`."""
     ttft_s: Seconds = 1.0
     """A first token is promised within it."""
     itl_s: Seconds = 0.1
@@ -21,15 +31,18 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     share: Share = 0.9
     """Of requests for which that is to hold."""
     min_prefill: NonNegative = 1
+    """Prefill replicas that there are at least."""
     max_prefill: NonNegative = 8
-    """0: decode replicas compute prompts."""
+    """Prefill replicas that there are at most. 0: decode replicas compute prompts."""
     min_decode: NonNegative = 1
+    """Decode replicas that there are at least."""
     max_decode: Count = 8
+    """Decode replicas that there are at most."""
     idle_s: float = 0.0
     """Without a request for so long both pools go to zero; one that comes then waits for a cold
     start. 0: never."""
     cold_start_s: Seconds = 30.0
-    """From the decision to add a replica until it takes requests, unless starts were measured."""
+    """From the decision to add a replica until it takes requests."""
     period_s: Seconds = 5.0
     """From one decision to the next."""
     window_s: Seconds = 60.0
@@ -41,5 +54,22 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         for role in ("prefill", "decode"):
             if getattr(self, f"min_{role}") > getattr(self, f"max_{role}"):
                 raise ValueError(f"planner.min_{role} is more than planner.max_{role}")
-        if self.idle_s < 0:
-            raise ValueError("planner.idle_s must not be negative; 0 keeps the pools")
+        for name in ("idle_s", "hold_s", "held_until"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"planner.{name} must not be negative; 0 is none")
+        if self.enabled and (self.idle_s or not self.min_decode):
+            raise ValueError(
+                "planner.idle_s and planner.min_decode: of a pool that serves one replica stays; "
+                "leave the one at 0 and the other at 1 or more"
+            )
+
+    def least(self, role: Role) -> int:
+        return self.min_prefill if role is Role.PREFILL else self.min_decode
+
+    def most(self, role: Role) -> int:
+        return self.max_prefill if role is Role.PREFILL else self.max_decode
+
+    @property
+    def sets_counts(self) -> bool:
+        """Whether it does what it decides."""
+        return self.enabled and self.mode == "scale"

@@ -43,6 +43,8 @@ class Observation:
     """Requests that replicas have."""
     prefill: PoolCount
     decode: PoolCount
+    is_complete: bool = True
+    """Whether all gateways told theirs: else there may be more than was seen."""
 
     def pool(self, role: Role) -> PoolCount:
         return self.prefill if role is Role.PREFILL else self.decode

@@ -56,7 +56,7 @@ def plan(
     memory: Memory,
 ) -> tuple[Decision, Memory]:
     """What is to be from now on, and what to remember. `models` may lack a role whose replicas
-    have measured nothing yet: it stays as it is."""
+    have measured nothing lately: it stays as it is while there is anything to do."""
     memory = _remembering(memory, observation, rules)
     window = [one for one in memory.observations if one.at_s > observation.at_s - rules.window_s]
     seen = forecast(window, rules.cold_start_s + rules.period_s)
@@ -64,6 +64,8 @@ def plan(
     if _is_idle(observation, rules, memory):
         quiet_s = observation.at_s - (memory.last_busy_s or 0.0)
         found = dict.fromkeys(Role, _Found(0, 0, f"no request for {quiet_s:.0f} s"))
+    if not observation.is_complete:
+        found = {role: _at_least(observation.pool(role).num_kept, found[role]) for role in Role}
     prefill, decode = (found[role].comfortable for role in (Role.PREFILL, Role.DECODE))
     enough = Wanted(observation.at_s, prefill, decode)
     memory = replace(memory, wanted=(*memory.wanted, enough))
@@ -98,12 +100,6 @@ def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig)
     )
 
 
-def _limits(role: Role, rules: PlannerConfig) -> tuple[int, int]:
-    if role is Role.PREFILL:
-        return rules.min_prefill, rules.max_prefill
-    return rules.min_decode, rules.max_decode
-
-
 def _promise(rules: PlannerConfig) -> Promise:
     return Promise(ttft_s=rules.ttft_s, itl_s=rules.itl_s, share=rules.share)
 
@@ -116,6 +112,17 @@ class _Found:
     why: str
 
 
+def _at_least(kept: int, found: _Found) -> _Found:
+    """Nobody is let go on the word of some gateways."""
+    if min(found.needed, found.comfortable) >= kept:
+        return found
+    return _Found(
+        max(found.needed, kept),
+        max(found.comfortable, kept),
+        f"{found.why}; not all gateways have told theirs, so none goes",
+    )
+
+
 def _find(
     role: Role,
     seen: Forecast,
@@ -123,16 +130,18 @@ def _find(
     models: Mapping[Role, ReplicaModel],
     rules: PlannerConfig,
 ) -> _Found:
-    least, most = _limits(role, rules)
+    least, most = rules.least(role), rules.most(role)
     kept, model = observation.pool(role).num_kept, models.get(role)
     least = max(least, int(observation.num_waiting > 0))
     if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
         least = 0  # those that went stay away
     if most == 0:
         return _Found(0, 0, "decode replicas compute prompts")
+    is_idle = seen.now.rate <= 0 and not observation.num_waiting and not observation.num_open
     if model is None:
-        stays = min(max(kept, least), most)
-        return _Found(stays, stays, "its replicas have not measured their steps yet")
+        stays = min(max(0 if is_idle else kept, least), most)
+        why = "nothing arrives" if is_idle else "its replicas have not measured their steps lately"
+        return _Found(stays, stays, why)
     needs = {
         share: _need(role, _times(seen.ahead, 1 + share), model, rules)
         for share in (0.0, -DEADBAND, COMFORT)

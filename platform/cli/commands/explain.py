@@ -1,4 +1,4 @@
-"""`baton explain`: why a request ran where it ran, and whether that was right."""
+"""`baton explain`: why a request ran where it ran; why there are so many replicas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ import typer
 from baton.platform.cli.options.gateway_options import AdminUrl, ApiKey, CaFile, admin_pages
 from baton.platform.cli.terminal.errors import told_in_one_line
 
+PLANNER = "planner"
+
 
 def explain(
-    request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Its x-request-id, or the id of its answer.")
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID|planner",
+            help="A request's x-request-id, or the id of its answer; `planner`: numbers of "
+            "replicas.",
+        ),
     ],
     url: AdminUrl = None,
     api_key: ApiKey = None,
@@ -23,15 +30,18 @@ def explain(
         bool, typer.Option("--json", help="For programs: times in seconds.")
     ] = False,
 ) -> None:
-    """Show each replica that was considered for a request, what was predicted, and what came."""
+    """Show each replica that was considered for a request, what was predicted, and what came; or
+    what the planner decided of late, and why."""
+    is_planner = subject == PLANNER
+    path = "/debug/planner" if is_planner else f"/v1/requests/{quote(subject, safe='')}"
     with told_in_one_line("baton explain"):
-        pages = admin_pages(url, api_key, ca_file)
-        found: dict[str, Any] = pages.get(f"/v1/requests/{quote(request_id, safe='')}")
+        found: dict[str, Any] = admin_pages(url, api_key, ca_file).get(path)
     if is_json:
         typer.echo(json.dumps(found, indent=2))
         return
     from rich.console import Console
 
     from baton.platform.cli.terminal.explained import show
+    from baton.platform.cli.terminal.planner_view import show_planner
 
-    show(Console(highlight=False), found)
+    (show_planner if is_planner else show)(Console(highlight=False), found)

@@ -20,6 +20,13 @@ def scale(
     ],
     app_name: AppName = APP_NAME,
     address: RayAddress = "",
+    hold: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for which a planner leaves them so; planner.hold_s, if nothing is said.",
+            min=0.0,
+        ),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when all of them serve.")
     ] = True,
@@ -28,7 +35,7 @@ def scale(
     with told_in_one_line("baton scale"):
         wanted = dict(map(_count, counts))
         with connected(address):
-            scale_application(app_name, wanted, waits=wait)
+            scale_application(app_name, wanted, hold_s=hold, waits=wait)
 
 
 def _count(text: str) -> tuple[str, int]:

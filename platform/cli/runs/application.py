@@ -24,13 +24,13 @@ def told_before(wanted: Plain, name: str) -> list[str]:
     """What a deployment of `wanted` would do to what runs, in lines. Raises InvalidConfig if the
     name is another's."""
     from baton.platform.cluster.applications import check_name, deployed
-    from baton.platform.cluster.serve_document import difference
+    from baton.platform.cluster.serve_document import difference, with_planned
 
     check_name(wanted)
     known = deployed(name)
     if known is None:
         return [f"{name} starts: nothing of this name runs"]
-    found, restarts = difference(known, wanted)
+    found, restarts = difference(known, with_planned(known, wanted))
     if not found and not restarts:
         return [f"{name} stays as it is"]
     width = max((len(one.path) for one in found), default=0)
@@ -45,9 +45,14 @@ def told_before(wanted: Plain, name: str) -> list[str]:
 def deploy_document(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
     """Bring the application to what is wanted, and tell how it goes. Raises as `come_up`."""
     from baton.platform.cluster.applications import apply
+    from baton.platform.cluster.serve_document import configuration
 
-    apply(wanted)
-    _follow(wanted, config, waits=waits)
+    sent = apply(wanted)
+    planned = configuration(sent)
+    if planned.wanted_replicas != config.wanted_replicas:
+        counts = " and ".join(f"{n} {role}" for role, n in planned.wanted_replicas.items())
+        typer.echo(f"the planner has set {counts} replicas: they stay; `baton scale` changes them")
+    _follow(sent, planned, waits=waits)
 
 
 def follow_up(config: DeploymentConfig) -> Ports:
@@ -60,12 +65,15 @@ def follow_up(config: DeploymentConfig) -> Ports:
             return come_up(on_cluster, report)
 
 
-def scale(name: str, counts: dict[str, int], *, waits: bool) -> None:
-    """Raises InvalidConfig for what is no pool, or no number of replicas of it."""
+def scale(name: str, counts: dict[str, int], *, hold_s: float | None, waits: bool) -> None:
+    """`hold_s`: for so long a planner leaves them so; None: as it is configured.
+
+    Raises InvalidConfig for what is no pool, or no number of replicas of it.
+    """
     from baton.platform.cluster.applications import apply_scaled
     from baton.platform.cluster.serve_document import configuration
 
-    wanted = apply_scaled(name, counts)
+    wanted = apply_scaled(name, counts, hold_s)
     _follow(wanted, configuration(wanted), waits=waits)
 
 

@@ -44,6 +44,11 @@ def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> Ports
     from baton.platform.cluster.deploy import build_app
 
     name = config.ray.app_name
+    if config.planner.sets_counts:
+        raise InvalidConfig(
+            "planner.mode: `baton serve` keeps the numbers of replicas that it starts with; start "
+            "it with `baton deploy`, or let the planner observe"
+        )
     if config.ray.address:
         if name in served():
             raise InvalidConfig(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton.core.messages import Role
 from baton.platform.cli.commands import deploy as deploy_command
 from baton.platform.cli.commands import scale as scale_command
 from baton.platform.cli.main import app
@@ -168,3 +169,28 @@ def test_ports_of_what_was_started_without_a_document_are_taken_as_well(
     assert refused.exit_code == 2
     assert "8000 is a port of the application 'served'" in " ".join(refused.output.split())
     assert taken.exit_code == 0, taken.output
+
+
+def test_the_planner_gives_way_to_whoever_sets_numbers_by_hand_and_a_file_to_the_planner(
+    cluster: dict[str, Any], tmp_path: Path
+) -> None:
+    def wanted() -> dict[Role, int]:
+        config = configuration(cluster["baton"])
+        return {role: config.pool(role).replicas for role in Role}
+
+    (tmp_path / "a.yaml").write_text("planner: {enabled: true}\n")
+    file = ["deploy", "-f", str(tmp_path / "a.yaml"), "--no-wait"]
+    assert run(app, file).exit_code == 0
+    one = dict.fromkeys(Role, 1)
+    three = {**one, Role.PREFILL: 3}
+
+    assert applications.apply_planned("baton", one, three)
+    assert not applications.apply_planned("baton", one, three)  # it looked at other numbers
+    again = run(app, file)
+    assert wanted() == three and "the planner has set 1 decode and 3 prefill" in again.output
+    assert run(app, ["scale", "decode=2", "--no-wait"]).exit_code == 0
+    held = wanted()
+    assert not applications.apply_planned("baton", held, one)
+    assert run(app, ["scale", "decode=2", "--hold", "0", "--no-wait"]).exit_code == 0
+    assert run(app, ["scale", "gateway=2", "--no-wait"]).exit_code == 0  # which it leaves alone
+    assert applications.apply_planned("baton", held, one) and wanted() == one

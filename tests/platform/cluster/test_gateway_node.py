@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event, current_thread, main_thread
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, Role, StartingReplica
 from baton.gateway.access.config import GatewayConfig
-from baton.platform.cluster import gateway_node
+from baton.gateway.fleet.traffic import TrafficReport
+from baton.platform.cluster import gateway_node, planner_link
 from baton.platform.cluster.gateway_node import GatewayNode
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
@@ -200,3 +202,48 @@ async def test_a_running_gateway_keeps_the_secret_that_blocks_are_named_by(
 
     assert caplog.text.count("until gateways are started anew") == 1
     assert "keys or settings have changed" not in caplog.text
+
+
+class Plans(OneStarts):
+    """A registry with a planner, which hears a gateway once and is away from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[Epoch, TrafficReport]] = []
+
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+        if self.heard:
+            raise ConnectionError
+        self.heard.append((gateway, report))
+        return {"prefill": 7, "decode": 1}
+
+    async def explain_planner(self) -> dict[str, Any]:
+        return {"is_enabled": True, "gateways_heard": len(self.heard)}
+
+
+async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_what_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner_link, "REPORTS_S", 0.01)
+    node, registry = GatewayNode(CONFIG, find_model(CONFIG.model)), Plans()
+    await node.start(registry, planner=registry)
+    url = f"http://127.0.0.1:{node.server.admin_port}"
+    try:
+        async with httpx.AsyncClient(base_url=url) as http, asyncio.timeout(20):
+            assert (await http.get("/debug/planner")).json() == {"is_enabled": False}
+            assert not registry.heard
+            node.reconfigure(override(CONFIG, {"planner.enabled": True}))
+            while not registry.heard:
+                await asyncio.sleep(0.01)
+            told = (await http.get("/debug/planner")).json()
+            page = (await http.get("/metrics")).text
+            node.reconfigure(CONFIG)
+            after = (await http.get("/metrics")).text
+    finally:
+        await node.stop(0)
+
+    assert told == {"is_enabled": True, "gateways_heard": 1}
+    assert 'baton_gateway_planned_replicas{model="demo",role="prefill"} 7' in page
+    assert 'baton_gateway_wanted_replicas{model="demo",role="prefill"} 2' in page
+    assert 'baton_gateway_ready_replicas{model="demo",role="prefill"} 0' in page
+    assert "planned_replicas" not in after

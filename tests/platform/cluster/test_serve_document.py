@@ -14,6 +14,7 @@ from baton.platform.cluster.serve_document import (
     difference,
     document,
     scaled,
+    with_planned,
 )
 from baton.platform.config.deployment import DeploymentConfig, override, parse_config
 
@@ -126,11 +127,11 @@ def test_scaling_keeps_what_deployments_were_told_also_where_that_is_the_default
 
     after = scaled(deployed, {"decode": 1})
 
-    [decode, gateway] = [
-        one["user_config"] for one in after["deployments"] if one["name"] != "Prefill"
-    ]
-    assert decode == {"decode": {"max_open": default.decode.max_open, "replicas": 1}}
-    assert gateway == {"decode": {"replicas": 1}}  # one is the default, and args say three
+    told_after = {one["name"]: one["user_config"] for one in after["deployments"]}
+    limit = {"max_open": default.decode.max_open}
+    assert told_after.pop("Decode") == {"decode": {**limit, "replicas": 1}}
+    for others in told_after.values():
+        assert others == {"decode": {"replicas": 1}}  # one is the default, and args say three
 
 
 @pytest.mark.parametrize(
@@ -151,3 +152,36 @@ def test_secrets_never_enter_a_document() -> None:
         InvalidConfig, match=r"gateway\.cache_secret: .* `file:/path` or `env:NAME`"
     ):
         document(config)
+
+
+def planned(**changes: Any) -> dict[str, Any]:
+    return application(override(RICH, {"planner.enabled": True, **changes}))
+
+
+def test_numbers_that_the_planner_set_outlive_another_document_as_a_hold_of_them_does() -> None:
+    before = scaled(planned(), {"prefill": 5, "decode": 8}, held_until=9e9)
+
+    [same, freed] = [
+        configuration(with_planned(before, wanted))
+        for wanted in (
+            planned(**{"log_level": "error", "planner.max_decode": 6}),
+            application(override(RICH, {"log_level": "error"})),
+        )
+    ]
+
+    assert (same.prefill.replicas, same.decode.replicas) == (5, 6)  # within the new limits
+    assert (same.planner.held_until, same.log_level) == (9e9, "error")
+    assert (freed.prefill.replicas, freed.decode.replicas) == (2, 3)
+    assert with_planned(None, planned()) == planned()
+
+
+def test_the_registry_hears_of_rules_and_numbers_in_place_and_gateways_that_there_are_some() -> (
+    None
+):
+    found, restarts = difference(application(RICH), planned(**{"planner.ttft_s": 3.0}))
+
+    assert [one.path for one in found] == ["planner.enabled", "planner.ttft_s"]
+    assert not restarts and all(one.is_live for one in found)
+    told = {one["name"]: one["user_config"] for one in planned()["deployments"]}
+    assert told["Registry"]["planner"] == told["Gateway"]["planner"] == {"enabled": True}
+    assert told["Registry"]["prefill"] == {"replicas": 2} and "planner" not in told["Decode"]

@@ -1,0 +1,128 @@
+"""What a gateway tells the planner: what comes and goes here, what waits, how fast replicas are.
+
+    arrive --> waits --place--> open --end--> ended
+                 '-----------------end------->        refused, cancelled or out of time
+
+Numbers of what happened only grow, so that a report that is lost, or comes twice, changes nothing:
+whoever adds gateways up takes differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch, RequestId
+from baton.core.step_times import StepTimes
+
+if TYPE_CHECKING:  # whoever reads reports needs no links
+    from baton.gateway.fleet.replica_link import ReplicaLink
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpeed:
+    """A replica's fit of its own steps, by its last word to a gateway."""
+
+    times: StepTimes
+    age_s: float
+    """Since the last step that was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficReport:
+    """One gateway's, since it began."""
+
+    age_s: float
+    """How long ago that was."""
+    num_arrived: int = 0
+    """Requests, also those that were refused; each choice counts."""
+    arrived_tokens: int = 0
+    """Of their prompts."""
+    num_placed: int = 0
+    """For the first time each; so are the next."""
+    computed_tokens: int = 0
+    """Of prompts that were placed, those that no cache had."""
+    squared_computed_tokens: int = 0
+    num_ended: int = 0
+    """Requests that had a place."""
+    output_tokens: int = 0
+    """Of those that ended."""
+    num_open: int = 0
+    """Now: requests that have a place; so are the next."""
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    speeds: Mapping[Epoch, ReplicaSpeed] = field(default_factory=dict)
+    """By replica; those that have measured nothing are left out."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    num_tokens: int
+    since_s: float
+
+
+class Traffic:
+    """Of one gateway. Belongs to its event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._open: set[RequestId] = set()
+        self._num_arrived = self._arrived_tokens = 0
+        self._num_placed = self._computed_tokens = self._squared_computed_tokens = 0
+        self._num_ended = self._output_tokens = 0
+
+    def arrive(self, request_id: RequestId, num_tokens: int) -> None:
+        self._num_arrived += 1
+        self._arrived_tokens += num_tokens
+        self._waiting[request_id] = _Waiting(num_tokens, self._clock())
+
+    def place(self, request_id: RequestId, num_computed: int) -> None:
+        """A replica has it. What comes of further attempts is no news."""
+        if self._waiting.pop(request_id, None) is None:
+            return
+        self._open.add(request_id)
+        self._num_placed += 1
+        self._computed_tokens += num_computed
+        self._squared_computed_tokens += num_computed**2
+
+    def end(self, request_id: RequestId, num_output: int) -> None:
+        """Nothing more is wanted of it. Safe to repeat."""
+        self._waiting.pop(request_id, None)
+        if request_id in self._open:
+            self._open.remove(request_id)
+            self._num_ended += 1
+            self._output_tokens += num_output
+
+    def report(self, speeds: Mapping[Epoch, ReplicaSpeed]) -> TrafficReport:
+        now, waiting = self._clock(), self._waiting.values()
+        return TrafficReport(
+            age_s=now - self._began_s,
+            num_arrived=self._num_arrived,
+            arrived_tokens=self._arrived_tokens,
+            num_placed=self._num_placed,
+            computed_tokens=self._computed_tokens,
+            squared_computed_tokens=self._squared_computed_tokens,
+            num_ended=self._num_ended,
+            output_tokens=self._output_tokens,
+            num_open=len(self._open),
+            num_waiting=len(waiting),
+            waiting_tokens=sum(one.num_tokens for one in waiting),
+            oldest_wait_s=max((now - one.since_s for one in waiting), default=0.0),
+            speeds=speeds,
+        )
+
+
+def speeds_of(links: Iterable[ReplicaLink[Any]], now: float) -> dict[Epoch, ReplicaSpeed]:
+    """Of those that have measured any step."""
+    found: dict[Epoch, ReplicaSpeed] = {}
+    for link in links:
+        told, heard_at_s = link.capacity, link.last_word.heard_at_s
+        times = None if told is None else told.step_times
+        if times is not None and times.is_known and heard_at_s is not None:
+            found[link.info.epoch] = ReplicaSpeed(times, times.age_s + now - heard_at_s)
+    return found

@@ -1,0 +1,60 @@
+"""What the planner decided, for people: the pools, its last word, then changes, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+OFF = (
+    "no planner: the numbers of replicas are those that are configured; planner.enabled: true lets "
+    "them follow the load"
+)
+SHOWN = 20
+COLUMNS = ("planned", "wanted", "ready", "draining")
+
+
+def show_planner(console: Console, told: Mapping[str, Any]) -> None:
+    """As GET /debug/planner answers."""
+    if not told["is_enabled"]:
+        console.print(OFF)
+        return
+    promise, gateways = told["promise"], told["gateways"]
+    console.print(
+        f"mode {told['mode']}; promised to {promise['share']:.0%}: a first token in "
+        f"{promise['ttft_s']:g} s, each further one in {promise['itl_s']:g} s; "
+        f"{gateways['heard']} of {gateways['wanted']} gateways heard"
+    )
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("replicas")
+    for title in COLUMNS:
+        table.add_column(title, justify="right")
+    for role, pool in told["pools"].items():
+        table.add_row(role, *(str(pool[title]) for title in COLUMNS))
+    console.print(table)
+    latest, changes = told["latest"], told["changes"]
+    if latest is None:
+        console.print("it has decided nothing yet")
+        return
+    _show(console, latest)
+    if changes:
+        console.print("\nchanges, the latest first:")
+    for change in changes[:SHOWN]:
+        _show(console, change)
+    if len(changes) > SHOWN:
+        console.print(f"and {len(changes) - SHOWN} before; --json has them")
+
+
+def _show(console: Console, one: Mapping[str, Any]) -> None:
+    at = datetime.fromtimestamp(one["decided_at"]).strftime("%H:%M:%S")
+    counts = ", ".join(
+        f"{role} {before} -> {one['after'][role]}" for role, before in one["before"].items()
+    )
+    console.print(f"{at}  {counts}: {escape(one['outcome'])}")
+    for reason in one["reasons"]:
+        console.print(f"          {escape(reason)}")

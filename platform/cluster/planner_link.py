@@ -1,0 +1,93 @@
+"""Between a gateway and the planner, which is in the registry: traffic there, decisions back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from baton.core.errors import Unavailable
+from baton.core.ids import Epoch
+from baton.core.messages import Role
+from baton.core.metrics import Family, Sample
+from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.traffic import TrafficReport
+from baton.platform.planner.traffic_watch import REPORTS_S
+
+log = logging.getLogger(__name__)
+
+
+class PlannerRegistry(Protocol):
+    """Raises whatever Ray raises while it is away."""
+
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+        """What is planned, by role; nothing where nobody plans."""
+
+    async def explain_planner(self) -> dict[str, Any]: ...
+
+
+class PlannerLink:
+    def __init__(self, dispatcher: ReplicaDispatcher, wanted: Mapping[Role, int]) -> None:
+        self.wanted = wanted
+        """Replicas, as configured at the moment."""
+        self._dispatcher = dispatcher
+        self._planned: Mapping[str, int] = {}
+        self._registry: PlannerRegistry | None = None
+        self._reporting: asyncio.Task[None] | None = None
+
+    def follow(self, registry: PlannerRegistry | None) -> None:
+        """Report there from now on; None: to nobody. Safe to repeat."""
+        if registry is self._registry:
+            return
+        self._registry, self._planned = registry, {}
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        if registry is not None:
+            self._reporting = asyncio.create_task(self._report(registry), name="reports traffic")
+
+    async def explain(self) -> dict[str, Any]:
+        if self._registry is None:
+            return {"is_enabled": False}
+        try:
+            return await self._registry.explain_planner()
+        except Exception as error:  # whatever Ray raises
+            raise Unavailable(
+                f"the planner does not answer ({error!r}); it is in the registry, which Serve "
+                "starts anew if it has ended: ask again"
+            ) from error
+
+    def families(self) -> Iterator[Family]:
+        ready = dict.fromkeys(Role, 0)
+        for info, trouble in self._dispatcher.fleet.trouble_by_replica().items():
+            ready[info.role] += not trouble
+        wanted = {role.value: self.wanted.get(role, 0) for role in Role}
+        yield _family("wanted", "Replicas that are configured now, by role", wanted)
+        yield _family(
+            "ready",
+            "Replicas that take requests, as far as this gateway knows, by role",
+            {role.value: number for role, number in ready.items()},
+        )
+        if self._planned:
+            help = "Replicas that the planner decided on last, by role"
+            yield _family("planned", help, self._planned)
+
+    async def _report(self, registry: PlannerRegistry) -> None:
+        """For ever. What is not heard is in the next report."""
+        is_away = False
+        while True:
+            try:
+                report = self._dispatcher.traffic()
+                self._planned = await registry.report_traffic(self._dispatcher.epoch, report)
+                is_away = False
+            except Exception as error:
+                if not is_away:
+                    log.warning("the planner is away (%r); the pools stay as they are", error)
+                is_away = True
+            await asyncio.sleep(REPORTS_S)
+
+
+def _family(which: str, help: str, counts: Mapping[str, int]) -> Family:
+    samples = [Sample({"role": role}, float(number)) for role, number in counts.items()]
+    return Family(f"baton_gateway_{which}_replicas", "gauge", help, samples)

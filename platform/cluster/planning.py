@@ -1,0 +1,76 @@
+"""The planner at work in the registry: one decision a period, carried out through Serve.
+
+    propose --> as it is | only told | held | scaled | not done: why
+
+The registry is one process that Serve starts anew, and a change is made in turns and only of the
+numbers that were looked at (`applications.py`): two planners, for a moment, change nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from baton.core.messages import Membership, Role
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.live import DECODE, PREFILL
+from baton.platform.planner.planner import Counts, Planned, Planner, Proposal
+
+log = logging.getLogger(__name__)
+
+AS_IT_IS, TOLD, HELD, SCALED = "as it is", "only told", "held", "scaled"
+OVERTAKEN = "not done: others changed the numbers meanwhile"
+LOOK_AT_SERVE_S = 30.0
+"""How often Serve is asked why replicas do not come."""
+
+Scale = Callable[[Counts, Counts], bool]
+"""Blocking: from some numbers of replicas to others; False if they are not those any more."""
+Messages = Callable[[], dict[str, str]]
+"""Blocking: what Serve says of deployments, by their names."""
+
+
+def planned(config: DeploymentConfig) -> Planned:
+    return Planned(
+        rules=config.planner,
+        wanted={role: config.pool(role).replicas for role in Role},
+        num_gateways=config.gateway.replicas,
+        max_running={role: config.pool(role).scheduler.max_running for role in Role},
+    )
+
+
+async def keep_planned(
+    planner: Planner, membership: Callable[[], Membership], scale: Scale, messages: Messages
+) -> None:
+    """For ever. One change at a time: while Ray's head is away there is none."""
+    looked_s = planner.clock() - LOOK_AT_SERVE_S
+    while True:
+        await asyncio.sleep(planner.rules.period_s)
+        try:
+            if planner.short() and planner.clock() - looked_s >= LOOK_AT_SERVE_S:
+                looked_s = planner.clock()
+                said = await asyncio.to_thread(messages)
+                for role, name in ((Role.PREFILL, PREFILL), (Role.DECODE, DECODE)):
+                    planner.trouble_by_role[role] = said.get(name, "")
+            proposal = planner.propose(membership())
+            if proposal is not None:
+                planner.keep(proposal, await _carry_out(planner, proposal, scale))
+        except Exception:  # whatever Ray raises while its head is away, and what nobody foresaw
+            log.exception("the planner could not decide; the pools stay as they are")
+
+
+async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale) -> str:
+    if not proposal.is_change:
+        return AS_IT_IS
+    if planner.rules.mode == "observe":
+        return TOLD
+    if proposal.is_held:
+        return HELD
+    try:
+        is_done = await asyncio.to_thread(scale, proposal.before, proposal.counts)
+    except Exception as error:  # no document, no turn, no head: it is tried again
+        return f"not done: {error}"
+    if not is_done:
+        return OVERTAKEN
+    planner.want(proposal.counts)
+    return SCALED

@@ -1,0 +1,263 @@
+"""The planner beside a live deployment: what it hears, what it proposes, and what it remembers.
+
+    gateways' reports --> TrafficWatch --.
+    who serves, by the registry ---------+--> plan --> limits of here and now --> Proposal
+    what the document wants -------------'
+
+Whoever asks for proposals carries them out, and keeps what came of each here, for
+`baton explain planner`. It decides on what it sees: begun anew it has forgotten nothing but how
+long fewer replicas were enough, so it lets nobody go before `steady_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import structs
+
+from baton.core.clock import Clock, monotonic
+from baton.core.ids import Epoch
+from baton.core.messages import HEARTBEAT_S, Membership, Role
+from baton.gateway.fleet.traffic import TrafficReport
+from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.measured_models import measured_models
+from baton.platform.planner.observation import Memory, PoolCount
+from baton.platform.planner.plan import Decision, plan
+from baton.platform.planner.traffic_watch import TrafficWatch
+
+log = logging.getLogger(__name__)
+
+KEPT = 256
+"""Changes, and refusals of changes, that are remembered."""
+SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
+"""A registry that began lately does not know everybody."""
+PATIENCE = 2.0
+"""Times a cold start that replicas may take to come before no more are asked for."""
+
+Counts = Mapping[Role, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The deployment that is planned for, as it is configured at the moment."""
+
+    rules: PlannerConfig
+    wanted: Counts
+    """Replicas that there are to be."""
+    num_gateways: int
+    max_running: Counts
+    """Requests that an engine of each role computes at once."""
+
+    @property
+    def live_rules(self) -> PlannerConfig:
+        """A pool without replicas is no deployment: none goes there, or comes from there."""
+        if self.wanted[Role.PREFILL]:
+            return structs.replace(self.rules, min_prefill=max(self.rules.min_prefill, 1))
+        return structs.replace(self.rules, min_prefill=0, max_prefill=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Other numbers of replicas, or the same, and why."""
+
+    decision: Decision
+    before: Counts
+    counts: Counts
+    notes: tuple[str, ...] = ()
+    """Why they are not what was decided, or are not to be changed now."""
+    is_held: bool = False
+
+    @property
+    def is_change(self) -> bool:
+        return dict(self.counts) != dict(self.before)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return (*self.decision.reasons, *self.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What came of a proposal."""
+
+    proposal: Proposal
+    decided_at: float
+    """Unix time."""
+    outcome: str
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Of one role, as it was seen last."""
+
+    ready: int = 0
+    draining: int = 0
+    short_since_s: float | None = None
+    """Since when replicas that are wanted have not come, and none of them did."""
+
+
+@dataclass(slots=True)
+class Planner:
+    """Single-threaded; `platform/cluster/planning.py` asks it once a period."""
+
+    planned: Planned
+    clock: Clock = monotonic
+    wall_clock: Callable[[], float] = time.time
+    trouble_by_role: dict[Role, str] = field(default_factory=dict)
+    """Why replicas do not come, by the word of who places them."""
+    _memory: Memory = field(default_factory=Memory)
+    _kept: deque[Kept] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _latest: Kept | None = None
+    _watch: TrafficWatch = field(init=False)
+    _pools: dict[Role, _Pool] = field(default_factory=lambda: {role: _Pool() for role in Role})
+
+    def __post_init__(self) -> None:
+        self._watch = TrafficWatch(self.clock)
+
+    def hear(self, gateway: Epoch, report: TrafficReport) -> None:
+        """Reports may come late, twice, or not at all."""
+        self._watch.hear(gateway, report)
+
+    @property
+    def rules(self) -> PlannerConfig:
+        return self.planned.rules
+
+    @property
+    def counts(self) -> Counts:
+        """What it decided last; before, what is wanted."""
+        return self.planned.wanted if self._latest is None else self._latest.proposal.counts
+
+    def want(self, counts: Counts) -> None:
+        """So many there are to be from now on."""
+        self.planned = replace(self.planned, wanted=counts)
+
+    def short(self) -> tuple[Role, ...]:
+        """Roles whose replicas take too long to come."""
+        now, patience_s = self.clock(), PATIENCE * self.rules.cold_start_s
+        return tuple(
+            role
+            for role, pool in self._pools.items()
+            if pool.short_since_s is not None and now - pool.short_since_s > patience_s
+        )
+
+    def propose(self, known: Membership) -> Proposal | None:
+        """What is to be from now on; None while too little is known."""
+        if known.age_s < SETTLED_AFTER_S:
+            return None
+        planned, rules = self.planned, self.planned.live_rules
+        self._see(known)
+        observation = self._watch.observe(
+            {role: self._count(role) for role in Role}, planned.num_gateways
+        )
+        models = measured_models(
+            known.replicas, self._watch.speeds(), planned.max_running, 2 * rules.window_s
+        )
+        decision, self._memory = plan(observation, models, rules, self._memory)
+        counts = {role: decision.count(role) for role in Role}
+        notes: list[str] = []
+        for role in self.short():
+            if counts[role] > planned.wanted[role]:
+                counts[role] = planned.wanted[role]
+                notes.append(self._told_of_short(role))
+        held_s = rules.held_until - self.wall_clock()
+        if held_s > 0:
+            notes.append(f"numbers set by hand hold for {held_s:.0f} s more")
+        return Proposal(
+            decision=decision,
+            before=planned.wanted,
+            counts=counts,
+            notes=tuple(notes),
+            is_held=held_s > 0,
+        )
+
+    def keep(self, proposal: Proposal, outcome: str) -> None:
+        """Remember what came of it, and say so once."""
+        kept, before = Kept(proposal, self.wall_clock(), outcome), self._latest
+        self._latest = kept
+        is_news = before is None or (before.outcome, before.proposal.counts) != (
+            outcome,
+            proposal.counts,
+        )
+        if proposal.is_change and is_news:
+            self._kept.append(kept)
+            log.info("planner: %s, %s: %s", _shown(proposal), outcome, "; ".join(proposal.reasons))
+
+    def explain(self) -> dict[str, Any]:
+        """As GET /debug/planner answers."""
+        planned = self.planned
+        return {
+            "is_enabled": True,
+            "mode": self.rules.mode,
+            "promise": {name: getattr(self.rules, name) for name in ("ttft_s", "itl_s", "share")},
+            "gateways": {"heard": self._watch.num_heard, "wanted": planned.num_gateways},
+            "pools": {
+                role.value: {
+                    "planned": self.counts[role],
+                    "wanted": planned.wanted[role],
+                    "ready": pool.ready,
+                    "draining": pool.draining,
+                }
+                for role, pool in self._pools.items()
+            },
+            "latest": None if self._latest is None else _plain(self._latest),
+            "changes": [_plain(one) for one in reversed(self._kept)],
+        }
+
+    def _see(self, known: Membership) -> None:
+        now = self.clock()
+        for role, pool in self._pools.items():
+            of_role = [info.is_ready for info in known.replicas if info.role is role]
+            has_more, pool.ready = sum(of_role) > pool.ready, sum(of_role)
+            pool.draining = len(of_role) - pool.ready
+            if pool.ready + pool.draining >= self.planned.wanted[role]:
+                pool.short_since_s = None
+                self.trouble_by_role.pop(role, None)
+            elif pool.short_since_s is None or has_more:
+                pool.short_since_s = now
+
+    def _count(self, role: Role) -> PoolCount:
+        """Those that are wanted and not there will be; any beyond them are on their way out."""
+        pool, wanted = self._pools[role], self.planned.wanted[role]
+        serving = min(pool.ready, wanted)
+        return PoolCount(serving, starting=wanted - serving, draining=pool.draining)
+
+    def _told_of_short(self, role: Role) -> str:
+        pool, wanted = self._pools[role], self.planned.wanted[role]
+        waited_s = self.clock() - (pool.short_since_s or 0.0)
+        trouble = self.trouble_by_role.get(role)
+        return (
+            f"{role.value}: no more than {wanted} are asked for, since "
+            f"{wanted - pool.ready} of them have not come for {waited_s:.0f} s"
+            f"{'' if trouble is None else f' ({trouble})'}"
+        )
+
+
+def _shown(proposal: Proposal) -> str:
+    return ", ".join(
+        f"{role.value} {proposal.before[role]} -> {count}"
+        for role, count in proposal.counts.items()
+    )
+
+
+def _plain(kept: Kept) -> dict[str, Any]:
+    proposal, seen = kept.proposal, kept.proposal.decision.seen
+    return {
+        "decided_at": kept.decided_at,
+        "before": {role.value: count for role, count in proposal.before.items()},
+        "after": {role.value: count for role, count in proposal.counts.items()},
+        "outcome": kept.outcome,
+        "reasons": list(proposal.reasons),
+        "load": None
+        if seen is None
+        else {
+            "rate": seen.now.rate,
+            "rate_ahead": seen.ahead.rate,
+            "prompt_tokens": seen.now.prompt_tokens,
+            "output_tokens": seen.now.output_tokens,
+        },
+    }

@@ -1,0 +1,57 @@
+"""Pools that the planner sizes on a live cluster, beside a person who sizes them, too."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.cluster.test_deployed import Deployed, Nodes, application, bearer, load, nodes
+from tests.cluster.test_live_cluster import wait_for
+
+from baton.platform.observe.listeners import first_listening
+
+pytestmark = [pytest.mark.cluster, pytest.mark.wide]
+assert nodes  # the fixture
+
+RULES = {"enabled": True, "period_s": 0.5, "window_s": 3.0, "steady_s": 3.0, "cold_start_s": 5.0}
+
+
+def explained(app: Deployed) -> dict[str, Any]:
+    port = first_listening("127.0.0.1", app.admin_port)
+    url = f"http://127.0.0.1:{port}/debug/planner"
+    answer = httpx.get(url, headers=bearer("old"), timeout=10)
+    answer.raise_for_status()
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    app = application(nodes, tmp_path, "planned", planner={**RULES, "min_prefill": 2})
+    await asyncio.to_thread(app.deploy)
+
+    def has(num_prefill: int) -> bool:
+        return len(app.epochs()["prefill"]) == num_prefill
+
+    await asyncio.to_thread(wait_for, lambda: has(2))
+    grown = explained(app)["changes"][-1]
+    assert (grown["before"]["prefill"], grown["after"]["prefill"]) == (1, 2)
+    assert grown["outcome"] == "scaled"
+
+    async with load(app.url, num_clients=1) as statuses:
+        rules = {**RULES, "min_prefill": 1, "max_prefill": 1}
+        told = await asyncio.to_thread(app.deploy, planner=rules)
+        assert "replicas: they stay" not in told  # 2 are more than may be by now
+        await asyncio.to_thread(wait_for, lambda: has(1))
+    assert set(statuses) == {200}
+
+    await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "planned")
+    await asyncio.sleep(2)
+    assert has(2)
+    latest = explained(app)["latest"]
+    assert latest["outcome"] == "held" and latest["after"]["prefill"] == 1
+    await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "planned")

@@ -1,0 +1,254 @@
+"""The planner beside a deployment: what it hears of gateways and replicas, and what it proposes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.gateway.fleet.known_replicas import make_replica
+
+from baton.core.clock import ManualClock
+from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.ids import Epoch
+from baton.core.messages import Membership, ReplicaInfo, Role
+from baton.core.step_times import StepTimes
+from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
+from baton.platform.cluster.planning import keep_planned
+from baton.platform.config.deployment import parse_config
+from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.planner import Planned, Planner, Proposal
+
+RULES = PlannerConfig(
+    enabled=True, ttft_s=1.5, itl_s=0.1, cold_start_s=10.0, steady_s=60.0, window_s=30.0
+)
+TIMES = StepTimes(constant_s=0.02, token_s=5e-4, num_prompt_steps=99, num_decode_steps=99)
+"""A prompt of 1000 tokens takes half a second."""
+GATEWAY = Epoch("g")
+
+
+def replica(role: Role, number: int) -> ReplicaInfo:
+    info = make_replica(f"{role.value}-{number}", role=role)
+    return replace(info, max_chunk=2048, num_blocks=4096, max_open=64)
+
+
+class Deployment:
+    """Gateways that each say what comes, and replicas that are there at once."""
+
+    def __init__(self, rules: PlannerConfig = RULES, num_gateways: int = 1) -> None:
+        self.clock = ManualClock(1000.0)
+        self.wall = ManualClock(1e9)
+        wanted = dict.fromkeys(Role, 1)
+        self.planner = Planner(
+            Planned(
+                rules=rules,
+                wanted=wanted,
+                num_gateways=num_gateways,
+                max_running=dict.fromkeys(Role, 64),
+            ),
+            clock=self.clock,
+            wall_clock=self.wall,
+        )
+        self.placeable = dict.fromkeys(Role, 8)
+        self.total = TrafficReport(age_s=0.0)
+
+    @property
+    def known(self) -> Membership:
+        replicas = [
+            replica(role, number)
+            for role, wanted in self.planner.planned.wanted.items()
+            for number in range(min(wanted, self.placeable[role]))
+        ]
+        return Membership(incarnation=Epoch("r"), version=1, age_s=100.0, replicas=tuple(replicas))
+
+    def come(self, rate: float, seconds: float) -> None:
+        """So many requests a second, and all have a place and their answer at once."""
+        number, total = round(rate * seconds), self.total
+        self.total = replace(
+            total,
+            age_s=total.age_s + seconds,
+            num_arrived=total.num_arrived + number,
+            num_placed=total.num_placed + number,
+            computed_tokens=total.computed_tokens + 1000 * number,
+            squared_computed_tokens=total.squared_computed_tokens + 10**6 * number,
+            num_ended=total.num_ended + number,
+            output_tokens=total.output_tokens + 50 * number,
+        )
+
+    def report(self, age_s: float = 0.0) -> None:
+        speeds = {info.epoch: ReplicaSpeed(TIMES, age_s) for info in self.known.replicas}
+        self.planner.hear(GATEWAY, replace(self.total, speeds=speeds))
+
+    def hear_of(self, rate: float, seconds: int, *, hears: bool = True) -> None:
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            self.wall.advance(1.0)
+            self.come(rate, 1.0)
+            if hears:
+                self.report()
+
+    def live(self, rate: float, seconds: float, *, hears: bool = True) -> Proposal:
+        """And carry out what is proposed, if it may be."""
+        found = None
+        for _ in range(round(seconds / 5)):
+            self.hear_of(rate, 5, hears=hears)
+            found = self.planner.propose(self.known)
+            assert found is not None
+            is_done = found.is_change and not found.is_held
+            self.planner.keep(found, "scaled" if is_done else "as it is")
+            if is_done:
+                self.planner.want(found.counts)
+        assert found is not None
+        return found
+
+
+def prefill(proposal: Proposal) -> int:
+    return proposal.counts[Role.PREFILL]
+
+
+def test_pools_follow_what_gateways_tell_and_each_change_is_explained_once() -> None:
+    deployment = Deployment()
+
+    quiet = prefill(deployment.live(1.0, 30))
+    busy = prefill(deployment.live(4.0, 30))
+    after = prefill(deployment.live(1.0, 120))
+
+    assert quiet <= after <= 2 < busy
+    told = deployment.planner.explain()
+    counts = [(one["before"]["prefill"], one["after"]["prefill"]) for one in told["changes"]]
+    assert counts[-1][0] == 1 and counts[0][1] == after  # the latest first
+    assert len(counts) <= 6
+    assert "would be" in told["changes"][0]["reasons"][0]
+    assert told["pools"]["prefill"] == {
+        "planned": after, "wanted": after, "ready": after, "draining": 0
+    }  # fmt: skip
+
+
+def test_what_a_gateway_counted_while_nobody_heard_it_is_no_burst_and_nobody_goes_meanwhile() -> (
+    None
+):
+    deployment = Deployment()
+    busy = prefill(deployment.live(4.0, 30))
+
+    away = deployment.live(4.0, 120, hears=False)
+    back = deployment.live(4.0, 30)
+
+    assert prefill(away) == prefill(back) == busy
+    assert "not all gateways have told theirs" in away.reasons[0]
+
+
+def test_a_planner_that_begins_anew_counts_from_then_on_and_lets_nobody_go_at_once() -> None:
+    before = Deployment()
+    busy = before.live(4.0, 60)
+    anew = Deployment()
+    anew.planner.want(busy.counts)
+    anew.total = before.total  # the gateway has counted for long
+
+    assert anew.live(1.0, 30).counts == busy.counts
+    assert prefill(anew.live(1.0, 60)) < prefill(busy)
+
+
+def test_numbers_set_by_hand_hold_until_their_time_is_over() -> None:
+    deployment = Deployment(
+        PlannerConfig(
+            enabled=True, ttft_s=1.5, cold_start_s=10.0, window_s=30.0, held_until=1e9 + 60
+        )
+    )
+
+    held = deployment.live(4.0, 30)
+    assert held.is_held and held.is_change
+    assert "numbers set by hand hold for 30 s more" in held.reasons
+    assert deployment.planner.planned.wanted[Role.PREFILL] == 1
+
+    deployment.live(4.0, 40)
+    assert deployment.planner.planned.wanted[Role.PREFILL] > 2
+
+
+def test_no_more_are_asked_for_while_replicas_find_no_place_and_why_is_told() -> None:
+    deployment = Deployment()
+    deployment.placeable[Role.PREFILL] = 2
+    deployment.live(5.0, 60)
+    stuck = deployment.planner.planned.wanted[Role.PREFILL]
+    deployment.planner.trouble_by_role[Role.PREFILL] = "0 GPUs are free"
+
+    proposal = deployment.live(9.0, 30)
+
+    assert deployment.planner.short() == (Role.PREFILL,)
+    assert prefill(proposal) == stuck  # and no fewer: a node may come
+    assert "have not come for" in proposal.reasons[-1] and "0 GPUs" in proposal.reasons[-1]
+    deployment.placeable[Role.PREFILL] = 8
+    assert prefill(deployment.live(9.0, 30)) > stuck
+
+
+def test_replicas_that_measured_nothing_lately_stay_while_there_is_work_and_go_without() -> None:
+    deployment = Deployment()
+    deployment.planner.want({Role.PREFILL: 3, Role.DECODE: 1})
+    deployment.report = lambda age_s=0.0: Deployment.report(deployment, 1e4)  # type: ignore[method-assign]
+
+    assert prefill(deployment.live(9.0, 30)) == 3
+    assert prefill(deployment.live(0.0, 120)) == 1
+
+
+Scale = Callable[[Any, Any], bool]
+
+
+def overtaken(before: object, counts: object) -> bool:
+    return False
+
+
+def fails(before: object, counts: object) -> bool:
+    raise Unavailable("the head is away")
+
+
+@pytest.mark.parametrize(
+    ("mode", "scale", "outcome"),
+    [
+        ("observe", fails, "only told"),
+        ("scale", overtaken, "not done: others changed the numbers meanwhile"),
+        ("scale", fails, "not done: the head is away"),
+        ("scale", lambda before, counts: True, "scaled"),
+    ],
+    ids=["observe", "overtaken", "fails", "done"],
+)
+async def test_what_is_proposed_is_carried_out_and_what_came_of_it_is_kept(
+    mode: str, scale: Scale, outcome: str
+) -> None:
+    deployment = Deployment()
+    deployment.hear_of(9.0, 10)
+    planned = deployment.planner.planned
+    rules = PlannerConfig(enabled=True, mode=mode, ttft_s=1.5, period_s=0.001, window_s=30.0)  # type: ignore[arg-type]
+    deployment.planner.planned = replace(planned, rules=rules)
+
+    planning = asyncio.create_task(
+        keep_planned(deployment.planner, lambda: deployment.known, scale, dict)
+    )
+    async with asyncio.timeout(10):
+        while (latest := deployment.planner.explain()["latest"]) is None:
+            await asyncio.sleep(0.001)
+    planning.cancel()
+
+    assert latest["outcome"] == outcome
+    is_done = deployment.planner.planned.wanted != planned.wanted
+    assert is_done is (outcome == "scaled")
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"planner": {"enabled": True, "idle_s": 60}}, "planner.idle_s"),
+        ({"planner": {"enabled": True, "min_decode": 0}}, "min_decode"),
+        ({"planner": {"enabled": True, "max_prefill": 0, "min_prefill": 0}}, "max_prefill is 0"),
+        (
+            {"planner": {"enabled": True}, "decode": {"parallel": {"data": 2, "expert": 2}}},
+            "decode.parallel.data",
+        ),
+    ],
+    ids=["idle", "least", "no-prefill", "data"],
+)
+def test_what_a_live_deployment_cannot_do_is_refused_by_name(
+    sections: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=named):
+        parse_config(sections)
