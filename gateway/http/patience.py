@@ -168,7 +168,7 @@ class PatientProtocol(HttpToolsProtocol):
         """Bytes that the client has not taken. Those that the system keeps count as well, or a slow
         one would seem to take nothing until a large part of them is gone."""
         num_kept = 0
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it may be closed by now
             kept = ioctl(self.transport.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
             num_kept = int.from_bytes(kept, sys.byteorder)
         return self.transport.get_write_buffer_size() + num_kept

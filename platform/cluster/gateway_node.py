@@ -125,10 +125,20 @@ class GatewayNode:
             host = self._metrics.host or self._host
             await self.process_port.start(host, self._metrics.gateway_port)
         await self.server.start()
-        gateway = self._config.gateway
-        if gateway.admin_port is not None:
-            await self.server.open_admin(bind_first_free(gateway.admin_host, gateway.admin_port))
-            log.info("operators are answered at %s:%d", gateway.admin_host, self.server.admin_port)
+        if self._config.gateway.admin_port is not None:
+            await self._open_admin(self._config.gateway.admin_host, self._config.gateway.admin_port)
+
+    async def _open_admin(self, host: str, port: int) -> None:
+        """Raises InvalidConfig if this machine has no such address."""
+        try:
+            listener = bind_first_free(host, port)
+        except OSError as error:
+            raise InvalidConfig(
+                f"gateway.admin_host: cannot listen on {host} ({error.strerror}); give an address "
+                "of the gateway's own, or gateway.admin_port: null for none"
+            ) from error
+        await self.server.open_admin(listener)
+        log.info("operators are answered at %s:%d", host, self.server.admin_port)
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by `config`'s live settings from now on.
