@@ -234,6 +234,18 @@ Each failure names the value and the remedy.
   {{- fail (printf "%s.enabled: name the Gateway that carries it in %s.parentRefs" $name $name) -}}
   {{- end -}}
 {{- end -}}
+{{- $policy := .Values.tls.backendPolicy -}}
+{{- if and (or .Values.httpRoute.enabled .Values.grpcRoute.enabled) .Values.config.gateway.tls_cert_file (not $policy.madeBy) -}}
+{{- fail "tls: a Gateway would speak plain HTTP to gateways that speak TLS; set tls.backendPolicy.madeBy: chart (a BackendTLSPolicy, Gateway API 1.4) or others, or let the Gateway end TLS and leave config.gateway.tls_cert_file empty" -}}
+{{- end -}}
+{{- if and (eq $policy.madeBy "chart") (not (or $policy.hostname .Values.tls.certManager.dnsNames)) -}}
+{{- fail "tls.backendPolicy: set hostname to a name that the certificate bears" -}}
+{{- end -}}
+{{- range concat (list (merge (dict "name" "head") .Values.head)) (include "baton.groups" . | fromYaml).groups -}}
+  {{- if and .hostNetwork $.Values.networkPolicy.enabled (not $.Values.networkPolicy.hostNetworkCidrs) -}}
+  {{- fail (printf "%s: hostNetwork: network policies know such a pod by its node's address alone, so head and workers would never hear of each other; name the nodes in networkPolicy.hostNetworkCidrs, or set networkPolicy.enabled: false" .name) -}}
+  {{- end -}}
+{{- end -}}
 {{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
 {{- fail "inferencePool.enabled: name the Service of the endpoint picker in inferencePool.endpointPicker.name" -}}
 {{- end -}}
@@ -251,6 +263,18 @@ Each failure names the value and the remedy.
 {{- end -}}
 {{- if and .Values.model.hostPath (include "baton.modelClaim" .) -}}
 {{- fail "model: hostPath and claim both give a folder of models; set one of them" -}}
+{{- end -}}
+{{- $model := .Values.config.model | default "demo" -}}
+{{- $isDownloaded := not (or (eq $model "demo") (hasPrefix "/" $model)) -}}
+{{- if and $isDownloaded (not (include "baton.hasModels" .)) -}}
+  {{- range (include "baton.groups" . | fromYaml).groups -}}
+    {{- if eq .homeSize "5Gi" -}}
+    {{- fail (printf "config.model: %s would be downloaded into each pod of %s, which is evicted at 5Gi (homeSize); set model.claim, or a homeSize that holds it" $model .name) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- if and .Values.model.hostPath $isDownloaded -}}
+{{- fail (printf "config.model: %s cannot be downloaded to model.hostPath, which is root's and pods are user 10001; put it there beforehand and name its folder, %s/NAME, or set model.claim" $model .Values.model.mountPath) -}}
 {{- end -}}
 {{- if and .Values.model.claim.create .Values.model.claim.existingClaim -}}
 {{- fail "model.claim: create and existingClaim exclude each other; set one of them" -}}

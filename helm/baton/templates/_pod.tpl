@@ -260,11 +260,11 @@ readinessProbe:
 - name: scratch
   emptyDir: {sizeLimit: {{ .pod.scratchSize }}}
 - name: home
-  emptyDir: {sizeLimit: 5Gi}
+  emptyDir: {sizeLimit: {{ .pod.homeSize }}}
 {{- if ne .kind "head" }}
 {{- if $values.model.hostPath }}
 - name: models
-  hostPath: {path: {{ $values.model.hostPath }}, type: DirectoryOrCreate}
+  hostPath: {path: {{ $values.model.hostPath }}, type: Directory}
 {{- else if include "baton.modelClaim" .root }}
 - name: models
   persistentVolumeClaim: {claimName: {{ include "baton.modelClaim" .root }}, readOnly: {{ $values.model.readOnly }}}

@@ -123,7 +123,8 @@ class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
     """`config.model` is a folder in it, or the id of a model: hubs' caches are put there, too."""
     claim: ModelClaimValues = ModelClaimValues()
     host_path: str = ""
-    """A folder of each node, in the place of a claim. The restricted pod security refuses it."""
+    """A folder of each node, in the place of a claim. The restricted pod security refuses it. With
+    `readOnly`: a folder that Kubernetes made would be root's, and pods are user 10001."""
     read_only: bool = False
     """Nothing is downloaded then."""
     object_store: SecretRef = SecretRef()

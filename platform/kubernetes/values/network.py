@@ -87,6 +87,17 @@ class CertManagerValues(ChartNode, frozen=True, kw_only=True):
     duration: str = "2160h"
 
 
+class BackendPolicyValues(ChartNode, frozen=True, kw_only=True):
+    """How the Gateway of a route trusts the certificate of Baton's gateways."""
+
+    made_by: Literal["", "chart", "others"] = ""
+    """`chart`: a BackendTLSPolicy (Gateway API 1.4). `others`: it is told in another way."""
+    hostname: str = ""
+    """A name that the certificate bears. Empty: the first of `certManager.dnsNames`."""
+    ca_certificate_refs: list[Free] = msgspec.field(default_factory=list)
+    """ConfigMaps with ca.crt. Empty: the authorities that the Gateway's system trusts."""
+
+
 class TlsValues(ChartNode, frozen=True, kw_only=True):
     """The certificate of the gateways' ports, mounted at /etc/baton/tls: name its files in
     `config.gateway`."""
@@ -94,6 +105,7 @@ class TlsValues(ChartNode, frozen=True, kw_only=True):
     secret_name: str = ""
     """A Secret with tls.crt and tls.key. Empty: no encryption, unless cert-manager makes one."""
     cert_manager: CertManagerValues = CertManagerValues()
+    backend_policy: BackendPolicyValues = BackendPolicyValues()
 
 
 class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
@@ -120,8 +132,17 @@ class NetworkPolicyValues(ChartNode, frozen=True, kw_only=True):
         ]
     )
     """Where Prometheus runs."""
-    dns: list[Free] = msgspec.field(default_factory=lambda: [{"namespaceSelector": {}}])
-    """Where names are resolved, on port 53."""
+    dns: list[Free] = msgspec.field(
+        default_factory=lambda: [
+            {"namespaceSelector": {}},
+            {"ipBlock": {"cidr": "169.254.0.0/16"}},
+        ]
+    )
+    """Where names are resolved, on port 53: pods of any namespace, or NodeLocal DNSCache, which is
+    no pod of the network but a link-local address of each node."""
+    host_network_cidrs: list[str] = msgspec.field(default_factory=list)
+    """Addresses of nodes, in CIDR notation. Pods with `hostNetwork` speak from these, and any
+    process of those nodes then reaches the release's pods."""
     allow_https: bool = True
     """Pods may reach TCP 443 and 6443 anywhere: hubs, object stores, the API server (which the
     autoscaler needs)."""

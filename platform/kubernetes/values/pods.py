@@ -45,7 +45,11 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     resource_claims: list[Free] = msgspec.field(default_factory=list)
     """Claims of dynamic resource allocation; the container gets all of them."""
     host_network: bool = False
-    """Use the node's network, for RDMA without a device plugin. One such pod fits a node."""
+    """Use the node's network, for RDMA without a device plugin. One such pod fits a node, and
+    network policies do not know it as a pod: see `networkPolicy.hostNetworkCidrs`."""
+    home_size: str = "5Gi"
+    """Limit of the home folder, where what a hub is asked for lies without `model.claim` or
+    `model.hostPath`."""
     shared_memory: str = ""
     """Size of /dev/shm. Empty: Ray's object store, and 1 GiB for each accelerator."""
     scratch_size: str = "20Gi"
