@@ -13,6 +13,7 @@ protobuf.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -371,6 +372,12 @@ class Capacity:
     """How many times what `step_times` says recent steps took."""
     step_times: StepTimes | None = None
     """None: as last said."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what it says of its speed can be at all."""
+        is_slowness = math.isfinite(self.slowness) and self.slowness >= 0
+        return is_slowness and (self.step_times is None or self.step_times.is_sound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

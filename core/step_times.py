@@ -14,6 +14,7 @@ from the end of the step before to its own, with whatever the engine's thread di
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +52,12 @@ class StepTimes:
     def is_known(self) -> bool:
         """Whether any step was measured: there is nothing to predict from before."""
         return self.num_prompt_steps + self.num_decode_steps > 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether these can be times at all: one number that is none would spoil all it meets."""
+        seconds = self.constant_s, self.token_s, self.pair_s, self.context_s, self.request_s
+        return all(math.isfinite(one) and one >= 0 for one in (*seconds, self.spread))
 
     def predict_s(self, work: StepWork, *, num_steps: int = 1) -> float:
         """The time of `num_steps` steps that do `work` between them."""

@@ -116,6 +116,8 @@ class Candidate:
         self._credit_tokens = credit_tokens
         self._num_running = 0
         self._told_until_s = -math.inf
+        self._last_first_token_s = -math.inf
+        """When a prompt was over there."""
         self._recent_s = self._num_recent = self._recent_at_s = 0.0
         self.columns = Columns()
         self.join(self.columns)
@@ -191,9 +193,14 @@ class Candidate:
         self._write()
 
     def overdue_s(self, now: float) -> float:
-        """For how long its oldest prompt should have been over, clearly."""
+        """For how long a first token should have come from it, clearly: its oldest prompt may be
+        held up elsewhere while others' come."""
+        return max(now - self._token_due_s - LATE_S, 0.0)
+
+    @property
+    def _token_due_s(self) -> float:
         oldest = next(iter(self.open.values()), None)
-        return 0.0 if oldest is None else max(now - self._ends_s(oldest) - LATE_S, 0.0)
+        return math.inf if oldest is None else max(self._ends_s(oldest), self._last_first_token_s)
 
     @property
     def has_credit(self) -> bool:
@@ -226,11 +233,15 @@ class Candidate:
         self._write()
         return booking
 
-    def finished(self, prompt: Prompt, now: float) -> Booking | None:
+    def finished(
+        self, prompt: Prompt, now: float, *, is_taken_back: bool = False
+    ) -> Booking | None:
         """Its first token is there, or it was taken back. None if that is known already."""
         booking = self.open.get(prompt.number)
         if booking is None:
             return None
+        if not is_taken_back:
+            self._last_first_token_s = now
         is_oldest = booking is next(iter(self.open.values()))
         del self.open[prompt.number]
         self.num_open_tokens -= booking.num_new_tokens
@@ -294,7 +305,7 @@ class Candidate:
             Column.NEXT_FREE_S,
             (
                 -math.inf if oldest is None else self.next_free_s,
-                math.inf if oldest is None else self._ends_s(oldest),
+                self._token_due_s,
                 self._told_until_s,
                 self._recent_s * growth,
                 self._num_recent * growth,

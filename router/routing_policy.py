@@ -10,6 +10,7 @@ sent at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,6 +70,9 @@ def cheapest(prompt: Prompt, candidates: Candidates, costs: Costs) -> int:
     """The place of the candidate that wins. Raises ValueError if there is none."""
     total = costs.total
     first = int(total.argmin())
+    if math.isnan(total[first]):  # of all the least, if there is one
+        total = np.where(np.isnan(total), math.inf, total)
+        first = int(total.argmin())
     equals = (total == total[first]).nonzero()[0]
     if len(equals) == 1:
         return first

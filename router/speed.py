@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from baton.core.step_times import StepTimes
 from baton.router.candidate import Pace
+
+LONGEST = 1 << 30
+"""Tokens: no prompt has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,13 @@ class MeasuredSpeed:
     max_chunk: int
     """Tokens of one prompt in one pass."""
     slowness: float = 1.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether any prompt takes some time by it, and none for ever."""
+        if self.max_chunk < 1:
+            return False
+        return self.prefill_s(1, 0) > 0 and math.isfinite(self.prefill_s(LONGEST, 0))
 
     @property
     def is_measured(self) -> bool:

@@ -11,6 +11,8 @@ is worth ten seconds, and ten steps are the most: nobody waits for ever behind t
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from baton.router.columns import Numbers
@@ -39,6 +41,8 @@ class Turns:
 
     def hear(self, work_s: float) -> None:
         """A prompt was placed that takes so long where nothing of it is cached."""
+        if not math.isfinite(work_s):  # a mean would keep it for ever
+            return
         self._num_heard += 1
         self.typical_s += (work_s - self.typical_s) * max(WEIGHT, 1 / self._num_heard)
 

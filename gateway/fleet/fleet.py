@@ -178,8 +178,10 @@ class Fleet:
         self._write(replica, link)
 
     def _new_candidate(self, info: ReplicaInfo) -> Candidate:
-        """It takes whatever comes, at the pool's rate, until it says how much and how fast."""
-        return Candidate(info.replica_id, self.meter, epoch=info.epoch, credit_tokens=None)
+        """It computes at the pool's rate until it says how fast; of what only prefill replicas
+        lend, it takes one prompt until it says how much."""
+        credit_tokens = 0 if info.role is Role.PREFILL else None
+        return Candidate(info.replica_id, self.meter, epoch=info.epoch, credit_tokens=credit_tokens)
 
     def _hear(self, epoch: Epoch) -> None:
         """Something has changed at a replica, or at the stream to it."""
@@ -216,9 +218,11 @@ class Fleet:
             return
         times = told.step_times
         if times is not None and times.num_prompt_steps >= ENOUGH_STEPS:
-            candidate.speed = MeasuredSpeed(
-                times=times, max_chunk=info.max_chunk, slowness=told.slowness
-            )
+            speed = MeasuredSpeed(times=times, max_chunk=info.max_chunk, slowness=told.slowness)
+            if speed.is_sound:
+                candidate.speed = speed
+            else:
+                link.last_word.doubt(told)
         if info.role is Role.PREFILL:
             candidate.credit_tokens = told.credit_tokens
         num_running = 0
@@ -369,10 +373,12 @@ class Fleet:
             candidate.book(prompt, num_held, self._clock())
             self._await_prompts(epoch, candidate)
 
-    def prompt_is_over(self, prompt: Prompt, epoch: Epoch) -> None:
+    def prompt_is_over(self, prompt: Prompt, epoch: Epoch, *, is_taken_back: bool = False) -> None:
         """Its first token is there, or it was taken back: whoever waits for `epoch` may go on."""
-        candidate = self.candidate(epoch)
-        if candidate is not None and candidate.finished(prompt, self._clock()) is not None:
+        candidate, now = self.candidate(epoch), self._clock()
+        if candidate is None:
+            return
+        if candidate.finished(prompt, now, is_taken_back=is_taken_back) is not None:
             self._await_prompts(epoch, candidate)
             self._on_change()
 

@@ -68,14 +68,15 @@ class Placed:
             self._followed.deliver(num_tokens)  # before others are placed by what it says
         self.prefill_is_over()
 
-    def prefill_is_over(self) -> None:
+    def prefill_is_over(self, *, is_taken_back: bool = False) -> None:
         """Safe to repeat."""
         if not self._is_prefilling:
             return
         self._is_prefilling = False
         if self._on_prefill is not None:
             self._fleet.index.release(self._on_prefill)
-        self._fleet.prompt_is_over(self.placement.prompt, self._computes)
+        prompt = self.placement.prompt
+        self._fleet.prompt_is_over(prompt, self._computes, is_taken_back=is_taken_back)
 
     def progress(self, now: float) -> PromptProgress | None:
         """How far its prompt is, while that is not over."""
@@ -97,7 +98,7 @@ class Placed:
 
     def close(self, num_delivered: int) -> None:
         """Safe to repeat. `num_delivered` tokens of this attempt have reached the client."""
-        self.prefill_is_over()
+        self.prefill_is_over(is_taken_back=True)
         if self._followed is not None:
             self._followed.end()
         self._fleet.index.release(self._on_decode)

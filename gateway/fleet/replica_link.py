@@ -12,6 +12,7 @@ its replica falls silent, is said by `DecodeLink` and `PrefillLink`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import Generic, TypeVar
 import grpc.aio
 
 from baton.core.clock import Clock, monotonic
-from baton.core.ids import Epoch
+from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Capacity, Demand, ReplicaInfo
 from baton.gateway.fleet.demand import DemandNews
 from baton.gateway.fleet.kept_stream import keep_open, pump_frames
@@ -29,19 +30,30 @@ from baton.proto.channels import Channels
 from baton.proto.pulse import Pulse
 from baton.proto.wire import capacity_from_proto, demand_to_proto
 
+log = logging.getLogger(__name__)
+
 
 class LastWord:
     """What a replica said last of its capacity, and how old that is."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, replica_id: ReplicaId, clock: Clock) -> None:
+        self._replica_id = replica_id
+        self._has_warned = False
         self.capacity: Capacity | None = None
         self._clock = clock
         self.heard_at_s: float | None = None
         """By the clock; None if nothing was said."""
 
     def hear(self, capacity: Capacity) -> Capacity:
-        """The whole of it: how long steps take is not said each time."""
+        """The whole of it: how long steps take is not said each time.
+
+        Of what cannot be, the word before holds: predictions are made of it.
+        """
         self.heard_at_s = self._clock()
+        if not capacity.is_sound:
+            self.doubt(capacity)
+            slowness = 1.0 if self.capacity is None else self.capacity.slowness
+            capacity = replace(capacity, step_times=None, slowness=slowness)
         if capacity.step_times is None and self.capacity is not None:
             capacity = replace(capacity, step_times=self.capacity.step_times)
         self.capacity = capacity
@@ -50,6 +62,17 @@ class LastWord:
     def forget(self) -> None:
         self.capacity = None
         self.heard_at_s = None
+
+    def doubt(self, capacity: Capacity) -> None:
+        """Log it, once: it is said each second."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s says what cannot be of its speed (%s, slowness %s); what it said before holds",
+                self._replica_id,
+                capacity.step_times,
+                capacity.slowness,
+            )
 
 
 F = TypeVar("F")
@@ -69,7 +92,7 @@ class ReplicaLink(ABC, Generic[F]):
     ) -> None:
         self.info = info
         self.is_connected = False
-        self.last_word = LastWord(clock)
+        self.last_word = LastWord(info.replica_id, clock)
         self.demand = DemandNews(self._send_demand)
         self._on_change = on_change
         self._hello = pb.Hello(gateway_epoch=gateway_epoch, replica_epoch=info.epoch)

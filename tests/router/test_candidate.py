@@ -6,6 +6,7 @@ import pytest
 
 from baton.core.step_times import StepTimes
 from baton.router.candidate import LATE_S, Candidate
+from baton.router.candidates import CandidateTable
 from baton.router.columns import RECENT_HALF_LIFE_S
 from baton.router.prompt import Prompt
 from baton.router.speed import ConstantRate, MeasuredSpeed
@@ -43,13 +44,31 @@ def test_a_prompt_taken_back_makes_nobody_before_it_late() -> None:
     for prompt in prompts:
         candidate.book(prompt, 0, now=0.0)
 
-    candidate.finished(prompts[1], 1.0)
+    candidate.finished(prompts[1], 1.0, is_taken_back=True)
 
     assert (candidate.busy_s(1.0), candidate.overdue_s(1.0)) == (19.0, 0.0)
     candidate.finished(prompts[0], 10.0)
     assert candidate.busy_s(10.0) == 10.0
     candidate.finished(prompts[2], 20.0)
     assert candidate.busy_s(20.0) == 0.0
+
+
+def test_a_replica_whose_tokens_come_is_not_late_for_one_that_is_held_up_elsewhere() -> None:
+    """4 s each: the first one's decode replica passes no token on, the second's does."""
+    candidate = Candidate("a", ConstantRate(tokens_per_s=100.0))
+    table = CandidateTable((candidate,))
+    held_up, passed_on, cancelled = (
+        Prompt(number=number, num_tokens=400, arrived_s=0.0) for number in range(3)
+    )
+    for prompt in (held_up, passed_on, cancelled):
+        candidate.book(prompt, 0, now=0.0)
+
+    candidate.finished(passed_on, 9.0)
+    candidate.finished(cancelled, 11.0, is_taken_back=True)
+
+    assert candidate.overdue_s(9.0) == 0.0
+    assert candidate.overdue_s(12.0) == pytest.approx(3.0 - LATE_S)
+    assert table.all.overdue_s(12.0).tolist() == [candidate.overdue_s(12.0)]
 
 
 def test_what_a_replica_says_it_has_queued_counts_by_the_token() -> None:

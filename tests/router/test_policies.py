@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ from baton.router.policies.by_name import POLICIES, policy
 from baton.router.policies.cost import BASE_PRICE, Cost, CostWeights
 from baton.router.policies.sticky_until_saturated import FAR
 from baton.router.prompt import Prompt
-from baton.router.routing_policy import Held, cheapest
+from baton.router.routing_policy import Costs, Held, cheapest
 from baton.router.sessions import Sessions
 from baton.router.speed import ConstantRate
+from baton.router.turns import Turns
 
 BLOCK_SIZE = 100
 
@@ -193,3 +194,14 @@ def test_a_session_that_has_a_name_keeps_it_where_a_turn_comes_without() -> None
     assert sessions.of([d], "yours") == ("yours", False)
     other, begins = sessions.of([a, x])  # what it began with is superseded
     assert begins and other not in ("mine", "yours")
+
+
+def test_a_cost_that_is_no_number_loses_and_a_prompt_of_no_length_is_not_typical() -> None:
+    candidates, turns = replicas().all, Turns()
+    turns.hear(2.0)
+
+    turns.hear(nan)
+
+    assert turns.typical_s == 2.0
+    assert cheapest(ASKS, candidates, Costs(np.array([nan, 2.0, 1.0]))) == 2
+    assert cheapest(ASKS, candidates, Costs(np.array([nan] * 3))) in range(3)

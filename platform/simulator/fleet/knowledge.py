@@ -92,9 +92,9 @@ class Knowledge:
 
     def meet(self, replica: Replica) -> None:
         info = replica.info
-        candidate = Candidate(
-            info.replica_id, self._speeds[info.role], epoch=info.epoch, credit_tokens=None
-        )
+        credit_tokens = 0 if info.role is Role.PREFILL else None
+        speed = self._speeds[info.role]
+        candidate = Candidate(info.replica_id, speed, epoch=info.epoch, credit_tokens=credit_tokens)
         known = KnownReplica(info, candidate)
         known.is_connected = True
         self._pool_by_role[info.role].join(known)

@@ -96,9 +96,8 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
         self.num_sessions = 0
         self._scripts = scripts
         self.num_said = 0
-        self._max_open = max_open
-        self._num_queued_tokens = 0
-        self._is_draining = False
+        self.capacity = Capacity(max_open=max_open)
+        """What it says of itself with each frame."""
         self._outgoing: asyncio.Queue[Step] = asyncio.Queue()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self.goes_on = asyncio.Event()
@@ -149,24 +148,23 @@ class ScriptedReplica(DecodeServicer, PartialReplica):
 
     def offer(self, max_open: int, *, num_queued_tokens: int = 0) -> None:
         """Tell the gateway that it may have so many requests open here."""
-        self._max_open, self._num_queued_tokens = max_open, num_queued_tokens
+        self.capacity = replace(
+            self.capacity, max_open=max_open, num_queued_tokens=num_queued_tokens
+        )
+        self.say_capacity()
+
+    def say_capacity(self) -> None:
         self.say(TokenUpdate(request_id=NOBODYS, attempt=1))
 
     def drain(self) -> None:
         """Tell the gateway that this replica is to become empty."""
-        self._is_draining = True
-        self.offer(self._max_open)
+        self.capacity = replace(self.capacity, is_draining=True)
+        self.say_capacity()
 
     def _frame(self, *updates: TokenUpdate) -> pb.DecodeFrame:
         return pb.DecodeFrame(
             updates=[update_to_proto(one) for one in updates],
-            capacity=capacity_to_proto(
-                Capacity(
-                    max_open=self._max_open,
-                    num_queued_tokens=self._num_queued_tokens,
-                    is_draining=self._is_draining,
-                )
-            ),
+            capacity=capacity_to_proto(self.capacity),
         )
 
     async def _read(self, frames: AsyncIterator[pb.GatewayFrame]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from math import inf, nan
 
 import grpc.aio
 import pytest
@@ -24,6 +25,7 @@ from baton.core.messages import (
     Role,
     StartingReplica,
 )
+from baton.core.step_times import StepTimes
 from baton.gateway.fleet import fleet as fleet_module
 from baton.gateway.fleet.fleet import Fleet
 from baton.gateway.fleet.placed import Placed
@@ -177,6 +179,46 @@ async def test_tokens_placed_on_a_prefill_replica_count_for_as_long_as_they_are_
         fleet.prompt_is_over(first.prompt, P.epoch)  # heard twice
 
         assert fleet.view(PromptNames()).prefill[0].candidate.num_open_tokens == 20
+
+
+async def test_a_prefill_replica_that_has_lent_nothing_yet_gets_one_prompt_at_a_time() -> None:
+    async with fleet_of(others=(P,)) as fleet:
+        first, second = placement(100), placement(20)
+        [view] = fleet.view(PromptNames()).prefill
+        assert view.candidate.takes(first.prompt, 0)
+
+        fleet.book(first, P.epoch)
+
+        assert not view.candidate.takes(second.prompt, 0)
+        fleet.prompt_is_over(first.prompt, P.epoch)
+        assert view.candidate.takes(second.prompt, 0)
+
+
+async def test_what_cannot_be_of_a_replicas_speed_is_not_believed_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    replica = ScriptedReplica("d", silent)
+    sound = StepTimes(token_s=0.001, num_prompt_steps=99)
+    others = [replace(sound, token_s=nan), replace(sound, pair_s=inf), replace(sound, token_s=-1.0)]
+    async with fleet_of(replica) as fleet:
+        candidate = fleet.candidate(replica.info.epoch)
+        assert candidate is not None
+
+        async def believed(times: StepTimes, slowness: float = 1.0) -> float:
+            num_queued = replica.capacity.num_queued_tokens + 1
+            said = replace(replica.capacity, step_times=times, slowness=slowness)
+            replica.capacity = said
+            replica.offer(8, num_queued_tokens=num_queued)
+            link = fleet.link(replica.info.epoch)
+            await until(lambda: link.capacity and link.capacity.num_queued_tokens == num_queued)
+            return candidate.speed.prefill_s(1000, 0)
+
+        assert await believed(sound) == 1.0
+        for unsound in (*others, StepTimes(num_prompt_steps=99)):
+            assert await believed(unsound) == 1.0
+        assert await believed(sound, slowness=nan) == 1.0
+        assert await believed(sound, slowness=2.0) == 2.0
+    assert caplog.text.count("what cannot be") == 1
 
 
 async def test_news_of_a_replica_reach_the_view_though_its_stream_stays() -> None:
