@@ -12,12 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from baton.router.candidate import LATE_S, Candidate
+from baton.router.candidate import LATE_S, Candidate, Speed
 from baton.router.columns import Column, Columns, Draws, Mask, Numbers, Places, mean
 from baton.router.prompt import mix
 
 PACE = tuple(Column)[Column.STEP_S :]
 """Of `candidate.Pace`."""
+
+
+def works_s(
+    pace: Iterable[Numbers | float], num_tokens: Numbers | int, num_cached: Numbers
+) -> Numbers:
+    """Seconds for prompts of `num_tokens`, by `Pace`: of one or many prompts, at one or many."""
+    step_s, token_s, pair_s, max_chunk, tokens_per_s = pace
+    num_new = num_tokens - np.minimum(num_cached, num_tokens - 1)
+    pairs_s = num_new * (num_tokens - 0.5 - 0.5 * num_new) * pair_s
+    work_s: Numbers = np.ceil(num_new / max_chunk) * step_s + num_new * token_s + pairs_s
+    return work_s + num_new / tokens_per_s
 
 
 class Candidates:
@@ -159,11 +170,7 @@ class Candidates:
         return asked[3]
 
     def _compute_s(self, num_tokens: int, num_cached: Numbers) -> Numbers:
-        step_s, token_s, pair_s, max_chunk, tokens_per_s = map(self._of, PACE)
-        num_new = num_tokens - np.minimum(num_cached, num_tokens - 1)
-        pairs_s = num_new * (num_tokens - 0.5 - 0.5 * num_new) * pair_s
-        work_s = np.ceil(num_new / max_chunk) * step_s + num_new * token_s + pairs_s
-        return work_s + num_new / tokens_per_s
+        return works_s(map(self._of, PACE), num_tokens, num_cached)
 
     # The lines before them.
 
@@ -236,6 +243,12 @@ class CandidateTable:
         candidate.join(self._columns)
         self._candidates.append(candidate)
         self._all = None
+
+    def hear_pace(self, speed: Speed) -> None:
+        """`speed`, which several may share, is another by now."""
+        shares = np.fromiter((one.speed is speed for one in self._candidates), bool, len(self))
+        if shares.any():
+            self._columns.write_pace(shares, speed.pace)
 
     def remove(self, candidate: Candidate) -> None:
         """It stands by itself again, with its books and its line."""

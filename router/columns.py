@@ -100,6 +100,12 @@ class Columns:
         elif first is Column.STEP_S:
             self.pace_version += 1
 
+    def write_pace(self, rows: Mask, pace: tuple[float, ...]) -> None:
+        """From STEP_S on, of all these."""
+        self._numbers[Column.STEP_S :, : self.num_rows][:, rows] = np.array(pace)[:, None]
+        self.version += 1
+        self.pace_version += 1
+
     def growth(self, at_s: float) -> float:
         """What something that decays was worth at `base_s`, if it is worth 1 at `at_s`."""
         half_lives = (at_s - self.base_s) / RECENT_HALF_LIFE_S

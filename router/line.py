@@ -15,14 +15,17 @@ stops holds up what it computes, and nobody else. Pure but for its own books; `n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from baton.router.candidate import Candidate, Waiting
-from baton.router.candidates import Candidates
+from baton.router.candidates import Candidates, works_s
+from baton.router.columns import Numbers
 from baton.router.prompt import Prompt
 from baton.router.routing_policy import Costs, Held, RoutingPolicy, cheapest
 
@@ -90,21 +93,23 @@ class Line:
         """Who goes now, and where. Asked again until there is nobody."""
         if not self._waiting:
             return None
+        offers = _Offers(candidates, now)
         for place in np.flatnonzero(candidates.has_credit):
             candidate = candidates[int(place)]
-            prompt = self.free(candidate, candidates, now)
+            prompt = self._free(candidate, offers)
             if prompt is not None:
                 return candidate, prompt
         return None
 
     def free(self, candidate: Candidate, candidates: Candidates, now: float) -> Prompt | None:
         """Whom to send to `candidate`, which has credit. Asked again until there is nobody."""
-        if not candidate.has_credit:
-            return None
+        return self._free(candidate, _Offers(candidates, now)) if candidate.has_credit else None
+
+    def _free(self, candidate: Candidate, offers: _Offers) -> Prompt | None:
         self._look_again(candidate)
         first = candidate.waiting[0] if candidate.waiting else None
         if first is None:
-            first = self._offer(candidate, candidates, now)
+            first = self._offer(candidate, offers)
         if first is None:
             return None
         [num_held] = self._held_by([first.prompt], candidate)
@@ -149,53 +154,68 @@ class Line:
             waiting.due_s = turns.due_s(waiting.prompt, waiting.work_s, line_s)
         candidate.sort()
 
-    def _offer(self, candidate: Candidate, candidates: Candidates, now: float) -> Waiting | None:
+    def _offer(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
         """Who is better off here than in another's line, unless that was asked just now."""
         version, asked_s = self._offered.get(candidate, (-1, -inf))
-        if version == candidate.version and now < asked_s + LOOK_AGAIN_S:
+        if version == candidate.version and offers.now < asked_s + LOOK_AGAIN_S:
             return None
-        found = self._better_off(candidate, candidates, now)
-        self._offered[candidate] = (candidate.version if found is None else -1, now)
+        found = self._better_off(candidate, offers)
+        self._offered[candidate] = (candidate.version if found is None else -1, offers.now)
         return found
 
-    def _better_off(
-        self, candidate: Candidate, candidates: Candidates, now: float
-    ) -> Waiting | None:
+    def _better_off(self, candidate: Candidate, offers: _Offers) -> Waiting | None:
         """The prompt in another's line that gains most, with what it costs all others taken off.
 
         More work here than there delays everybody who waits.
         """
-        offered, would_be_s = self._offers(candidates, now)
-        if not offered:
+        offered, busy_s = offers.found, candidate.busy_s(offers.now)
+        late = (offered.over_s > busy_s).nonzero()[0]  # nobody else can gain: do not look them up
+        if not len(late):
             return None
-        prompts = [waiting.prompt for waiting in offered]
-        held = self._held_by(prompts, candidate)
-        works_s = [
-            candidate.speed.prefill_s(prompt.num_tokens, num_held)
-            for prompt, num_held in zip(prompts, held, strict=True)
-        ]
-        best, most_s = None, candidate.busy_s(now)
-        crowd = len(self._waiting) / len(candidates)
-        for waiting, before_s, work_s in zip(offered, would_be_s, works_s, strict=True):
-            extra_s = max(work_s - waiting.work_s, 0.0)
-            gain_s = before_s - work_s - extra_s * crowd
-            if gain_s > most_s:
-                best, most_s = waiting, gain_s
-        return best
+        prompts = [offered.waiting[place].prompt for place in late]
+        num_held = np.array(self._held_by(prompts, candidate), float)
+        work_s = works_s(candidate.speed.pace, offered.num_tokens[late], num_held)
+        crowd = len(self._waiting) / offers.num_candidates
+        extra_s = np.maximum(work_s - offered.work_s[late], 0.0)
+        gain_s = offered.over_s[late] - work_s - extra_s * crowd
+        best = int(gain_s.argmax())
+        return offered.waiting[late[best]] if gain_s[best] > busy_s else None
 
-    def _offers(self, candidates: Candidates, now: float) -> tuple[list[Waiting], list[float]]:
-        """The first few of each line, and when each would be over there, after those before it."""
+
+class _Offered(NamedTuple):
+    """Some of those who wait; a row for each."""
+
+    waiting: Sequence[Waiting]
+    over_s: Numbers
+    """When each would be over in its line, after those before it."""
+    work_s: Numbers
+    """What it takes there."""
+    num_tokens: Numbers
+
+
+class _Offers:
+    """The first few of each line: found once, however many candidates are asked, if one is."""
+
+    def __init__(self, candidates: Candidates, now: float) -> None:
+        self.now = now
+        self.num_candidates = len(candidates)
+        self._candidates = candidates
+
+    @cached_property
+    def found(self) -> _Offered:
         offered: list[Waiting] = []
-        would_be_s: list[float] = []
-        busy_s = candidates.busy_s(now)
-        for place in np.flatnonzero(candidates.num_waiting):
+        found: list[float] = []
+        busy_s = self._candidates.busy_s(self.now)
+        for place in np.flatnonzero(self._candidates.num_waiting):
             before_s = float(busy_s[place])
-            for waiting in islice(candidates[int(place)].waiting, MAX_OFFERED):
+            for waiting in islice(self._candidates[int(place)].waiting, MAX_OFFERED):
                 before_s += waiting.work_s
                 offered.append(waiting)
-                would_be_s.append(before_s)
+                found.append(before_s)
+        over_s = np.array(found)
         if len(offered) > MAX_LOOKED_AT:
-            longest = np.argsort(-np.array(would_be_s), kind="stable")[:MAX_LOOKED_AT]
-            offered = [offered[place] for place in longest]
-            would_be_s = [would_be_s[place] for place in longest]
-        return offered, would_be_s
+            longest = np.argsort(-over_s, kind="stable")[:MAX_LOOKED_AT]
+            offered, over_s = [offered[place] for place in longest], over_s[longest]
+        work_s = np.array([waiting.work_s for waiting in offered])
+        num_tokens = np.array([waiting.prompt.num_tokens for waiting in offered], float)
+        return _Offered(offered, over_s, work_s, num_tokens)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import isclose
 from typing import Protocol
 
 import grpc.aio
@@ -60,6 +61,9 @@ REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
 """With prompts in them: a fit over fewer is a guess, and the pool's rate a better one."""
 
+NEWS_OF_RATE = 0.02
+"""A change of the pool's rate that is told: a smaller one would void all that was looked up."""
+
 
 class RegistryClient(Protocol):
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership: ...
@@ -82,6 +86,8 @@ class Fleet:
         self._clock = clock
         self.meter = meter or RateMeter(PullRates())
         """What fetching and computing KV cost, as the receipts say."""
+        self._told_rate = self.meter.rates.tokens_per_s
+        """What candidates that share it have been told."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._link_by_epoch: dict[Epoch, DecodeLink] = {}
         self._prefill_link_by_epoch: dict[Epoch, PrefillLink] = {}
@@ -234,10 +240,11 @@ class Fleet:
         """Learn from the receipt of one attempt: replicas that have measured nothing themselves
         are as fast as it says. `pair`: what it was to pull between."""
         self.meter.hear(receipt, pair, self._clock())
-        for pool in self._pool_by_role.values():
-            for candidate in pool.candidates:
-                if candidate.speed is self.meter:
-                    candidate.speed = self.meter
+        rate = self.meter.rates.tokens_per_s
+        if not isclose(rate, self._told_rate, rel_tol=NEWS_OF_RATE):
+            self._told_rate = rate
+            for pool in self._pool_by_role.values():
+                pool.table.hear_pace(self.meter)
 
     def _replica(self, epoch: Epoch) -> KnownReplica | None:
         pools = self._pool_by_role

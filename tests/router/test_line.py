@@ -153,3 +153,30 @@ class LineMachine(RuleBasedStateMachine):
 
 LineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 test_each_prompt_leaves_the_line_once_and_none_waits_for_ever = LineMachine.TestCase
+
+
+def test_who_is_busy_for_longer_than_all_others_lines_looks_nobody_up() -> None:
+    """Two with credit and no line of their own; a third has two prompts in its line."""
+    candidates = CandidateTable(
+        Candidate(name, ConstantRate(tokens_per_s=TOKENS_PER_S), credit_tokens=CREDIT)
+        for name in NAMES
+    ).all
+    looked_up: list[str] = []
+
+    def held_by(prompts: Sequence[Prompt], candidate: Candidate) -> Sequence[int]:
+        looked_up.append(candidate.name)
+        return [0] * len(prompts)
+
+    line = Line(Cost(), held_by)
+    full, busy, soon_free = candidates
+    sizes = ((full, CREDIT), (busy, CREDIT - 1000), (busy, 999), (soon_free, 2000))
+    for number, (candidate, num_tokens) in enumerate(sizes):
+        candidate.book(Prompt(number=number, num_tokens=num_tokens, arrived_s=0.0), 0, now=0.0)
+    only = candidates.at(np.array([0]))
+    waiting = [Prompt(number=number, num_tokens=1000, arrived_s=0.0) for number in (7, 8)]
+    for prompt in waiting:
+        assert line.arrive(prompt, only, Held(np.zeros(1)), 0.0) is None
+    busy.hear(10_000, 0, now=0.0)
+
+    assert line.next(candidates, 0.0) == (soon_free, waiting[1])
+    assert set(looked_up) == {soon_free.name}

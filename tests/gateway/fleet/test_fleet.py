@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf, nan
 
 import grpc.aio
+import numpy as np
 import pytest
 from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import ScriptedReplica, Step, snapshot, until, update
@@ -403,6 +404,24 @@ async def test_every_replica_is_asked_for_its_books_and_one_that_is_gone_says_so
             assert isinstance(reply, pb.InspectReply)
             assert reply.epoch == epoch
             assert reply.audit.num_blocks == reply.audit.free
+
+
+async def test_only_a_rate_that_has_moved_is_written_to_replicas_that_measured_none() -> None:
+    async with fleet_of(others=(P,)) as fleet:
+        [view] = fleet.view(PromptNames()).prefill
+        table = fleet.view(PromptNames()).prefill.pool.table
+
+        def hear(tokens_per_s: float) -> tuple[int, float]:
+            seconds = 1000 / tokens_per_s
+            fleet.hear(Receipt(prompt_tokens=1000, prefill_ms=seconds * 1e3), None)
+            work_s = table.all.prefill_s(1000, np.zeros(len(table)))
+            return table.version, float(work_s[0])
+
+        version, work_s = hear(500.0)
+        assert work_s == view.candidate.speed.prefill_s(1000, 0) == pytest.approx(2.0)
+
+        assert hear(502.0) == (version, work_s)
+        assert hear(1000.0)[1] == view.candidate.speed.prefill_s(1000, 0) < 1.8
 
 
 async def test_a_link_is_learnt_of_the_replica_that_pulled_not_of_who_was_to_compute() -> None:
