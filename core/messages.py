@@ -449,3 +449,5 @@ class Membership:
     """Seconds since this incarnation began."""
     replicas: tuple[ReplicaInfo, ...]
     starting: tuple[StartingReplica, ...] = ()
+    left: tuple[Epoch, ...] = ()
+    """Who said farewell lately: of all others that are missing, nothing was heard for a while."""

@@ -56,6 +56,8 @@ from baton.router.view import View, look
 log = logging.getLogger(__name__)
 
 SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
+ALIVE_FOR_S = 3.5 * HEARTBEAT_S
+"""After its last word, which each replica says anew with every heartbeat."""
 WATCH_TIMEOUT_S = 10.0
 REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
@@ -127,7 +129,12 @@ class Fleet:
             incarnation, version = snapshot.incarnation, snapshot.version
 
     async def apply(self, snapshot: Membership) -> None:
-        known = merge(self._replica_by_epoch, snapshot, settled_after_s=SETTLED_AFTER_S)
+        known = merge(
+            self._replica_by_epoch,
+            snapshot,
+            settled_after_s=SETTLED_AFTER_S,
+            alive=tuple(self._alive()),
+        )
         gone = {*self._watch_by_epoch, *self._link_by_epoch} - known.keys()
         self._hear_of_starts(snapshot.starting)
         self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}
@@ -137,6 +144,14 @@ class Fleet:
         for epoch in gone:
             await self._forget(epoch)
         self._on_change()
+
+    def _alive(self) -> Iterator[Epoch]:
+        """Replicas that have said something of late."""
+        now = self._clock()
+        for epoch, link in (*self._link_by_epoch.items(), *self._prefill_link_by_epoch.items()):
+            heard_at_s = link.last_word.heard_at_s
+            if link.answers and heard_at_s is not None and now - heard_at_s <= ALIVE_FOR_S:
+                yield epoch
 
     def _learn(self, epoch: Epoch, is_all: bool) -> None:
         self.warm_up.hear(epoch, is_all=is_all)

@@ -1,12 +1,14 @@
 """A gateway's own picture of who serves, kept from the registry's snapshots.
 
-Pure: `merge` says what a snapshot changes. A young incarnation of the registry only adds; once it
-is old enough that every living replica has reported to it, it is believed in full.
+Pure: `merge` says what a snapshot changes. Who has said farewell leaves. A young incarnation of the
+registry else only adds; once it is old enough that every living replica has reported to it, those
+leave of which neither it nor this gateway hears: a registry that stalls, or that heartbeats do not
+reach, takes nobody away whose stream lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from baton.core.ids import Epoch
 from baton.core.messages import Membership, ReplicaInfo
@@ -15,10 +17,15 @@ Replicas = Mapping[Epoch, ReplicaInfo]
 
 
 def merge(
-    known: Replicas, snapshot: Membership, *, settled_after_s: float
+    known: Replicas,
+    snapshot: Membership,
+    *,
+    settled_after_s: float,
+    alive: Collection[Epoch] = (),
 ) -> dict[Epoch, ReplicaInfo]:
-    """Return the replicas to believe in. `settled_after_s`: two heartbeats, as a rule."""
+    """Return the replicas to believe in. `settled_after_s`: two heartbeats, as a rule; `alive`:
+    those that this gateway hears itself."""
     reported = {info.epoch: info for info in snapshot.replicas}
-    if snapshot.age_s < settled_after_s:
-        return {**known, **reported}
-    return reported
+    stays = known.keys() if snapshot.age_s < settled_after_s else set(alive)
+    missing = known.keys() - reported.keys() - set(snapshot.left)
+    return {epoch: known[epoch] for epoch in known if epoch in missing & stays} | reported

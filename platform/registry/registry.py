@@ -21,6 +21,8 @@ from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, StartingRe
 from baton.platform.registry.limit_shares import LimitShares
 
 TTL_S = 3.5 * HEARTBEAT_S
+LEFT_FOR_S = 60.0
+"""So long a farewell is told of: to gateways that are slow to ask, too."""
 STARTING_TTL_S = 10.0
 """Replicas that start are forgiven a longer silence: imports hold up everything else."""
 
@@ -43,12 +45,14 @@ class Registry:
         self._version = 0
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._heard_at: dict[Epoch, float] = {}
+        self._left_at: dict[Epoch, float] = {}
         self._starting_by_id: dict[ReplicaId, _Heard] = {}
         self._changed = asyncio.Event()
         self.limit_shares = LimitShares(clock)
 
     def heartbeat(self, info: ReplicaInfo) -> None:
         self._heard_at[info.epoch] = self._clock()
+        self._left_at.pop(info.epoch, None)
         self._starting_by_id.pop(info.replica_id, None)
         if self._replica_by_epoch.get(info.epoch) != info:
             self._replica_by_epoch[info.epoch] = info
@@ -70,20 +74,29 @@ class Registry:
 
     def leave(self, epoch: Epoch) -> None:
         """A replica's farewell. Safe to repeat."""
+        if epoch not in self._left_at:
+            self._left_at[epoch] = self._clock()
+            self._bump()
+        self._drop(epoch)
+
+    def _drop(self, epoch: Epoch) -> None:
         self._heard_at.pop(epoch, None)
         if self._replica_by_epoch.pop(epoch, None) is not None:
             self._bump()
 
     def membership(self) -> Membership:
         for epoch in self._silent():
-            self.leave(epoch)
+            self._drop(epoch)
         self._forget_silent_starts()
+        now = self._clock()
+        self._left_at = {e: at for e, at in self._left_at.items() if now - at <= LEFT_FOR_S}
         return Membership(
             incarnation=self._incarnation,
             version=self._version,
             age_s=self._clock() - self._started_at,
             replicas=tuple(self._replica_by_epoch.values()),
             starting=tuple(self._starting()),
+            left=tuple(self._left_at),
         )
 
     async def watch(

@@ -15,6 +15,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from tests.gateway.fleet.scripted_replica import ScriptedReplica, Step, snapshot, until, update
 from tests.in_process_fleet import running_fleet
 
+from baton.core.clock import Clock, ManualClock, monotonic
 from baton.core.ids import Epoch, ReplicaId, RequestId, new_epoch
 from baton.core.kv_events import KvChange, KvEvent, KvEvents
 from baton.core.messages import (
@@ -28,7 +29,7 @@ from baton.core.messages import (
 )
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet import fleet as fleet_module
-from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.fleet.fleet import ALIVE_FOR_S, Fleet
 from baton.gateway.fleet.placed import Placed
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -48,10 +49,10 @@ def silent(request: GenerateRequest) -> list[Step]:
 
 @asynccontextmanager
 async def fleet_of(
-    *replicas: ScriptedReplica, others: tuple[ReplicaInfo, ...] = ()
+    *replicas: ScriptedReplica, others: tuple[ReplicaInfo, ...] = (), clock: Clock = monotonic
 ) -> AsyncIterator[Fleet]:
     """A fleet that is connected to `replicas` and has heard of `others`."""
-    fleet = Fleet(new_epoch(), lambda: None, Channels())
+    fleet = Fleet(new_epoch(), lambda: None, Channels(), clock=clock)
     try:
         for replica in replicas:
             await replica.start()
@@ -75,12 +76,31 @@ def placement(num_tokens: int) -> Placement:
     return Placement(decode=decode, prompt=prompt, num_prefill_tokens=num_tokens, reason="a test")
 
 
-async def test_a_replica_that_the_registry_lost_finishes_what_it_has_and_gets_nothing_new() -> None:
+async def test_a_replica_that_the_registry_does_not_hear_stays_while_its_stream_lives() -> None:
+    clock = ManualClock()
+    replica, other = ScriptedReplica("d", silent), ScriptedReplica("other", silent)
+    async with fleet_of(replica, other, clock=clock) as fleet:
+        for _ in range(2):
+            clock.advance(ALIVE_FOR_S)
+            replica.say_capacity()
+            await until(lambda: fleet.link(replica.info.epoch).last_word.heard_at_s == clock())
+            await fleet.apply(snapshot())
+            assert {"d"} <= names(fleet)
+
+        assert names(fleet) == {"d"}  # nothing was heard of the other for two heartbeats' time
+        assert list(fleet.open_decode) == [replica.info.epoch]
+        await replica.stop()
+        await until(lambda: not fleet.connected)
+        await fleet.apply(snapshot())
+        assert names(fleet) == set()
+
+
+async def test_a_replica_that_said_farewell_finishes_what_it_has_and_gets_nothing_new() -> None:
     replica = ScriptedReplica("d", silent)
     async with fleet_of(replica) as fleet:
         attempt = fleet.link(replica.info.epoch).open(REQUEST)
 
-        await fleet.apply(snapshot())
+        await fleet.apply(replace(snapshot(), left=(replica.info.epoch,)))
 
         [view] = fleet.view(PromptNames()).decode
         assert (view.is_connected, view.info.is_ready) == (True, False)
@@ -95,7 +115,7 @@ async def test_a_replica_that_the_registry_lost_and_found_again_is_as_before() -
     replica = ScriptedReplica("d", silent)
     async with fleet_of(replica) as fleet:
         fleet.link(replica.info.epoch).open(REQUEST)
-        await fleet.apply(snapshot())
+        await fleet.apply(replace(snapshot(), left=(replica.info.epoch,)))
 
         await fleet.apply(snapshot(replica.info))
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
@@ -34,6 +36,14 @@ def test_even_a_young_incarnation_is_believed_about_those_it_knows() -> None:
 
 def test_a_settled_incarnation_is_believed_in_full() -> None:
     assert merge(known(A, B), snapshot(B, age_s=2), settled_after_s=2) == known(B)
+
+
+def test_whoever_is_heard_stays_unless_it_said_farewell() -> None:
+    both_heard, farewell = (A.epoch, B.epoch), snapshot(age_s=2)
+    farewell = replace(farewell, left=(B.epoch,))
+
+    assert merge(known(A, B), farewell, settled_after_s=2, alive=both_heard) == known(A)
+    assert merge(known(A, B), replace(farewell, age_s=0.1), settled_after_s=2) == known(A)
 
 
 def test_the_known_replicas_are_left_as_they_were() -> None:

@@ -9,7 +9,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role, StartingReplica
-from baton.platform.registry.registry import STARTING_TTL_S, Registry
+from baton.platform.registry.registry import LEFT_FOR_S, STARTING_TTL_S, Registry
 
 TTL_S = 3.5
 
@@ -250,3 +250,21 @@ def test_a_replica_that_died_while_it_started_is_forgotten() -> None:
     registry.report_starting(starting("its successor", 0.1))
 
     assert registry.membership().starting == (starting("its successor", 0.1),)
+
+
+def test_a_farewell_is_told_for_a_while_and_silence_is_none() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=1.0, clock=clock)
+    said, silent = make_replica("said"), make_replica("silent")
+    for info in (said, silent):
+        registry.heartbeat(info)
+
+    registry.leave(said.epoch)
+    clock.advance(2.0)
+
+    told = registry.membership()
+    assert (told.replicas, told.left) == ((), (said.epoch,))
+    registry.leave(silent.epoch)  # after it was dropped: news all the same
+    assert registry.membership().version > told.version
+    clock.advance(LEFT_FOR_S + 1)
+    assert registry.membership().left == ()
