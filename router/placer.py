@@ -2,7 +2,7 @@
 
     place(request) -> Placement     it goes there now
                    -> Prompt        it waits in line for a prefill replica that is busy (`line.py`)
-                   -> None          no decode replica has room
+                   -> None          no decode replica has room, or it would wait and may not
     served(...)   --> Prompt, Placement ...    of those in line, when something has changed
     stranded(...) --> Prompt ...               whose replica left, or answers nobody: place anew
 
@@ -117,9 +117,16 @@ class Placer:
         return len(self) < LINE_PER_REPLICA * max(len(view.prefill), 1)
 
     def place(
-        self, request: PlacementRequest, names: PromptNames, view: View, now: float
+        self,
+        request: PlacementRequest,
+        names: PromptNames,
+        view: View,
+        now: float,
+        *,
+        may_wait: bool = True,
     ) -> Placement | Prompt | None:
-        """Choose; nothing is booked until the caller has sent the request on its way."""
+        """Choose; nothing is booked until the caller has sent the request on its way. None, too,
+        for one that needs a prefill replica where nobody more may wait."""
         decode, is_beside = choose_decode(request, view)
         if decode is None:
             return None
@@ -127,6 +134,8 @@ class Placer:
         if not peers and not is_beside:
             return self._aggregated(request, names, view, now)
         why = self._why_here(request, decode, view, is_beside=is_beside, has_peers=bool(peers))
+        if not why and not may_wait:
+            return None
         taker = decode if why or not peers else peers[0]
         prompt = self._prompt(request, names, taker, now)
         asked = Question(request, prompt, decode, is_beside, view, now)

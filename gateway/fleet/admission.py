@@ -1,6 +1,6 @@
 """The queue for a place while there is none: requests of all tenants, before any work is done.
 
-    place --> found at once, if nobody else is first
+    place --> found at once, if nobody else is first, or it needs not what the first waits for
           '-> in line --wake--> placed        whose turn it is: `router/fair_queue.py`
                       '-> Overloaded          too many wait, or it would wait longer than it may
 
@@ -61,6 +61,7 @@ class Pace:
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[T]):
     try_place: Callable[[], T | None]
+    try_past: Callable[[], T | None]
     placed: asyncio.Future[T] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -90,14 +91,19 @@ class Turn:
 
 
 class AdmissionQueue(Generic[T]):
-    """`try_place` takes a place at once and returns it, or None while there is no room."""
+    """`try_place` takes a place at once and returns it, or None while there is no room. `try_past`
+    takes one that nobody before it waits for: it is tried once, while the queue `lets_pass`."""
 
     def __init__(
         self,
         max_waiting: int,
         weights: Mapping[str, float],
         clock: Clock = monotonic,
+        lets_pass: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._lets_pass = lets_pass
+        self._untried: dict[Entry[_Waiter[T]], None] = {}
+        """Who has not tried to pass yet."""
         self._max_waiting = max_waiting
         self._clock = clock
         self._line: FairQueue[_Waiter[T]] = FairQueue(weights)
@@ -127,13 +133,17 @@ class AdmissionQueue(Generic[T]):
         self._line.charge(tenant, num_tokens)
 
     async def place(
-        self, try_place: Callable[[], T | None], give_back: Callable[[T], None], turn: Turn
+        self,
+        try_place: Callable[[], T | None],
+        give_back: Callable[[T], None],
+        turn: Turn,
+        try_past: Callable[[], T | None] = lambda: None,
     ) -> T:
         """Wait for a place. Raises Overloaded if too many wait, at once or for another's sake.
 
         `give_back` returns a place that came just as the caller was cancelled.
         """
-        waiter = _Waiter(try_place)
+        waiter = _Waiter(try_place, try_past)
         if not self._line:
             self._pace.begin(self._clock())
         entry = self._line.add(
@@ -152,6 +162,10 @@ class AdmissionQueue(Generic[T]):
                     if self._line:
                         self._pace.give(self._clock())
                     return place
+            self._untried[entry] = None
+            self._let_pass()
+            if waiter.placed.done():
+                return waiter.placed.result()
             self._check_wait(entry, turn)
             return await waiter.placed
         except asyncio.CancelledError:
@@ -164,6 +178,7 @@ class AdmissionQueue(Generic[T]):
             raise
         finally:
             self._line.remove(entry)
+            self._untried.pop(entry, None)
             if self._entry_by_request.get(turn.request_id) is entry:
                 del self._entry_by_request[turn.request_id]
 
@@ -181,10 +196,29 @@ class AdmissionQueue(Generic[T]):
                 waiter.placed.set_exception(error)
                 continue
             if place is None:
+                self._let_pass()
                 return
             self._line.serve(entry)
             self._pace.give(self._clock())
             waiter.placed.set_result(place)
+
+    def _let_pass(self) -> None:
+        """Whoever is first waits. Its pace is not theirs, who pass."""
+        while self._untried and self._lets_pass():
+            entry = next(iter(self._untried))
+            del self._untried[entry]
+            waiter = entry.item
+            if waiter.placed.done():
+                continue
+            try:
+                place = waiter.try_past()
+            except Exception as error:
+                self._line.remove(entry)
+                waiter.placed.set_exception(error)
+                continue
+            if place is not None:
+                self._line.serve(entry)
+                waiter.placed.set_result(place)
 
     def _check_wait(self, entry: Entry[_Waiter[T]], turn: Turn) -> None:
         """Refuse whom there is no use to keep; make room for `entry`. Raises Overloaded."""

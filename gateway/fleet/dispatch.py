@@ -65,7 +65,9 @@ class ReplicaDispatcher:
         self.epoch: Epoch = new_epoch()
         self._no_replica_grace_s = no_replica_grace_s
         self._clock = clock
-        self._queue: AdmissionQueue[Seeker] = AdmissionQueue(max_waiting, routing.weights, clock)
+        self._queue: AdmissionQueue[Seeker] = AdmissionQueue(
+            max_waiting, routing.weights, clock, self._lets_pass
+        )
         self._patience: set[asyncio.Timeout] = set()
         """Time limits of those who wait, which run while no decode replica takes requests."""
         self._was_ready = False
@@ -251,6 +253,7 @@ class ReplicaDispatcher:
                     lambda: seeker if self._enter(seeker) else None,
                     self._seeking.leave,
                     turn,
+                    lambda: seeker if self._enter(seeker, may_wait=False) else None,
                 )
                 try:
                     await asyncio.shield(seeker.placed)
@@ -277,8 +280,11 @@ class ReplicaDispatcher:
                 retry_after_s=self._queue.wait_s,
             ) from None
 
-    def _enter(self, seeker: Seeker) -> bool:
-        return self.fleet.warm_up.is_over and self._seeking.enter(seeker)
+    def _lets_pass(self) -> bool:
+        return self.fleet.warm_up.is_over and self._seeking.lets_pass
+
+    def _enter(self, seeker: Seeker, *, may_wait: bool = True) -> bool:
+        return self.fleet.warm_up.is_over and self._seeking.enter(seeker, may_wait=may_wait)
 
     @asynccontextmanager
     async def _while_replicas_may_come(self) -> AsyncIterator[None]:

@@ -40,6 +40,8 @@ class Seeker:
     near: RequestId | None
     asked: Asked
     session: str = ""
+    was_asked: bool = False
+    """Whether it needs a prefill replica, when nobody more might wait for one: it did."""
     entered_s: float | None = None
     """When it first did: who is placed anew keeps its turn."""
     prompt: Prompt | None = None
@@ -68,23 +70,38 @@ class Seeking:
         """Tokens of those in line."""
         return self._placer.num_line_tokens
 
-    def enter(self, seeker: Seeker) -> bool:
-        """Place it, or let it stand in line; False if it has to wait outside."""
+    @property
+    def lets_pass(self) -> bool:
+        """Whether who needs no prefill replica may go before those who wait for space in its line:
+        there is room to decode."""
         view = self._fleet.view(PromptNames())
-        if not view.decode.pool.is_open.any() or not self._placer.has_space(view):
+        return bool(view.decode.pool.is_open.any()) and not self._placer.has_space(view)
+
+    def enter(self, seeker: Seeker, *, may_wait: bool = True) -> bool:
+        """Place it, or let it stand in line; False if it has to wait outside.
+
+        One that need not wait for a prefill replica needs no space in line.
+        """
+        view = self._fleet.view(PromptNames())
+        may_wait = may_wait and self._placer.has_space(view)
+        if not view.decode.pool.is_open.any() or (seeker.was_asked and not may_wait):
             return False  # most wakes come to this: do not look a long prompt up for nothing
+        seeker.was_asked |= not may_wait
         request = seeker.next_request()
         known = request.prompt + request.output
         names = names_of(request, seeker.names)
         near = self._fleet.where_runs(seeker.near)
-        if seeker.entered_s is None:
-            seeker.entered_s = self._clock()
+        now = self._clock()
+        entered_s = now if seeker.entered_s is None else seeker.entered_s
         asked = replace(
             placement_request(request, known, lost=seeker.lost, near=near),
-            arrived_s=seeker.entered_s,
+            arrived_s=entered_s,
             session=seeker.session,
         )
-        found = self._placer.place(asked, names, self._fleet.view(names), self._clock())
+        view = self._fleet.view(names)
+        found = self._placer.place(asked, names, view, now, may_wait=may_wait)
+        if found is not None:
+            seeker.entered_s = entered_s
         match found:
             case None:
                 return False

@@ -394,3 +394,30 @@ async def test_the_place_that_comes_to_a_light_tenant_is_not_behind_a_heavy_ones
     room.free(4)
     assert await asyncio.gather(light, *flood[:3])
     assert room.inside == ["h0", "l0", "h1", "h2"]
+
+
+async def test_who_needs_not_what_the_first_waits_for_goes_past_it_or_is_asked_but_once() -> None:
+    has_side_room, asked = False, list[str]()
+    queue: AdmissionQueue[str] = AdmissionQueue(10, {}, lets_pass=lambda: has_side_room)
+
+    def arrive(name: str) -> asyncio.Task[str]:
+        def try_past() -> str | None:
+            asked.append(name)
+            return name if name.startswith("short") else None
+
+        given_back = list[str]().append
+        return asyncio.create_task(queue.place(lambda: None, given_back, Turn(), try_past))
+
+    waiting = [arrive(name) for name in ("long", "short 1", "long 2")]
+    await settle()
+    queue.wake()
+    assert not asked and len(queue) == 3
+
+    has_side_room = True
+    queue.wake()
+    assert await waiting[1] == "short 1"
+    assert await arrive("short 2") == "short 2"
+    queue.wake()
+    assert asked == ["long", "short 1", "long 2", "short 2"] and len(queue) == 2
+    for task in waiting:
+        task.cancel()

@@ -23,6 +23,7 @@ from tests.gateway.fleet.scripted_replica import (
     update,
 )
 
+from baton.core.clock import ManualClock
 from baton.core.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -40,6 +41,7 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.router.kv_index import KvIndex
 from baton.router.numbering import Depths
+from baton.router.placer import LINE_PER_REPLICA
 from baton.router.prompt_names import PromptNames
 
 
@@ -105,6 +107,7 @@ async def test_a_prompt_is_expected_where_it_was_placed_for_as_long_as_it_is_on_
         await fleet.apply(snapshot(replica.info, PREFILL))
         prompt = tuple(range(100))
         names = PromptNames(prompt, b"tenant")
+        fleet.view(names).prefill[0].candidate.credit_tokens = 1000  # as if it had spoken
 
         def expected() -> list[int]:
             view = fleet.view(names)
@@ -372,3 +375,28 @@ async def test_tenants_are_charged_for_what_their_requests_compute() -> None:
 
         names = [request.request_id for request in replica.received]
         assert names == ["blocker", "long-1", "short-1", "short-2", "long-2"]
+
+
+async def test_a_request_that_needs_no_prefill_replica_passes_a_full_line_for_one() -> None:
+    """One computes, four stand in its line, one waits outside: of 100 tokens each."""
+    replica = ScriptedReplica("d", silent, max_open=8)
+    busy = make_replica("p", role=Role.PREFILL)
+    clock = ManualClock()
+    long = replace(generation(), prompt=tuple(range(100)))
+    async with dispatching_to(replica, clock=clock) as dispatcher:
+        await dispatcher.fleet.apply(snapshot(replica.info, busy))
+        await until(lambda: dispatcher.fleet.warm_up.is_over)
+        names = [RequestId(f"long {number}") for number in range(2 + LINE_PER_REPLICA)]
+        tasks = [
+            asyncio.create_task(dispatcher.start(replace(long, request_id=name))) for name in names
+        ]
+        await until(lambda: dispatcher.num_waiting == len(tasks) - 1)
+
+        running = await dispatcher.start(generation("short"))
+
+        assert dispatcher.num_waiting == len(tasks) - 1
+        assert "3 of 3 tokens uncached: computed locally" in running.receipt.placement
+        await running.stop(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
