@@ -98,19 +98,23 @@ class Answers:
             foreseen_s=considered[0].first_token_s,
         )
 
-    def apart(self, asked: Question, options: Options, first: int) -> Placement:
-        """The one at `first` computes the prompt, for the decode replica."""
+    def apart(
+        self, asked: Question, options: Options, first: int, bound_late: str = ""
+    ) -> Placement:
+        """The one at `first` computes the prompt, for the decode replica. `bound_late`: why it is
+        that one, though another may cost less by now; empty: it was chosen at once."""
         request, decode = asked.request, asked.decode
         ranked = options.ranked(asked.prompt, first)
         best, costs = options.replicas[first], options.costs.total
         source = source_for(best, asked.view, request)
         considered = self._considered(asked, options, ranked, source)
-        why = (
-            f"{best.info.replica_id} has least cost of {len(costs)}: "
-            f"{best.candidate.busy_s(asked.now):.3f} s until it is free, "
+        is_least = len(ranked) == 1 or not costs[ranked[1]] < costs[first]
+        why = f"{best.info.replica_id} has least cost of {len(costs)}" if is_least else bound_late
+        why += (
+            f": {best.candidate.busy_s(asked.now):.3f} s until it is free, "
             f"{best.num_soon_tokens} tokens cached"
         )
-        is_alone = len(ranked) == 1 or costs[ranked[1]] > costs[first]
+        is_alone = bound_late or len(ranked) == 1 or costs[ranked[1]] > costs[first]
         num_equals = 1 if is_alone else np.count_nonzero(costs == costs[first])
         if num_equals > 1:
             why += f"; drawn by the request's id from {num_equals} equal prefill replicas"

@@ -12,11 +12,12 @@ The ring is bounded by number, by age and by the names of blocks that it holds o
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.router.candidate import Candidate
 
@@ -127,11 +128,14 @@ class Decision:
 
 
 class Decisions:
-    """Times are Unix times, by which the ring's entries are in order."""
+    """Ages are by `clock`: Unix time is set back now and then, and only told."""
 
-    def __init__(self, max_kept: int) -> None:
+    def __init__(self, max_kept: int, clock: Clock = monotonic) -> None:
         self.max_kept = max_kept
+        self._clock = clock
         self._by_number: OrderedDict[int, Decision] = OrderedDict()
+        self._recorded_s: deque[float] = deque()
+        """When, by the clock, in the same order."""
         self._numbers_by_id: dict[str, list[int]] = {}
         self._num_recorded = 0
         self._num_names = 0
@@ -141,6 +145,7 @@ class Decisions:
 
     def __iter__(self) -> Iterator[Decision]:
         """The oldest first."""
+        self._forget()
         return iter(tuple(self._by_number.values()))
 
     def record(self, decision: Decision) -> int:
@@ -148,9 +153,10 @@ class Decisions:
         number = self._num_recorded
         self._num_recorded += 1
         self._by_number[number] = decision
+        self._recorded_s.append(self._clock())
         self._numbers_by_id.setdefault(decision.public_id, []).append(number)
         self._num_names += len(decision.names)
-        self._forget(decision.decided_at)
+        self._forget()
         return number
 
     def conclude(self, number: int, came: Came) -> None:
@@ -173,18 +179,20 @@ class Decisions:
                 ),
             )
 
-    def of(self, public_id: str, now: float) -> tuple[Decision, ...]:
+    def of(self, public_id: str) -> tuple[Decision, ...]:
         """Of all choices and attempts of a request, in the order in which they were made."""
-        self._forget(now)
+        self._forget()
         numbers = self._numbers_by_id.get(public_id, ())
         return tuple(self._by_number[number] for number in numbers)
 
-    def _forget(self, now: float) -> None:
+    def _forget(self) -> None:
+        now = self._clock()
         while self._by_number:
             number, oldest = next(iter(self._by_number.items()))
             is_too_many = len(self._by_number) > self.max_kept or self._num_names > MAX_KEPT_NAMES
-            if not is_too_many and now - oldest.decided_at <= KEPT_S:
+            if not is_too_many and now - self._recorded_s[0] <= KEPT_S:
                 return
+            self._recorded_s.popleft()
             del self._by_number[number]
             self._num_names -= len(oldest.names)
             left = self._numbers_by_id[oldest.public_id]

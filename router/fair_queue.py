@@ -19,7 +19,7 @@ Requests that were served in part go before all others: there are no more of the
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -150,9 +150,18 @@ class FairQueue(Generic[T]):
     def num_before(self, entry: Entry[T]) -> int:
         """How many should go first, if all ask for about as much."""
         place = bisect_left(self._line(entry), entry.order, key=lambda one: one.order)
-        if entry.is_retry:
-            return place
-        own = self._tenant(entry.tenant)
+        return place if entry.is_retry else self._num_before(entry.tenant, place)
+
+    def num_before_new(self, *, tenant: str, priority: int, now: float) -> int:
+        """The same, of one that would come now."""
+        came = now + PRIORITY_S * bounded_steps(priority)
+        line = self._tenant(tenant).line
+        place = bisect_right(line, came, key=lambda one: one.order[0])
+        return self._num_before(tenant, place)
+
+    def _num_before(self, name: str, place: int) -> int:
+        """`place`: among those of its tenant."""
+        own = self._tenant(name)
         num = len(self._retries) + place
         for tenant in self._tenant_by_name.values():
             if tenant is not own:

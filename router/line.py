@@ -119,6 +119,10 @@ class Line:
         self._policy.placed(first.prompt, candidate)
         return first.prompt
 
+    def choice(self, prompt: Prompt) -> Candidate:
+        """For whom a prompt waits."""
+        return self._waiting[prompt.number].candidate
+
     def num_before(self, prompt: Prompt) -> int:
         """In the line of its choice, or there already."""
         waiting = self._waiting[prompt.number]
@@ -179,7 +183,7 @@ class Line:
         extra_s = np.maximum(work_s - offered.work_s[late], 0.0)
         gain_s = offered.over_s[late] - work_s - extra_s * crowd
         best = int(gain_s.argmax())
-        return offered.waiting[late[best]] if gain_s[best] > busy_s else None
+        return offered.waiting[int(late[best])] if gain_s[best] > busy_s else None
 
 
 class _Offered(NamedTuple):

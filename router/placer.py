@@ -66,6 +66,8 @@ class _InLine:
     request: PlacementRequest
     prompt: Prompt
     names: PromptNames
+    choice: Candidate
+    """In whose line it stands."""
     foreseen_s: float
     """Until its first token, as predicted when it came."""
 
@@ -150,7 +152,8 @@ class Placer:
             self._line.leave(prompt)
             return self._answers.here(asked, why)
         foreseen_s = self._line.foreseen_s(prompt, now) + view.rates.latency_s
-        self._in_line[prompt.number] = _InLine(request, prompt, names, foreseen_s)
+        choice = self._line.choice(prompt)
+        self._in_line[prompt.number] = _InLine(request, prompt, names, choice, foreseen_s)
         return prompt
 
     def _aggregated(
@@ -234,7 +237,14 @@ class Placer:
         first = options.candidates.place(chosen)
         if first is None:  # an earlier attempt failed there
             first = cheapest(entry.prompt, options.candidates, options.costs)
-        return self._answers.apart(asked, options, first)
+            return self._answers.apart(asked, options, first)
+        if chosen is entry.choice:
+            in_line_s = now - entry.prompt.arrived_s
+            why = f"its turn for {chosen.name} came after {in_line_s:.1f} s in line"
+        else:
+            why = f"{chosen.name} was free, and it gained by leaving the line of "
+            why += entry.choice.name
+        return self._answers.apart(asked, options, first, why)
 
     def stranded(self, view: View, now: float) -> list[Prompt]:
         """Those whose replica takes nobody any more, or is late: they are in line no more."""

@@ -123,6 +123,11 @@ class AdmissionQueue(Generic[T]):
         """For a place, behind all who wait."""
         return self._pace.wait_s(len(self), self._clock())
 
+    def num_before(self, tenant: str, priority: int) -> int:
+        """How many should go before one that would come now."""
+        now = self._clock()
+        return self._line.num_before_new(tenant=tenant, priority=priority, now=now)
+
     def foreseen(self, request_id: RequestId) -> tuple[int, float] | None:
         """How many should go before one in line, and how long it takes to its place."""
         entry = self._entry_by_request.get(request_id)

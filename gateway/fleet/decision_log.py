@@ -26,6 +26,43 @@ TYPICAL_WEIGHT = 0.05
 """Of the last prompt in what one takes."""
 
 
+class FirstToken:
+    """Of one request, over all its attempts: foreseen when it was first asked for, and heard of
+    once. One that the client gave up waiting for counts too, or only the quick would be heard of.
+    """
+
+    def __init__(self, errors: PredictionErrors, clock: Clock) -> None:
+        self._errors = errors
+        self._clock = clock
+        self._asked_s = 0.0
+        self._foreseen_s: float | None = None
+        """None before its first attempt is sent, and once it is over."""
+        self._was_foreseen = False
+
+    def foresee(self, seconds: float, asked_s: float) -> None:
+        """What comes after the first time is no prediction of it."""
+        if not self._was_foreseen:
+            self._was_foreseen = True
+            self._foreseen_s, self._asked_s = seconds, asked_s
+
+    def comes(self) -> None:
+        """Safe to repeat."""
+        if self._foreseen_s is not None:
+            self._errors.hear(self._foreseen_s, self._clock() - self._asked_s)
+            self._foreseen_s = None
+
+    def never_comes(self) -> None:
+        """Nobody waits any more. Safe to repeat, and after it came.
+
+        It would have taken longer than until now: that says something if it is late already.
+        """
+        foreseen_s, self._foreseen_s = self._foreseen_s, None
+        waited_s = self._clock() - self._asked_s
+        if foreseen_s is not None and waited_s > foreseen_s:
+            at_least_s = self._errors.interval(foreseen_s).high
+            self._errors.hear(foreseen_s, max(waited_s, at_least_s))
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """One attempt, as it came."""
@@ -34,6 +71,8 @@ class Asked:
     at_s: float
     queued_s: float
     """How long it will wait to enter, as predicted then."""
+    first_token: FirstToken
+    """Of its request."""
 
 
 class DecisionLog:
@@ -45,7 +84,7 @@ class DecisionLog:
         clock: Clock,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.decisions = Decisions(max_kept)
+        self.decisions = Decisions(max_kept, clock)
         self.ttft_errors = PredictionErrors()
         self.itl_errors = PredictionErrors()
         self.clock = clock
@@ -53,13 +92,16 @@ class DecisionLog:
         self.policy = policy
         self._wall_clock = wall_clock
         self._typical_s = 0.0
+        self._num_heard = 0
 
     def sent(
         self, asked: Asked, request: GenerateRequest, placement: Placement
     ) -> FollowedDecision:
         """The attempt is on its way."""
         prompt, chosen = placement.prompt, placement.considered[0]
-        self._typical_s += (chosen.work_s - self._typical_s) * TYPICAL_WEIGHT
+        self._num_heard += 1
+        weight = max(TYPICAL_WEIGHT, 1 / self._num_heard)
+        self._typical_s += (chosen.work_s - self._typical_s) * weight
         waited_s = self.clock() - asked.at_s
         decision = Decision(
             request_id=request.request_id,
@@ -84,7 +126,9 @@ class DecisionLog:
             predicted_itl_s=_itl_s(self._capacity(placement.decode.epoch), prompt.num_tokens),
         )
         number = self.decisions.record(decision)
-        return FollowedDecision(self, number, decision, asked.at_s)
+        if request.pooling is None:  # else no token ever comes
+            asked.first_token.foresee(decision.foreseen_s, asked.at_s)
+        return FollowedDecision(self, number, decision, asked)
 
     def best_other(self, decision: Decision) -> tuple[Considered, float] | None:
         """Who would have been soonest of the others, and when, from the decision on."""
@@ -98,9 +142,9 @@ class DecisionLog:
         seconds, best = min(found, key=lambda one: one[0])
         return best, seconds
 
-    def queued_s(self, num_queued: int, num_replicas: int) -> float:
-        """How long the last of so many waits to enter, if they are as others were."""
-        return num_queued * self._typical_s / max(num_replicas, 1)
+    def queued_s(self, num_before: int, num_replicas: int) -> float:
+        """How long it takes until so many have entered, if they are as others were."""
+        return num_before * self._typical_s / max(num_replicas, 1)
 
     def estimate(self, asked: PlacementRequest, outlook: Outlook, queued_s: float) -> Estimate:
         taken = outlook.taken
@@ -125,11 +169,11 @@ class DecisionLog:
 
 
 class FollowedDecision:
-    def __init__(self, log: DecisionLog, number: int, decision: Decision, asked_s: float) -> None:
+    def __init__(self, log: DecisionLog, number: int, decision: Decision, asked: Asked) -> None:
         self._log = log
         self._number = number
         self._decision = decision
-        self._asked_s = asked_s
+        self._asked = asked
         self._first_s = self._last_s = 0.0
         self._num_tokens = self._num_at_first = 0
         self._is_over = False
@@ -139,7 +183,7 @@ class FollowedDecision:
         now = self._log.clock()
         if not self._num_tokens:
             self._first_s, self._num_at_first = now, num_tokens
-            self._conclude(now - self._asked_s)
+            self._conclude(now - self._asked.at_s)
         self._num_tokens += num_tokens
         self._last_s = now
 
@@ -165,8 +209,7 @@ class FollowedDecision:
                 best_other_s=None if other is None else decision.waited_s + other[1],
             ),
         )
-        if decision.attempt == 1:
-            self._log.ttft_errors.hear(decision.foreseen_s, first_token_s)
+        self._asked.first_token.comes()
 
 
 def _itl_s(capacity: Capacity | None, num_tokens: int) -> float | None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -23,13 +23,13 @@ from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest
 from baton.core.metrics import Family, gauge
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
-from baton.gateway.fleet.decision_log import Asked, DecisionLog
+from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
 from baton.gateway.fleet.draining import drain, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
 from baton.gateway.fleet.replica_link import ReplicaLink
-from baton.gateway.fleet.running_request import RunningRequest
+from baton.gateway.fleet.running_request import RunningRequest, first_request
 from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
 from baton.gateway.requests.generation import Estimate, Generation
@@ -38,9 +38,9 @@ from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
 from baton.router.capture import capture, captured_replicas
 from baton.router.decisions import Decisions
-from baton.router.placement import PlacementRequest
+from baton.router.placement import placement_request
 from baton.router.placer import Placer, Routing
-from baton.router.prompt_names import PromptNames
+from baton.router.prompt_names import PromptNames, names_of
 from baton.router.pulling import RateMeter
 
 log = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class ReplicaDispatcher:
         """Return once the request has a place. Raises Overloaded, Unavailable, DeadlineExceeded."""
 
         prompt = PromptNames(generation.prompt, generation.salt)
+        first_token = FirstToken(self._log.ttft_errors, self._clock)
         has_begun = False
 
         async def place(
@@ -116,7 +117,7 @@ class ReplicaDispatcher:
             for _ in prompt.make(self.fleet.layouts):
                 await asyncio.sleep(0)  # it may be long: others go on in between
 
-            asked = Asked(generation.owner, asked_s, self._log.queued_s(*self._in_queue))
+            asked = Asked(generation.owner, asked_s, self._queued_s(generation), first_token)
 
             def has_place(placed: Placed) -> None:
                 self._placed_by_request[generation.request_id] = placed
@@ -142,7 +143,11 @@ class ReplicaDispatcher:
                     del self._seekers[generation.request_id]
 
         charge = partial(self._queue.charge, generation.tenant)
-        end = partial(self._traffic.end, generation.request_id)
+
+        def end(num_output_tokens: int) -> None:
+            self._traffic.end(generation.request_id, num_output_tokens)
+            first_token.never_comes()
+
         running = RunningRequest(generation, place, self._clock, charge, end)
         self._traffic.arrive(generation.request_id, len(generation.prompt))
         try:
@@ -180,19 +185,21 @@ class ReplicaDispatcher:
         prompt = PromptNames(generation.prompt, generation.salt)
         for _ in prompt.make(self.fleet.layouts):
             await asyncio.sleep(0)
-        asked = PlacementRequest(
-            request_id=generation.request_id, num_tokens=len(generation.prompt)
+        request = first_request(generation)
+        names, near = names_of(request, prompt), self.fleet.where_runs(generation.near)
+        asked = replace(
+            placement_request(request, request.prompt, near=near), session=generation.session
         )
-        outlook = self._placer.outlook(asked, prompt, self.fleet.view(prompt), self._clock())
+        outlook = self._placer.outlook(asked, names, self.fleet.view(names), self._clock())
         if outlook is None:
             raise Unavailable("no decode replica has room at the moment; ask again later")
-        return self._log.estimate(asked, outlook, self._log.queued_s(*self._in_queue))
+        return self._log.estimate(asked, outlook, self._queued_s(generation))
 
-    @property
-    def _in_queue(self) -> tuple[int, int]:
-        """Requests that wait to enter, and replicas that compute prompts."""
+    def _queued_s(self, generation: Generation) -> float:
+        """How long a request that comes now will wait to enter."""
         num_replicas = len(self.fleet.lending) or sum(1 for _ in self.fleet.open_decode)
-        return len(self._queue), num_replicas
+        num_before = self._queue.num_before(generation.tenant, generation.priority)
+        return self._log.queued_s(num_before, num_replicas)
 
     def traffic(self) -> TrafficReport:
         """For the planner."""

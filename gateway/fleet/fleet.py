@@ -147,11 +147,9 @@ class Fleet:
 
     def _alive(self) -> Iterator[Epoch]:
         """Replicas that have said something of late."""
-        now = self._clock()
-        for epoch, link in (*self._link_by_epoch.items(), *self._prefill_link_by_epoch.items()):
-            heard_at_s = link.last_word.heard_at_s
-            if link.answers and heard_at_s is not None and now - heard_at_s <= ALIVE_FOR_S:
-                yield epoch
+        since = self._clock() - ALIVE_FOR_S
+        links = *self._link_by_epoch.values(), *self._prefill_link_by_epoch.values()
+        yield from (link.info.epoch for link in links if link.has_spoken(since))
 
     def _learn(self, epoch: Epoch, is_all: bool) -> None:
         self.warm_up.hear(epoch, is_all=is_all)

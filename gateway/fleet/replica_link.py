@@ -122,6 +122,11 @@ class ReplicaLink(ABC, Generic[F]):
     def answers(self) -> bool:
         return self.is_connected and not self.is_silent
 
+    def has_spoken(self, since_s: float) -> bool:
+        """Whether it is there, and has said something since then."""
+        heard_at_s = self.last_word.heard_at_s
+        return self.answers and heard_at_s is not None and heard_at_s >= since_s
+
     async def close(self) -> None:
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Protocol
 
 from baton.core.clock import Clock
@@ -57,6 +58,21 @@ class _Switched(BatonError):
 
 class _StaysHere(BatonError):
     """A request that was to move has ended meanwhile, or been lost."""
+
+
+def first_request(generation: Generation) -> GenerateRequest:
+    """Its first attempt, before anything is known but what was asked for."""
+    return GenerateRequest(
+        request_id=generation.request_id,
+        attempt=1,
+        prompt=generation.prompt,
+        sampling=generation.sampling,
+        salt=generation.salt,
+        tenant=generation.tenant,
+        cache_points=generation.cache_points,
+        priority=generation.priority,
+        pooling=generation.pooling,
+    )
 
 
 class RunningRequest:
@@ -140,18 +156,11 @@ class RunningRequest:
 
     def _request(self, source: ReplicaAddress | None) -> GenerateRequest:
         """The next attempt. `source`: where the one before it is still known."""
-        generation, time_left_s = self._generation, self._time_left_s()
-        return GenerateRequest(
-            request_id=generation.request_id,
+        time_left_s = self._time_left_s()
+        return replace(
+            first_request(self._generation),
             attempt=self._accounts.number + 1,
-            prompt=generation.prompt,
             output=tuple(self._output),
-            sampling=generation.sampling,
-            salt=generation.salt,
-            tenant=generation.tenant,
-            cache_points=generation.cache_points,
-            priority=generation.priority,
-            pooling=generation.pooling,
             source=source,
             is_moving=source is not None,
             traceparent=self._spans.next_context,

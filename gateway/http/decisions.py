@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 import msgspec
@@ -122,7 +121,7 @@ class DecisionsApi:
         )
 
     def _visible(self, public_id: str, caller: Caller) -> list[Decision]:
-        decisions = self._gateway.dispatcher.decisions.of(public_id, time.time())
+        decisions = self._gateway.dispatcher.decisions.of(public_id)
         return [one for one in decisions if self._tells_all or one.owner == caller.owner]
 
 

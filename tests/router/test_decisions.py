@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.clock import ManualClock
 from baton.core.ids import Epoch, ReplicaId, RequestId
 from baton.router.candidate import Candidate
 from baton.router.decisions import KEPT_S, Came, Considered, Decision, Decisions
@@ -46,15 +47,22 @@ DECISION = Decision(
 
 
 def test_the_oldest_decisions_are_forgotten_by_number_and_by_age() -> None:
-    decisions = Decisions(max_kept=2)
-    for number in range(3):
+    """By the time that has passed: the wall clock was set back after the first."""
+    clock = ManualClock()
+    decisions = Decisions(max_kept=2, clock=clock)
+    for number, decided_at in enumerate((1e9, 5e8, 6e8)):
         request_id = RequestId(f"req-{number}-aaaa")
-        decisions.record(replace(DECISION, request_id=request_id, decided_at=float(number)))
+        decisions.record(replace(DECISION, request_id=request_id, decided_at=decided_at))
+        clock.advance(1.0)
 
     assert [one.public_id for one in decisions] == ["req-1", "req-2"]
-    assert decisions.of("req-0", now=2.0) == ()
-    assert len(decisions.of("req-1", now=1.0 + KEPT_S)) == 1
-    assert decisions.of("req-1", now=1.5 + KEPT_S) == () and len(decisions) == 1
+    assert decisions.of("req-0") == ()
+    clock.advance(KEPT_S - 2.0)
+    assert len(decisions.of("req-1")) == 1
+    clock.advance(0.5)
+    assert decisions.of("req-1") == () and len(decisions) == 1
+    clock.advance(1.0)
+    assert list(decisions) == []
 
 
 def test_one_that_is_forgotten_comes_to_nothing_and_the_others_are_told_apart() -> None:
@@ -64,7 +72,7 @@ def test_one_that_is_forgotten_comes_to_nothing_and_the_others_are_told_apart() 
         decisions.conclude(number, Came(first_token_s=seconds, best_other_s=2.5))
     decisions.finish(third, num_output_tokens=7, itl_s=0.1)
 
-    came = [one.came for one in decisions.of("req-1", now=0.0)]
+    came = [one.came for one in decisions.of("req-1")]
     assert [one.first_token_s for one in came if one] == [2.0, 3.0]
     assert [one.regret_s for one in came if one] == [0.0, 0.5]
     assert [one.num_output_tokens for one in came if one] == [0, 7]

@@ -146,3 +146,16 @@ def test_everybody_is_served_once_and_as_many_go_before_as_was_said_at_most(
     assert sorted(gone) == list(range(len(arrivals)))
     assert len(queue) == 0
     assert [number for number in gone if arrivals[number][2]] == gone[: sum(a[2] for a in arrivals)]
+
+
+def test_one_that_would_come_now_is_told_of_those_before_it_as_if_it_had_come() -> None:
+    queue: FairQueue[int] = FairQueue({"heavy": 2.0})
+    for number, tenant in enumerate(["a", "a", "heavy", "heavy", "heavy", "heavy"]):
+        queue.add(number, tenant=tenant, now=0.0)
+    queue.add(9, is_retry=True, now=0.0)
+
+    for tenant, priority in (("a", 0), ("a", -5), ("heavy", 0), ("new", 3)):
+        asked = queue.num_before_new(tenant=tenant, priority=priority, now=1.0)
+        entry = queue.add(0, tenant=tenant, priority=priority, now=1.0)
+        assert asked == queue.num_before(entry)
+        queue.remove(entry)

@@ -115,3 +115,47 @@ def test_an_urgent_prompt_goes_before_those_that_came_first_but_not_for_ever() -
     due = [turns.due_s(prompt, 1.0, 0.0) for prompt in (urgent, long_ago, most_urgent)]
 
     assert due == [20.0, 10.0, 50.0]
+
+
+def test_who_was_bound_late_is_told_why_it_went_there_though_another_costs_less() -> None:
+    """It waits for `p1`, which is free first, and then says how much it has to do for others."""
+    peers = (lent("p1"), lent("p2"))
+    view, router = view_of(decode=(decode("d", max_open=99),), prefill=peers), placer()
+    busy = []
+    for name in ("r1", "r2"):
+        placement = router.place(asked(name), NAMES, view, 0.0)
+        busy.append((send(placement, view, 0.0), placement))
+    waits = router.place(asked("waits"), NAMES, view, 0.0)
+    assert isinstance(waits, Prompt)
+    [waited_for] = [one.candidate for one in peers if one.candidate.waiting]
+    [(_, placement)] = [one for one in busy if one[0] == waited_for.name]
+    assert isinstance(placement, Placement)
+    waited_for.finished(placement.prompt, 2.2)
+    waited_for.hear(10_000, 0, now=2.2)
+
+    [(_, placement)] = router.served(lambda names: view, 2.2)
+
+    assert placement.reason == (
+        f"its turn for {waited_for.name} came after 2.2 s in line:"
+        " 10.000 s until it is free, 0 tokens cached"
+    )
+
+
+def test_equals_are_drawn_from_only_where_the_choice_is_made_at_once() -> None:
+    peers = (lent("p1"), lent("p2"))
+    view, router = view_of(decode=(decode("d", max_open=99),), prefill=peers), placer()
+    sent = [router.place(asked(name), NAMES, view, 0.0) for name in "ab"]
+    for placement in sent:
+        assert isinstance(placement, Placement)
+        for peer in peers:
+            peer.candidate.book(placement.prompt, 0, 0.0)
+    assert isinstance(router.place(asked("c"), NAMES, view, 0.0), Prompt)
+    for placement in sent:
+        assert isinstance(placement, Placement)
+        for peer in peers:
+            peer.candidate.finished(placement.prompt, 2.0)
+
+    [(_, late)] = router.served(lambda names: view, 2.0)
+
+    assert isinstance(sent[0], Placement) and "drawn by" in sent[0].reason
+    assert "has least cost of 2" in late.reason and "drawn by" not in late.reason
