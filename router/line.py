@@ -176,7 +176,7 @@ class Line:
         late = (offered.over_s > busy_s).nonzero()[0]  # nobody else can gain: do not look them up
         if not len(late):
             return None
-        prompts = [offered.waiting[place].prompt for place in late]
+        prompts = [offered.waiting[place].prompt for place in late.tolist()]
         num_held = np.array(self._held_by(prompts, candidate), float)
         work_s = works_s(candidate.speed.pace, offered.num_tokens[late], num_held)
         crowd = len(self._waiting) / offers.num_candidates

@@ -148,8 +148,8 @@ class Fleet:
     def _alive(self) -> Iterator[Epoch]:
         """Replicas that have said something of late."""
         since = self._clock() - ALIVE_FOR_S
-        links = *self._link_by_epoch.values(), *self._prefill_link_by_epoch.values()
-        yield from (link.info.epoch for link in links if link.has_spoken(since))
+        yield from (e for e, link in self._link_by_epoch.items() if link.has_spoken(since))
+        yield from (e for e, link in self._prefill_link_by_epoch.items() if link.has_spoken(since))
 
     def _learn(self, epoch: Epoch, is_all: bool) -> None:
         self.warm_up.hear(epoch, is_all=is_all)
