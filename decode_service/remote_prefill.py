@@ -127,6 +127,7 @@ class RemotePrefill:
             await self._let_the_call_end(events)
         except BatonError as error:
             asking.end(str(error))
+            self._release(transfer_id, AbortReason.FAILED)
             _raise_cause(fetching)
             raise
         finally:
@@ -134,7 +135,7 @@ class RemotePrefill:
             if generating.prefill is None:
                 generating.prefilled_by = None
             # Before anything that waits, where a cancel could cut this short.
-            self._release(transfer_id)
+            self._release(transfer_id, AbortReason.CANCELLED)
             if fetching is not None:
                 fetching.cancel()
             await events.aclose()
@@ -217,9 +218,9 @@ class RemotePrefill:
         fetching.add_done_callback(partial(_end_span, generating.span.child("transfer")))
         return fetching
 
-    def _release(self, transfer_id: TransferId) -> None:
+    def _release(self, transfer_id: TransferId, reason: AbortReason) -> None:
         """Nothing happens to a transfer that was adopted or aborted before."""
-        self.thread.post(lambda: self.receiver.abort(transfer_id, AbortReason.CANCELLED))
+        self.thread.post(lambda: self.receiver.abort(transfer_id, reason))
 
 
 def _check_granted(granted: PrefillGranted, request: PrefillRequest, peer: ReplicaAddress) -> None:

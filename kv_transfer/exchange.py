@@ -27,7 +27,7 @@ from baton.kv_transfer.pulling.lending import Lender
 from baton.kv_transfer.pulling.peer import PeerClient
 from baton.kv_transfer.pulling.prefix_fetch import BroughtIn, PrefixFetcher
 from baton.kv_transfer.receiving.fetch import Fetcher
-from baton.kv_transfer.receiving.receiver import Receiver, ReceiverConfig
+from baton.kv_transfer.receiving.receiver import AbortReason, Receiver, ReceiverConfig
 from baton.kv_transfer.sending.outbox import Outbox
 from baton.kv_transfer.sending.sender import Sender, SenderConfig
 from baton.kv_transfer.tiers.config import TiersConfig
@@ -182,13 +182,25 @@ class KvExchange:
             "transfers_reserved_total": received.num_reserved,
             "transfers_refused_total": received.num_refused,
             "transfers_adopted_total": received.num_adopted,
-            "transfers_aborted_total": sent.num_aborted + received.num_aborted.total(),
+            **self._aborted(),
             "pieces_corrupt_total": received.num_corrupt.total(),
             "pieces_asked_again_total": received.num_asked_again,
             "kv_bytes_received_total": received.num_bytes,
             "kv_bytes_sent_total": self.outbox.num_bytes_sent,
             "tokens_lent_total": self.lender.num_lent_tokens,
             **self._lease_metrics(),
+        }
+
+    def _aborted(self) -> dict[str, float]:
+        """By reason from the start, for what was never counted has no rate. A sender knows only
+        that the receiver gave up, or went silent."""
+        name, by_reason = "transfers_aborted_total", self.receiver.counters.num_aborted
+        return {
+            f'{name}{{side="sending"}}': self.sender.counters.num_aborted,
+            **{
+                f'{name}{{side="receiving",reason="{reason.name.lower()}"}}': by_reason[reason]
+                for reason in AbortReason
+            },
         }
 
     def _lease_metrics(self) -> dict[str, float]:

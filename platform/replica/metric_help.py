@@ -84,7 +84,7 @@ _TRANSFERS: Mapping[str, str] = {
     "transfers_reserved_total": "Transfers that blocks were reserved for",
     "transfers_refused_total": "Transfers that no blocks could be reserved for",
     "transfers_adopted_total": "Transfers whose KV a request went on with",
-    "transfers_aborted_total": "Transfers that were given up, on either side",
+    "transfers_aborted_total": "Transfers that were given up; receivers say why",
     "pieces_corrupt_total": "Pieces of KV that came with wrong bytes",
     "pieces_corrupt_by_source_total": "The same by who sent them",
     "pieces_asked_again_total": "Pieces of KV that were asked for again",

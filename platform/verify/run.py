@@ -77,7 +77,7 @@ async def _evidence(
         leaks=await fleet.leaks(),
         num_corrupt=int(metrics["pieces_corrupt_total"]),
         num_squeezed=fleet.decode.core.engine.stats.num_preempted
-        + int(sum(metrics[name] for name in squeezed)),
+        + int(sum(value for name, value in metrics.items() if name.startswith(squeezed))),
         ms=ms,
     )
 

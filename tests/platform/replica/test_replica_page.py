@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.in_process_fleet import Fleet, running_fleet
 
-from baton.core.messages import Role
+from baton.core.messages import Role, SamplingParams
 from baton.core.metrics import exposition
 from baton.core.step_times import StepWork
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
@@ -115,6 +115,18 @@ async def test_a_page_explains_all_that_is_on_it_and_has_the_names_of_vllm_if_as
     assert {one.labels["engine"] for one in samples(both[Role.DECODE]) if ":" in one.name} == {
         "decode-2"
     }
+
+
+async def test_a_handoff_that_its_first_token_ends_is_cancelled_and_no_failure() -> None:
+    async with running_fleet() as fleet:
+        await fleet.ask(PROMPT, SamplingParams(max_tokens=1, temperature=0.0))
+        await fleet.assert_nothing_is_held()
+        page = replica_pages(fleet)[Role.DECODE]
+
+    name = "baton_replica_transfers_aborted_total"
+    ended = {one.labels["reason"]: one.value for one in samples(page) if "reason" in one.labels}
+    assert ended == {"cancelled": 1, "expired": 0, "pressure": 0, "failed": 0}
+    assert value(page, name, side="sending") == 0
 
 
 def test_labels_that_stand_behind_a_name_are_read_as_they_were_written() -> None:

@@ -1,0 +1,67 @@
+"""What alerts make of series that are made up, by Prometheus' own evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RULES = Path(__file__).parents[3] / "helm" / "baton" / "rules" / "baton.yaml"
+PROMTOOL = shutil.which("promtool")
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian: prometheus)")
+
+
+def fires(tmp_path: Path, name: str, series: dict[str, str], at: str) -> bool:
+    """Whether the alert does at that time; what it says is not looked at."""
+    test = tmp_path / "test.yaml"
+    asked: dict[str, Any] = {
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                "eval_time": at,
+                "exp_samples": [{"labels": "{}", "value": 1}],
+            }
+        ],
+    }
+    test.write_text(
+        json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [asked]})
+    )
+    assert PROMTOOL is not None
+    ran = subprocess.run([PROMTOOL, "test", "rules", test], capture_output=True, text=True)
+    assert "SUCCESS" in ran.stdout or "got:" in ran.stderr + ran.stdout, ran.stderr + ran.stdout
+    return ran.returncode == 0
+
+
+@pytest.mark.parametrize(("reason", "is_failure"), [("cancelled", False), ("failed", True)])
+def test_handoffs_that_nobody_wants_any_more_are_no_failures(
+    tmp_path: Path, reason: str, is_failure: bool
+) -> None:
+    labels = 'model="m",role="decode",replica="d"'
+    series = {
+        f"baton_replica_transfers_reserved_total{{{labels}}}": "0+60x40",
+        f"baton_replica_transfers_refused_total{{{labels}}}": "0x40",
+        f'baton_replica_transfers_aborted_total{{{labels},side="sending"}}': "0+60x40",
+        f'baton_replica_transfers_aborted_total{{{labels},side="receiving",reason="{reason}"}}': (
+            "0+60x40"
+        ),
+    }
+
+    assert fires(tmp_path, "BatonHandoffsFailing", series, "30m") is is_failure
+
+
+@pytest.mark.parametrize(("values", "is_missing"), [("1x20 stale", True), ("1x60", False)])
+def test_a_pool_whose_last_replica_went_is_missing(
+    tmp_path: Path, values: str, is_missing: bool
+) -> None:
+    series = {
+        'baton_replica_engine_info{model="m",role="prefill",replica="p"}': values,
+        'baton_replica_engine_info{model="m",role="decode",replica="d"}': "1x60",
+    }
+
+    assert fires(tmp_path, "BatonReplicasMissing", series, "40m") is is_missing
