@@ -95,6 +95,8 @@ class Request:
         self.num_computed = 0
         self.num_cached = 0
         """Tokens found in the prefix cache when the request was first admitted."""
+        self.num_looked_up = 0
+        """Tokens that were looked for there then."""
         self.num_run = 0
         """Tokens run through the model, those computed again after a preemption included."""
         self.num_drafted = 0

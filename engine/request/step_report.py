@@ -77,6 +77,8 @@ class EngineStats:
     num_tokens_run: int = 0
     num_tokens_cached: int = 0
     """Found in the prefix cache when their request was first admitted."""
+    num_tokens_looked_up: int = 0
+    """Looked for there."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_preempted: int = 0
@@ -93,6 +95,7 @@ class EngineStats:
         self.num_steps += 1
         self.num_tokens_run += report.num_tokens
         self.num_tokens_cached += sum(request.num_cached for request in report.first_scheduled)
+        self.num_tokens_looked_up += sum(one.num_looked_up for one in report.first_scheduled)
         self.num_drafted += report.num_drafted
         self.num_accepted += report.num_accepted
         self.num_preempted += report.num_preempted
@@ -108,6 +111,7 @@ class EngineStats:
             "steps_total": self.num_steps,
             "tokens_run_total": self.num_tokens_run,
             "tokens_cached_total": self.num_tokens_cached,
+            "tokens_looked_up_total": self.num_tokens_looked_up,
             "drafted_tokens_total": self.num_drafted,
             "accepted_tokens_total": self.num_accepted,
             "preemptions_total": self.num_preempted,

@@ -367,6 +367,7 @@ class Scheduler:
         request.num_computed = num_cached
         if not request.num_preemptions:
             request.num_cached = num_cached
+            request.num_looked_up = 0 if request.needs_every_token else len(request.tokens)
         return True
 
     def _note_share(self, request: Request, *, has_blocks: bool) -> None:

@@ -24,6 +24,7 @@ _STEPS: Mapping[str, str] = {
     "steps_total": "Steps of the engine",
     "tokens_run_total": "Tokens run through the model, of prompts and outputs",
     "tokens_cached_total": "Tokens found in the prefix cache when their request was admitted",
+    "tokens_looked_up_total": "Tokens looked for in the prefix cache when it was",
     "drafted_tokens_total": "Tokens guessed and run through the model to be verified",
     "accepted_tokens_total": "Guessed tokens that were right",
     "accepted_tokens_at_total": "Guessed tokens that were right, by their place in the draft",

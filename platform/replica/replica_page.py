@@ -138,10 +138,9 @@ def _vllm_families(capacity: Capacity, numbers: Mapping[str, float]) -> Iterator
     yield gauge("vllm:num_requests_waiting", help, capacity.num_waiting)
     yield gauge("vllm:kv_cache_usage_perc", help, usage)
     yield gauge("vllm:gpu_cache_usage_perc", help, usage)
-    num_cached, num_run = numbers["tokens_cached_total"], numbers["tokens_run_total"]
     for name, value in (
-        ("vllm:prefix_cache_hits_total", num_cached),
-        ("vllm:prefix_cache_queries_total", num_cached + num_run),
+        ("vllm:prefix_cache_hits_total", numbers["tokens_cached_total"]),
+        ("vllm:prefix_cache_queries_total", numbers["tokens_looked_up_total"]),
         ("vllm:num_preemptions_total", numbers["preemptions_total"]),
     ):
         yield Family(name, "counter", help, [Sample({}, value)])

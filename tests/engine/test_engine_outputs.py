@@ -103,6 +103,7 @@ def test_a_second_request_runs_only_what_the_first_has_not_computed() -> None:
     assert (first.num_cached, second.num_cached) == (0, 8)
     assert second.num_run == first.num_run - 8
     assert engine.stats.num_tokens_cached == 8
+    assert engine.stats.num_tokens_looked_up == len(first.prompt) + len(second.prompt)
 
 
 def test_a_choice_that_comes_while_another_runs_shares_the_blocks_of_their_prompt() -> None:

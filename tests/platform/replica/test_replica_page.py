@@ -112,6 +112,8 @@ async def test_a_page_explains_all_that_is_on_it_and_has_the_names_of_vllm_if_as
     assert not [page for page in plain.values() if "vllm:" in page]
     labels = {"model_name": "demo"}
     assert value(both[Role.DECODE], "vllm:num_requests_running", **labels) == 0
+    queries = {role: value(page, "vllm:prefix_cache_queries_total") for role, page in both.items()}
+    assert queries == {Role.PREFILL: len(PROMPT), Role.DECODE: 0}  # it decoded alone
     assert {one.labels["engine"] for one in samples(both[Role.DECODE]) if ":" in one.name} == {
         "decode-2"
     }
