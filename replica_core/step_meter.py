@@ -27,9 +27,13 @@ class ExpertWeights:
     num_experts: int
     num_choices: int
     num_bytes: int
+    """Those that this rank has."""
+    num_places: int = 1
+    """Data places whose tokens choose among them."""
 
     def bytes_read(self, num_tokens: int) -> float:
-        return self.num_bytes * (1 - (1 - self.num_choices / self.num_experts) ** num_tokens)
+        missed = 1 - self.num_choices / self.num_experts
+        return self.num_bytes * (1 - missed ** (num_tokens * self.num_places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

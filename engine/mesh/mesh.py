@@ -81,6 +81,12 @@ class Mesh:
         return self.size == self.context
 
     @property
+    def num_expert_places(self) -> int:
+        """Data places whose rows meet at one rank's experts: it multiplies the `expert`-th part of
+        them, if they choose evenly."""
+        return max(self.expert // (self.tensor * self.context), 1)
+
+    @property
     def _stage_size(self) -> int:
         return self.data * self.context * self.tensor
 

@@ -238,7 +238,7 @@ def _product(product: Product, rows: int, shape: ModelShape, mesh: Mesh) -> Work
     """Whole experts of a rank get their even part of the rows of all data places."""
     if product.experts is None or mesh.expert == 1:
         return product_work(product, rows, shape.item_bytes)
-    all_rows = rows * mesh.data
+    all_rows = rows * mesh.num_expert_places
     everywhere = product_work(product, all_rows, shape.item_bytes)
     read = product.bytes_read(all_rows)
     share = 1 / mesh.expert

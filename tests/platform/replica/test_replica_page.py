@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.in_process_fleet import Fleet, running_fleet
@@ -13,6 +14,7 @@ from tests.in_process_fleet import Fleet, running_fleet
 from baton.core.messages import Role, SamplingParams
 from baton.core.metrics import exposition
 from baton.core.step_times import StepWork
+from baton.engine.mesh.mesh import Mesh
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.platform.models.model_shape import AttentionShape, ModelShape, Part, Product
 from baton.platform.observe.config import MetricsConfig
@@ -163,6 +165,23 @@ def test_a_step_costs_what_the_shape_of_the_model_says() -> None:
     assert cost.flops(one_token) == 2 * 8 * (24 + 2 * 32 + 100) + 10 * 2 * 4 * 4 * 2
     assert cost.bytes_moved(one_token) == 384 + 1600 + 4096 / 2 + (10 + 1) * 2 * 16
     assert StepCost().flops(one_token) == StepCost().bytes_moved(one_token) == 0
+
+
+def test_whole_experts_of_a_rank_cost_their_part_of_all_data_places() -> None:
+    experts = Product(part=Part.EXPERTS, width=8, num_rows=32, num_bytes=512, experts=(32, 2))
+    shape = ModelShape(
+        width=8, vocab_size=100, item_bytes=2, products=(experts,), attentions=(), num_norms=2
+    )
+    step = StepWork(num_tokens=4, num_pairs=0, num_context=0, num_requests=4)
+    everywhere = 2 * 8 * 32 * 2 * 4  # by the tokens of one data place
+
+    alike = cost_of(shape, Mesh(tensor=8, expert=8))
+    apart = cost_of(shape, Mesh(data=8, expert=8))
+
+    assert alike.flops(step) == everywhere / 8
+    assert apart.flops(step) == everywhere
+    assert alike.bytes_moved(step) == pytest.approx(512 * (1 - (30 / 32) ** 4))
+    assert apart.bytes_moved(step) == pytest.approx(512 * (1 - (30 / 32) ** 32))
 
 
 def test_what_a_device_can_do_is_as_configured_where_no_data_sheet_says() -> None:
