@@ -21,6 +21,7 @@ from baton.platform.planner.queueing import Service, wait_s
 
 MAX_REPLICAS = 4096
 MAX_ROUNDS = 200
+EXACT = 0.005
 MIN_BATCH = 0.2
 """Requests on a replica of which two seldom meet: further ones would change nothing."""
 BUSIEST = 0.95
@@ -33,8 +34,10 @@ class PassTimes(Protocol):
     def prompt_s(self, num_tokens: int, num_before: int) -> float:
         """Some tokens of one prompt alone, behind others of it."""
 
-    def step_s(self, num_requests: int, context: float, piece: int = 0) -> float:
-        """One token each of so many requests, and a piece of a prompt."""
+    def step_s(
+        self, num_requests: int, context: float, piece: int = 0, num_before: float = 0.0
+    ) -> float:
+        """One token each of so many requests, and a piece of a prompt behind others of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,10 @@ class FittedPasses:
         num_pairs = num_tokens * num_before + num_tokens * (num_tokens - 1) // 2
         return self.times.predict_s(StepWork(num_tokens, num_pairs, 0, 1))
 
-    def step_s(self, num_requests: int, context: float, piece: int = 0) -> float:
-        num_pairs = piece * (piece - 1) // 2
+    def step_s(
+        self, num_requests: int, context: float, piece: int = 0, num_before: float = 0.0
+    ) -> float:
+        num_pairs = round(piece * num_before) + piece * (piece - 1) // 2
         work = StepWork(
             num_requests + piece,
             num_pairs,
@@ -69,16 +74,24 @@ class Load:
     output_tokens: float
     prompt_cv2: float = 0.0
     """Variance of the prompts' lengths over the square of their mean."""
+    cached_tokens: float = 0.0
+    """Of a prompt, before those that are computed: caches hold them."""
+    num_open: float = 0.0
+    """Requests that there are at least, while too few have ended to tell how long answers are."""
 
     @property
     def context(self) -> float:
         """Of a request that decodes, on average over its life."""
-        return self.prompt_tokens + self.output_tokens / 2
+        return self.whole_prompt_tokens + self.output_tokens / 2
 
     @property
     def held_tokens(self) -> float:
         """KV of a request at its end."""
-        return self.prompt_tokens + self.output_tokens
+        return self.whole_prompt_tokens + self.output_tokens
+
+    @property
+    def whole_prompt_tokens(self) -> float:
+        return self.cached_tokens + self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +109,7 @@ class Promise:
 
     def peak(self, mean: float) -> float:
         """What a Poisson number of that mean is at most, for the share of the time."""
-        return mean + self.deviations * sqrt(mean)
+        return mean + self.deviations * sqrt(mean) if mean < inf else inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +125,27 @@ class ReplicaModel:
     overhead_s: float = 0.0
     """On the way of a first token, outside of its passes: gateway, messages, KV that travels."""
 
-    def prefill_s(self, num_tokens: float) -> float:
-        """A prompt alone, in its passes."""
+    def prefill_s(self, num_tokens: float, num_cached: float = 0.0) -> float:
+        """So many tokens of a prompt behind those that caches hold, alone, in its passes."""
         whole, rest = divmod(max(round(num_tokens), 1), self.max_chunk)
-        total = sum(
-            self.passes.prompt_s(self.max_chunk, piece * self.max_chunk) for piece in range(whole)
+        ends = [round(num_cached) + piece * self.max_chunk for piece in range(whole + 1)]
+        total = sum(self.passes.prompt_s(self.max_chunk, before) for before in ends[:-1])
+        return total + (self.passes.prompt_s(rest, ends[-1]) if rest else 0.0)
+
+    def mean_prefill_s(self, load: Load) -> float:
+        return self.prefill_s(load.prompt_tokens, load.cached_tokens)
+
+    def step_s(
+        self, batch: float, context: float, piece: int = 0, num_before: float = 0.0
+    ) -> float:
+        """Of a mean batch: between two whole ones as a line does."""
+        low = max(int(batch), 1)
+        at_low = self.passes.step_s(low, context, piece, num_before)
+        if batch <= low:
+            return at_low
+        return at_low + (batch - low) * (
+            self.passes.step_s(low + 1, context, piece, num_before) - at_low
         )
-        return total + (self.passes.prompt_s(rest, whole * self.max_chunk) if rest else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +164,15 @@ class Need:
     typical_s: float = 0.0
     """The same of the median request."""
 
+    @property
+    def typical_batch(self) -> int:
+        """Of a step, while anybody decodes; of replicas that are overrun nothing is typical."""
+        return max(round(self.batch), 1) if self.batch < inf else 1
+
 
 def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
     """As few replicas as keep TTFT; if none could, as many as are not overrun."""
-    asked = load.rate * model.prefill_s(load.prompt_tokens)
+    asked = load.rate * model.mean_prefill_s(load)
     num_replicas = max(ceil(asked / BUSIEST), 1)
     found = prefill_with(load, model, promise, num_replicas)
     could_keep = _alone_s(load, model, promise) <= promise.ttft_s
@@ -153,12 +185,12 @@ def prefill_need(load: Load, model: ReplicaModel, promise: Promise) -> Need:
 def _alone_s(load: Load, model: ReplicaModel, promise: Promise) -> float:
     """To the first token of a prompt as long as the share of all are at most, if nobody waits."""
     longest = load.prompt_tokens * (1 + promise.deviations * sqrt(load.prompt_cv2))
-    return model.overhead_s + model.prefill_s(longest)
+    return model.overhead_s + model.prefill_s(longest, load.cached_tokens)
 
 
 def prefill_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas: int) -> Need:
     """What is foreseen with so many."""
-    service = Service(model.prefill_s(load.prompt_tokens), load.prompt_cv2)
+    service = Service(model.mean_prefill_s(load), load.prompt_cv2)
     waited_s = wait_s(load.rate, service, num_replicas, promise.share)
     seconds = _alone_s(load, model, promise) + waited_s
     waits_s = wait_s(load.rate, service, num_replicas, 0.5)
@@ -210,13 +242,12 @@ def decode_with(load: Load, model: ReplicaModel, promise: Promise, num_replicas:
     )
 
 
-def max_batch(load: Load, model: ReplicaModel, promise: Promise, piece: int = 0) -> int:
-    """Requests that may decode at once on a replica, each step with a piece of a prompt; 0 if not
-    even one keeps ITL."""
+def max_batch(load: Load, model: ReplicaModel, promise: Promise) -> int:
+    """Requests that may decode at once on a replica; 0 if not even one keeps ITL."""
     low, high = 0, most_held(load, model)
     while low < high:  # steps only grow with requests
         middle = (low + high + 1) // 2
-        is_kept = model.passes.step_s(middle, load.context, piece) <= promise.itl_s
+        is_kept = model.passes.step_s(middle, load.context) <= promise.itl_s
         low, high = (middle, high) if is_kept else (low, middle - 1)
     return low
 
@@ -230,20 +261,28 @@ def batch_of(load: Load, model: ReplicaModel, num_replicas: int) -> float:
     """Requests that decode on each of so many, on average: as many as come while one is answered.
     Infinite if they come faster."""
     rate = load.rate / num_replicas * load.output_tokens  # tokens a second
-    return settled(
-        lambda batch: rate * model.passes.step_s(max(round(batch), 1), load.context),
+    found = settled(
+        lambda batch: rate * model.step_s(batch, load.context),
         2 * max(most_held(load, model), 1),
     )
+    return max(found, load.num_open / num_replicas)
 
 
 def settled(following: Callable[[float], float], most: float) -> float:
-    """The number that follows from itself; infinite above `most`."""
+    """The number that follows from itself; infinite above `most`.
+
+    By Aitken's steps: near the most that can be done each number is hardly larger than the one
+    before it, long before they come to their end.
+    """
     batch = 0.0
     for _ in range(MAX_ROUNDS):
-        found = following(batch)
-        if found > most:
+        first = following(batch)
+        second = following(first) if first <= most else inf
+        if second > most:
             return inf
-        if abs(found - batch) <= 0.005 * found:
+        slope = (second - first) / (first - batch) if first != batch else 0.0
+        found = second + slope / (1 - slope) * (second - first) if 0 < slope < 1 else second
+        if abs(found - batch) <= EXACT * found:
             return found
-        batch = found
+        batch = min(found, most)
     return batch

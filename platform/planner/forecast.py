@@ -21,6 +21,8 @@ LEAST_OF_HALF = 3
 """Observations that a trend is told from."""
 MOST_GROWTH = 2.0
 """Times the level that a trend may reach."""
+ENOUGH_ENDED = 10
+"""Answers that tell how long they are; of fewer, the first to end are the shortest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +90,13 @@ def _lengths(observations: Sequence[Observation]) -> dict[str, float]:
     num_ended = sum(one.num_ended for one in observations)
     prompt = sum(one.prompt_tokens for one in observations) / max(num_arrived, 1)
     squared = sum(one.squared_prompt_tokens for one in observations) / max(num_arrived, 1)
+    cached = sum(one.cached_tokens for one in observations) / max(num_arrived, 1)
     output = sum(one.output_tokens for one in observations) / max(num_ended, 1)
+    num_open = observations[-1].num_open
     return {
         "prompt_tokens": max(prompt, 1.0),
+        "cached_tokens": cached,
         "output_tokens": max(output, 1.0),
+        "num_open": num_open if num_ended < min(ENOUGH_ENDED, num_open) else 0.0,
         "prompt_cv2": max(squared / prompt**2 - 1, 0.0) if prompt else 0.0,
     }

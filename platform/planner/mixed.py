@@ -50,7 +50,7 @@ def mixed_with(
 ) -> tuple[Need, Need]:
     """What is foreseen with so many."""
     passes, piece, rate = model.passes, model.max_chunk, load.rate / num_replicas
-    batch = _batch(load, model, rate)
+    batch = max(_batch(load, model, rate), load.num_open / num_replicas)
     steps = _steps(load, model, rate, batch) if batch < inf else 0.0
     if not steps:
         overrun = Need(
@@ -63,7 +63,8 @@ def mixed_with(
         )
         return overrun, overrun
     num_pieces = load.prompt_tokens / piece
-    with_piece_s = passes.step_s(max(round(batch), 1), load.context, round(_piece(load, piece)))
+    part = round(_piece(load, piece)), mean_before(load, piece)
+    with_piece_s = passes.step_s(max(round(batch), 1), load.context, *part)
     service = Service(max(num_pieces, 1.0) * with_piece_s, load.prompt_cv2)
     plain_s = passes.step_s(max(round(batch), 1), load.context)  # that a prompt finds under way
     longest_s = service.mean_s * (1 + promise.deviations * sqrt(load.prompt_cv2)) + plain_s
@@ -71,7 +72,7 @@ def mixed_with(
     share_with_piece = rate * max(num_pieces, 1.0) / steps
     peak = max(promise.peak(batch), 1.0)
     is_slow = share_with_piece > 1 - promise.share
-    itl_s = passes.step_s(ceil(peak), load.context, round(_piece(load, piece)) if is_slow else 0)
+    itl_s = passes.step_s(ceil(peak), load.context, *(part if is_slow else ()))
     ttft_s = longest_s + model.overhead_s + wait_s(load.rate, service, num_replicas, promise.share)
     first = Need(
         num_replicas=num_replicas,
@@ -100,14 +101,20 @@ def _piece(load: Load, piece: int) -> float:
     return min(load.prompt_tokens, piece)
 
 
+def mean_before(load: Load, piece: int) -> float:
+    """Tokens of the prompt before a piece, on average over its pieces: pairs are linear in them."""
+    return load.cached_tokens + max(load.prompt_tokens - piece, 0.0) / 2
+
+
 def _steps(load: Load, model: ReplicaModel, rate: float, batch: float) -> float:
     """A second, while any request is there: with a piece, and without. 0 if pieces take it all."""
     piece = _piece(load, model.max_chunk)
     pieces = rate * load.prompt_tokens / piece
-    busy = pieces * model.passes.step_s(max(round(batch), 1), load.context, round(piece))
+    before = mean_before(load, model.max_chunk)
+    busy = pieces * model.step_s(batch, load.context, round(piece), before)
     if busy >= BUSIEST:
         return 0.0
-    return pieces + (1 - busy) / model.passes.step_s(max(round(batch), 1), load.context)
+    return pieces + (1 - busy) / model.step_s(batch, load.context)
 
 
 def _batch(load: Load, model: ReplicaModel, rate: float) -> float:

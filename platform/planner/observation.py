@@ -32,6 +32,8 @@ class Observation:
     prompt_tokens: int
     """Of those that arrived; what caches hold is left out where that is known. So is the next."""
     squared_prompt_tokens: float
+    cached_tokens: int = 0
+    """Of the same prompts, what caches hold."""
     num_ended: int
     output_tokens: int
     """Of those that ended."""

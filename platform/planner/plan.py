@@ -188,8 +188,8 @@ def _for_what_waits(
     if observation.oldest_wait_s <= rules.ttft_s or not observation.num_waiting:
         return 0
     mean = observation.waiting_tokens / observation.num_waiting
-    work_s = observation.num_waiting * model.prefill_s(mean)
-    asked = load.rate * model.prefill_s(load.prompt_tokens)
+    work_s = observation.num_waiting * model.prefill_s(mean, load.cached_tokens)
+    asked = load.rate * model.mean_prefill_s(load)
     spare = observation.pool(Role.PREFILL if rules.max_prefill else Role.DECODE).num_kept - asked
     if spare > 0 and work_s / spare < rules.cold_start_s:
         return 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import sqrt
 
+from baton.platform.planner.mixed import mean_before
 from baton.platform.planner.queueing import Service, chance_of_wait, wait_s
 from baton.platform.size_plan.pass_time import BITS, PassTime
 from baton.platform.size_plan.pools import Pool
@@ -52,13 +52,13 @@ def _pass(question: Question, what: str, took: PassTime) -> str:
 
 def _prompts(question: Question, pool: Pool) -> Iterator[str]:
     num_tokens = min(round(question.load.prompt_tokens), pool.scheduler.max_chunk)
-    took = pool.seat.passes.prompt(num_tokens)
+    took = pool.seat.passes.prompt(num_tokens, round(question.load.cached_tokens))
     yield _pass(question, f"a pass of {num_tokens} tokens of a prompt on {pool.seat.name}", took)
 
 
 def _queue(question: Question, pool: Pool) -> Iterator[str]:
     load, promise, num_replicas = question.load, question.promise, pool.num_replicas
-    service = Service(pool.model.prefill_s(load.prompt_tokens), load.prompt_cv2)
+    service = Service(pool.model.mean_prefill_s(load), load.prompt_cv2)
     asked = load.rate * service.mean_s
     chance = chance_of_wait(asked, num_replicas) if asked < num_replicas else 1.0
     waits_s = wait_s(load.rate, service, num_replicas, promise.share)
@@ -72,14 +72,14 @@ def _queue(question: Question, pool: Pool) -> Iterator[str]:
 
 def _decoding(question: Question, pool: Pool) -> Iterator[str]:
     load, need = question.load, pool.need
-    num_requests = max(round(need.batch), 1)
+    num_requests = need.typical_batch
     took = pool.seat.passes.step(num_requests, load.context)
     yield _pass(
         question,
         f"a step of {num_requests} that decode at {load.context:.0f} on {pool.seat.name}",
         took,
     )
-    peak = need.batch + question.promise.deviations * sqrt(need.batch)
+    peak = question.promise.peak(need.batch)
     yield (
         f"decode: {load.rate:g} a second x {load.output_tokens:.0f} tokens x "
         f"{need.typical_s * KILO:.1f} ms / {pool.num_replicas} replicas = {need.batch:.1f} at once "
@@ -91,8 +91,10 @@ def _mixed(question: Question, pool: Pool) -> Iterator[str]:
     assert pool.first is not None
     load, chunk = question.load, pool.scheduler.max_chunk
     piece = min(round(load.prompt_tokens), chunk)
-    took = pool.seat.passes.step(max(round(pool.need.batch), 1), load.context, piece)
-    yield _pass(question, f"the same step with {piece} tokens of a prompt", took)
+    before = mean_before(load, chunk)
+    took = pool.seat.passes.step(pool.need.typical_batch, load.context, piece, before)
+    what = f"the same step with {piece} tokens of a prompt behind {before:.0f} of it"
+    yield _pass(question, what, took)
     yield (
         f"prompts: {load.rate:g} a second x {max(load.prompt_tokens / chunk, 1):.1f} such steps = "
         f"{pool.first.busy:.0%} of the time of {pool.num_replicas}"

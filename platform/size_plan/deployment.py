@@ -28,7 +28,7 @@ def deployment_of(question: Question, option: Option) -> dict[str, Any]:
             continue
         changes.update({f"{name}.{path}": value for path, value in _pool(question, pool).items()})
     if option.prefill is not None:
-        longest = round(question.load.prompt_tokens * 4)
+        longest = round(question.load.whole_prompt_tokens * 4)
         changes["prefill.max_queued_tokens"] = max(longest, 4 * _chunk(option.prefill))
     changes["decode.max_open"] = max(2 * option.decode.scheduler.max_running, 1)
     served = override(question.config, changes)
@@ -89,7 +89,7 @@ def _device(question: Question, pool: Pool) -> Device:
         max_running=scheduler.max_running,
         prefill_chunk=scheduler.prefill_chunk,
         max_open=max(2 * scheduler.max_running, 1),
-        max_queued_tokens=max(4 * round(question.load.prompt_tokens), 4 * _chunk(pool)),
+        max_queued_tokens=max(4 * round(question.load.whole_prompt_tokens), 4 * _chunk(pool)),
     )
 
 
@@ -104,14 +104,14 @@ def _step_times(question: Question, pool: Pool) -> StepTimes:
     if pool.is_prefill or pool.first is not None:
         for number in range(1, NUM_FITTED + 1):
             num_tokens = max(_chunk(pool) * number // NUM_FITTED, 2)
-            for before in (0, round(load.prompt_tokens)):
+            for before in (0, round(load.whole_prompt_tokens)):
                 work = prompt_work(num_tokens, before)
                 steps.append((work, passes.prompt_s(num_tokens, before)))
     if not pool.is_prefill:
-        most = max(min(2 * round(pool.need.batch), pool.scheduler.max_running), 1)
+        most = min(2 * pool.need.typical_batch, pool.scheduler.max_running)
         for number in range(1, NUM_FITTED + 1):
             num_requests = max(most * number // NUM_FITTED, 1)
-            for context in (load.prompt_tokens, load.held_tokens):
+            for context in (load.whole_prompt_tokens, load.held_tokens):
                 held = round(num_requests * context)
                 work = StepWork(num_requests, 0, held, num_requests)
                 steps.append((work, passes.step_s(num_requests, context)))

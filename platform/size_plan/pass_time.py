@@ -140,19 +140,24 @@ class LayoutPasses:
         return LayoutPasses(self._layout, self._accelerator, self._precision, efficiency)
 
     def prompt_s(self, num_tokens: int, num_before: int) -> float:
-        return self._seconds((Asked(1, num_tokens, num_before + num_tokens),)).seconds
+        return self.prompt(num_tokens, num_before).seconds
 
-    def step_s(self, num_requests: int, context: float, piece: int = 0) -> float:
-        return self.step(num_requests, context, piece).seconds
+    def step_s(
+        self, num_requests: int, context: float, piece: int = 0, num_before: float = 0.0
+    ) -> float:
+        return self.step(num_requests, context, piece, num_before).seconds
 
-    def step(self, num_requests: int, context: float, piece: int = 0) -> PassTime:
-        """Each data place has so many requests, and a piece."""
+    def step(
+        self, num_requests: int, context: float, piece: int = 0, num_before: float = 0.0
+    ) -> PassTime:
+        """Each data place has so many requests, and a piece behind others of its prompt."""
         decoding = Asked(num_requests, 1, max(round(context), 1))
         asked = (decoding,) if num_requests else ()
-        return self._seconds((*asked, Asked(1, piece, piece)) if piece else asked)
+        part = Asked(1, piece, round(num_before) + piece)
+        return self._seconds((*asked, part) if piece else asked)
 
-    def prompt(self, num_tokens: int) -> PassTime:
-        return self._seconds((Asked(1, num_tokens, num_tokens),))
+    def prompt(self, num_tokens: int, num_before: int) -> PassTime:
+        return self._seconds((Asked(1, num_tokens, num_before + num_tokens),))
 
     def _timed(self, asked: tuple[Asked, ...]) -> PassTime:
         """All data places compute as much as one."""

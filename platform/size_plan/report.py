@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.platform.layout_plan.report import shown
+from baton.platform.planner.capacity import Load
 from baton.platform.simulator.fleet.figures import FleetFigures
 from baton.platform.size_plan.arithmetic import lines, weights_told
 from baton.platform.size_plan.deployment import deployment_of, devices_of
@@ -34,7 +35,7 @@ def show(console: Console, answer: Answer, *, is_explained: bool) -> None:
         f"{chip.tflop_s[question.precision]:,.3g} TFLOP/s ({chip.source})"
     )
     console.print(
-        f"{load.rate:g} requests a second, {load.prompt_tokens:.0f} tokens in and "
+        f"{load.rate:g} requests a second, {load.prompt_tokens:.0f} tokens in{_cached(load)} and "
         f"{load.output_tokens:.0f} out; for {promise.share:.0%} a first token within "
         f"{_ms(promise.ttft_s)} ms and the next within {_ms(promise.itl_s)} ms"
     )
@@ -53,6 +54,10 @@ def show(console: Console, answer: Answer, *, is_explained: bool) -> None:
             console.print(f"- {line}")
     console.print("\n# baton.yaml")
     console.print(yaml_of(answer))
+
+
+def _cached(load: Load) -> str:
+    return f" behind {load.cached_tokens:.0f} that caches hold" if load.cached_tokens else ""
 
 
 def yaml_of(answer: Answer) -> str:
@@ -154,10 +159,10 @@ def _rooflines(answer: Answer, pools: Sequence[tuple[str, Pool]]) -> Table:
     for name, pool in pools:
         if name == "prefill" or pool.first is not None:
             num_tokens = min(round(load.prompt_tokens), pool.scheduler.max_chunk)
-            took = pool.seat.passes.prompt(num_tokens)
+            took = pool.seat.passes.prompt(num_tokens, round(load.cached_tokens))
             _add_pass(table, f"{num_tokens} of a prompt, {pool.seat.name}", took, ridge)
         if name == "decode":
-            for num_requests in dict.fromkeys((1, max(round(pool.need.batch), 1))):
+            for num_requests in dict.fromkeys((1, pool.need.typical_batch)):
                 took = pool.seat.passes.step(num_requests, load.context)
                 _add_pass(table, f"{num_requests} decode, {pool.seat.name}", took, ridge)
     return table

@@ -118,6 +118,10 @@ def size(  # noqa: PLR0913 - one parameter an option
     input_tokens: Annotated[
         float, of_load("--input", min=1, help="Tokens of a prompt that are computed, on average.")
     ] = 1000.0,
+    cached_tokens: Annotated[
+        float,
+        of_load("--cached", min=0, help="Tokens before them that caches hold, on average."),
+    ] = 0.0,
     input_cv: Annotated[
         float, of_load(min=0.0, help="Their standard deviation over their mean.")
     ] = 0.0,
@@ -176,6 +180,7 @@ def size(  # noqa: PLR0913 - one parameter an option
             load=Load(
                 rate=rate or 1.0,
                 prompt_tokens=input_tokens,
+                cached_tokens=cached_tokens,
                 output_tokens=output_tokens,
                 prompt_cv2=input_cv**2,
             ),

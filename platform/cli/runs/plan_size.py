@@ -59,6 +59,7 @@ def run(job: Job) -> None:
     for file, option in ((job.yaml_file, "--yaml"), (job.device_file, "--device-file")):
         if file is not None:
             check_writable(file, option)
+    _check_cached(job)
     answer = size(_question(job))
     figures = None
     if job.num_simulated is not None:
@@ -77,6 +78,17 @@ def run(job: Job) -> None:
     show(console, answer, is_explained=job.is_explained)
     if figures is not None:
         show_simulated(console, answer, figures)
+
+
+def _check_cached(job: Job) -> None:
+    if not job.load.cached_tokens:
+        return
+    for value, option in ((job.trace, "--trace"), (job.num_simulated, "--simulate")):
+        if value is not None:
+            raise InvalidConfig(
+                f"--cached: prompts of {option} have no such prefix; say --input and --output, or "
+                "play a trace of shared prefixes with `baton simulate`"
+            )
 
 
 def _question(job: Job) -> Question:

@@ -17,6 +17,7 @@ from baton.platform.planner.capacity import (
     decode_with,
     prefill_need,
     prefill_with,
+    settled,
 )
 from baton.platform.planner.mixed import mixed_need, mixed_with
 from baton.platform.planner.queueing import Service, chance_of_wait, wait_s
@@ -64,6 +65,54 @@ def test_a_promise_that_none_could_keep_asks_for_no_more_than_work_through() -> 
     assert 0.6 < prefill.busy < 1.0
     assert decode.num_replicas == 1
     assert mixed[0].num_replicas < 5
+
+
+def test_pieces_of_a_long_prompt_read_what_is_before_them() -> None:
+    """The passes of a prompt are as long beside those who decode as they are alone."""
+    times = StepTimes(constant_s=0.01, token_s=1e-5, pair_s=2e-9)
+    model = replace(MODEL, passes=FittedPasses(times))
+    load = Load(rate=0.02, prompt_tokens=60 * 2048, output_tokens=2)
+    alone_s = model.prefill_s(load.prompt_tokens)
+
+    first, _ = mixed_with(load, model, PROMISE, 1)
+    overrun, _ = mixed_with(replace(load, rate=1.1 / alone_s), model, PROMISE, 1)
+
+    assert alone_s > 5 * 60 * model.passes.prompt_s(2048, 0)
+    assert first.busy == pytest.approx(load.rate * alone_s, rel=0.01)
+    assert overrun.busy == inf and not overrun.is_kept
+
+
+def test_what_caches_hold_is_not_computed_and_is_read_and_kept() -> None:
+    hits = replace(LOAD, cached_tokens=6000.0)
+
+    prefill, decode = prefill_with(hits, MODEL, PROMISE, 8), decode_with(hits, MODEL, PROMISE, 8)
+    first, later = mixed_with(hits, replace(MODEL, max_chunk=256), PROMISE, 16)
+
+    assert hits.held_tokens == LOAD.held_tokens + 6000
+    pairs_s = 1500 * 6000 * TIMES.pair_s
+    alone_s = MODEL.prefill_s(1500) + pairs_s
+    assert prefill.busy == pytest.approx(LOAD.rate * alone_s / 8)
+    assert decode.seconds > decode_with(LOAD, MODEL, PROMISE, 8).seconds
+    without = mixed_with(LOAD, replace(MODEL, max_chunk=256), PROMISE, 16)
+    assert first.busy > without[0].busy and later.batch > without[1].batch
+
+
+def test_half_of_all_requests_are_promised_as_much_as_others() -> None:
+    """Of what is overrun not even the median is known."""
+    half = replace(PROMISE, share=0.5)
+    load = replace(LOAD, rate=100.0)
+
+    need = decode_need(load, replace(MODEL, max_requests=16), half)
+
+    assert need.is_kept and need.num_replicas > 10
+    assert half.peak(inf) == inf and half.peak(4.0) == 4.0
+
+
+def test_a_batch_near_the_most_is_followed_to_its_end() -> None:
+    """x = 1 + 0.98 x has its end at 50, and hardly moves long before."""
+    assert settled(lambda batch: 1 + 0.98 * batch, 100.0) == pytest.approx(50.0)
+    assert settled(lambda batch: 1 + 0.98 * batch, 40.0) == inf
+    assert settled(lambda batch: 1 + 1.02 * batch, 1e3) == inf
 
 
 def test_a_cache_that_holds_few_requests_takes_more_replicas() -> None:

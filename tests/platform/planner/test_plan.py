@@ -203,3 +203,13 @@ def test_limits_are_kept_and_told() -> None:
     assert "planner.max_prefill" in decision.reasons[0]
     with pytest.raises(ValueError, match="min_decode is more than"):
         PlannerConfig(min_decode=9)
+
+
+def test_answers_that_have_not_ended_are_not_taken_for_short_ones() -> None:
+    """Long ones came for half a minute, and none is over."""
+    pools = Pools()
+
+    for number in range(1, 7):
+        pools.see(observed(number * PERIOD_S, 5, num_ended=0, output_tokens=0, num_open=5 * number))
+
+    assert pools.of(Role.DECODE)[-1] >= 30 / MODEL.max_requests
