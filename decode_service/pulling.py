@@ -10,11 +10,11 @@ Whatever fails leaves a note, and the request to the other ways into the engine.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from baton.core.messages import ReplicaAddress
-from baton.core.tracing import NO_SPAN, Span
+from baton.core.tracing import Span
 from baton.decode_service.adoption import adopt
 from baton.decode_service.generating import Generating
 from baton.engine.engine import Engine
@@ -44,9 +44,8 @@ class Pulling:
         peer = self.kv.peers.source(source, leaving)
         moving = self.kv.prefixes.bring_in(wanted, message.salt, peer, tenant=message.tenant)
         span = generating.span.child("take over")
-        async with moving as brought_in:
+        async with _traced(span, source, moving) as brought_in:
             self._take_note(generating, brought_in)
-            _end_span(span, source, brought_in)
             num_missing = len(wanted) - brought_in.num_tokens
             if not brought_in.num_new or (num_missing > brought_in.num_tokens and message.prefill):
                 return False
@@ -61,12 +60,10 @@ class Pulling:
         message = generating.message
         known = generating.known_tokens
         prefix = self.kv.prefix_of(known, message.salt, message.source, tenant=message.tenant)
-        source = message.source
-        span = NO_SPAN if source is None else generating.span.child("pull")
+        if message.source is not None:
+            prefix = _traced(generating.span.child("pull"), message.source, prefix)
         async with prefix as brought_in:
             self._take_note(generating, brought_in)
-            if source is not None:
-                _end_span(span, source, brought_in)
             yield
 
     async def _enter(
@@ -89,8 +86,20 @@ class Pulling:
             generating.notes.append(brought_in.note)
 
 
-def _end_span(span: Span, source: ReplicaAddress, brought_in: BroughtIn) -> None:
-    """It is over once the KV is here; what is done with it is not the way's."""
-    if span.is_recording:
-        span.set({"baton.source": source.replica_id, "baton.pulled_tokens": brought_in.num_new})
-    span.end("" if brought_in.num_new else brought_in.note)
+@asynccontextmanager
+async def _traced(
+    span: Span, source: ReplicaAddress, pulling: AbstractAsyncContextManager[BroughtIn]
+) -> AsyncIterator[BroughtIn]:
+    """The span is over once the KV is here, or will not come: what is done with it is not the
+    way's."""
+    async with AsyncExitStack() as held:
+        try:
+            brought_in = await held.enter_async_context(pulling)
+        except BaseException as error:
+            span.end(str(error) or type(error).__name__)
+            raise
+        if span.is_recording:
+            pulled = brought_in.num_new
+            span.set({"baton.source": source.replica_id, "baton.pulled_tokens": pulled})
+        span.end("" if brought_in.num_new else brought_in.note)
+        yield brought_in

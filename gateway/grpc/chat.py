@@ -19,11 +19,11 @@ from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.gateway.grpc.tools import tool_use_of
 from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
+from baton.gateway.requests.call_span import named_call
 from baton.gateway.requests.choices import ChoiceDelta
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder
 from baton.gateway.requests.prompt_progress import PromptProgress
-from baton.gateway.requests.request_ids import public_request_id
 from baton.gateway.requests.session_keys import session_key
 from baton.gateway.text.served_model import ServedModel
 from baton.proto import inference_pb2 as pb
@@ -60,7 +60,7 @@ async def chat_order(
     options = sampling_options(request.sampling)
     plan = await plan_chat(gateway, conversation_of(request, gateway.model))
     order = CompletionOrder(
-        request_id=public_request_id(request.request_id, field="request_id"),
+        request_id=named_call(caller.call, request.request_id),
         prompts=(plan.prompt,),
         options=options,
         grammar=plan.grammar,

@@ -12,11 +12,11 @@ from baton.gateway.grpc.answers import ResponseFiller, prompt_progress, watched
 from baton.gateway.grpc.cache_control import cache_control
 from baton.gateway.grpc.options import FIELD_BY_OPTION, output_rule, sampling_options
 from baton.gateway.grpc.prompts import prompt_values
+from baton.gateway.requests.call_span import named_call
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import CompletionOrder, Prompt
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.prompts import read_prompts, with_cache_point
-from baton.gateway.requests.request_ids import public_request_id
 from baton.gateway.requests.session_keys import session_key
 from baton.proto import inference_pb2 as pb
 
@@ -46,7 +46,7 @@ async def generate_order(
     gateway.model.check_name(request.model)
     options = sampling_options(request.sampling)
     return CompletionOrder(
-        request_id=public_request_id(request.request_id, field="request_id"),
+        request_id=named_call(caller.call, request.request_id),
         prompts=with_cache_point(await _prompts(gateway, request), cache_control(request)),
         options=options,
         grammar=await gateway.grammars.accept(output_rule(request.sampling)),

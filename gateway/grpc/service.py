@@ -26,6 +26,17 @@ from grpc import StatusCode
 
 OPERATIONS = {"Generate": "text_completion", "Chat": "chat", "Embed": "embeddings"}
 """What a method asks of the model, as OpenTelemetry names it."""
+SERVERS_FAULT = frozenset(
+    {
+        StatusCode.UNKNOWN,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.INTERNAL,
+        StatusCode.UNAVAILABLE,
+        StatusCode.DATA_LOSS,
+    }
+)
+"""What OpenTelemetry takes for an error of the server; others are the client's affair."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -130,7 +141,7 @@ class InferenceService(InferenceServicer):
             self._gateway.metrics.calls.add(1, method, outcome.name)
             if call.span.is_recording:
                 call.span.set({"rpc.response.status_code": outcome.name})
-            call.span.end("" if outcome is StatusCode.OK else outcome.name)
+            call.span.end(outcome.name if outcome in SERVERS_FAULT else "")
             ended = EndedCall(
                 method="grpc",
                 path=method,
@@ -142,11 +153,9 @@ class InferenceService(InferenceServicer):
             log_call(ended, has_access_log=self._gateway.config.access_log)
 
     def _begin_call(self, method: str, metadata: Mapping[str, str | bytes]) -> TracedCall:
-        parent, request_id = metadata.get("traceparent", ""), metadata.get("x-request-id", "")
         return begin_call(
             self._gateway,
             OPERATIONS[method],
-            str(request_id),
-            parent=str(parent),
+            parent=str(metadata.get("traceparent", "")),
             attributes={"rpc.system.name": "grpc", "rpc.method": method},
         )

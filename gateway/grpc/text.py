@@ -11,10 +11,10 @@ from baton.gateway.chat.conversation import encode_chat, for_model, render_chat
 from baton.gateway.grpc.answers import usage
 from baton.gateway.grpc.chat import conversation_of
 from baton.gateway.grpc.prompts import prompt_values
+from baton.gateway.requests.call_span import named_call
 from baton.gateway.requests.embedding import MAX_INPUTS, EmbeddingOrder, embed
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.prompts import read_prompts
-from baton.gateway.requests.request_ids import public_request_id
 from baton.gateway.requests.sampling_options import check_tokens
 from baton.proto import inference_pb2 as pb
 
@@ -69,7 +69,7 @@ async def answer_embed(
     if pooling is None:
         raise InvalidRequest(f"pooling {request.pooling} is not known here", field="pooling")
     order = EmbeddingOrder(
-        request_id=public_request_id(request.request_id, field="request_id"),
+        request_id=named_call(caller.call, request.request_id),
         inputs=await read_prompts(
             gateway,
             prompt_values(request.inputs, "inputs"),

@@ -26,7 +26,7 @@ from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
 from baton.gateway.http.web_pages import check_no_web_page
-from baton.gateway.requests.call_span import begin_call
+from baton.gateway.requests.call_span import begin_call, ended_by_error
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
@@ -118,9 +118,10 @@ class Edge:
             ignored_fields=ignored_fields,
         )
         try:
-            await self._app(scope, receive, send_with_headers)
+            with ended_by_error(call.span):
+                await self._app(scope, receive, send_with_headers)
         finally:
-            call.span.end()
+            call.span.end(_fault(status))
             self._log(scope, status, monotonic() - began_s, request_id, caller)
 
     def _admitted(self, path: str, headers: Headers) -> Caller:
@@ -172,12 +173,12 @@ class Edge:
         return begin_call(
             self._gateway,
             operation,
-            request_id,
             parent=headers.get("traceparent", ""),
             attributes={
                 "http.request.method": scope["method"],
                 "http.route": scope["path"],
                 "url.path": scope["path"],
+                "baton.request_id": request_id,
             },
         )
 
@@ -187,6 +188,11 @@ class Edge:
             self._gateway.metrics.ignored_fields.add(1, name)
         if fields:
             yield IGNORED.encode(), ", ".join(fields).encode()
+
+
+def _fault(status: str) -> str:
+    """What of it is the server's, as OpenTelemetry has it."""
+    return status if status.startswith("5") else ""
 
 
 def limit_headers(allowances: Iterable[Allowance]) -> Iterator[tuple[bytes, bytes]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from baton.core.tracing import NO_SPAN, NOTHING, UNTRACED, Attributes, TracedCall
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.core.tracing import NO_SPAN, NOTHING, UNTRACED, Attributes, Span, TracedCall
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.request_ids import public_request_id
 
 
 def begin_call(
     gateway: Gateway,
     operation: str,
-    request_id: str,
     *,
     parent: str,
     attributes: Attributes = NOTHING,
@@ -25,7 +28,27 @@ def begin_call(
             "gen_ai.provider.name": "baton",
             "gen_ai.request.model": model,
             "gen_ai.response.model": model,
-            "baton.request_id": request_id,
         }
         span.set({**attributes, **about})
     return TracedCall(span, operation)
+
+
+def named_call(call: TracedCall, given: str) -> str:
+    """The id of a request that says it in its body, which its span learns as well.
+
+    Raises InvalidRequest.
+    """
+    request_id = public_request_id(given, field="request_id")
+    if call.span.is_recording:
+        call.span.set({"baton.request_id": request_id})
+    return request_id
+
+
+@contextmanager
+def ended_by_error(span: Span) -> Iterator[None]:
+    """What is raised within is what it failed by."""
+    try:
+        yield
+    except Exception as error:
+        span.end(type(error).__name__)
+        raise

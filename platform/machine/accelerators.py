@@ -7,12 +7,14 @@ error correction). Links are one direction of one device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.errors import InvalidConfig
 
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
+OTHERS = frozenset({"D", "Laptop", "Max-Q", "MIG", "NVL", "PCIe"})
+"""Words of a device's name that make it another one, with other rates, or a part of one."""
 NETWORK_GB_S = 50.0
 """400 Gb/s a device, as machines of eight are sold."""
 
@@ -32,7 +34,7 @@ class Accelerator:
     """Devices that are joined by the fast link."""
     source: str
     device_names: tuple[str, ...] = field(default=())
-    """What is part of the name that a driver gives it."""
+    """Words, one behind the other, of the name that a driver gives it."""
 
     @property
     def is_cpu(self) -> bool:
@@ -82,6 +84,16 @@ ACCELERATORS = (
         link_gb_s=450,
         source=NVIDIA + "h200/",
         device_names=("H200",),
+    ),
+    Accelerator(
+        name="h200-nvl",
+        memory_gib=141,
+        read_gb_s=4800,
+        tflop_s={"bf16": 835, "fp8": 1671},
+        link_gb_s=450,
+        num_in_machine=4,
+        source=NVIDIA + "h200/",
+        device_names=("H200 NVL",),
     ),
     Accelerator(
         name="h100-nvl",
@@ -175,7 +187,6 @@ ACCELERATORS = (
         device_names=("RTX 4090",),
     ),
 )
-"""Of those whose device names begin alike the more special come first."""
 
 
 def accelerator(name: str) -> Accelerator:
@@ -188,8 +199,16 @@ def accelerator(name: str) -> Accelerator:
 
 
 def of_device(device_name: str) -> Accelerator | None:
-    """By what a driver calls a device."""
+    """By what a driver calls a device. Of what has no data sheet here there is none: that of a
+    device whose name is alike would be wrong."""
+    words = device_name.split()
     for one in ACCELERATORS:
-        if any(part in device_name for part in one.device_names):
+        if any(_is_called(part.split(), words) for part in one.device_names):
             return one
     return None
+
+
+def _is_called(part: Sequence[str], words: Sequence[str]) -> bool:
+    places = range(len(words) - len(part) + 1)
+    is_within = any(words[place : place + len(part)] == part for place in places)
+    return is_within and OTHERS & set(words) <= set(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,17 +17,31 @@ if TYPE_CHECKING:  # installed with the extra only
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
+log = logging.getLogger(__name__)
+
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+GRPC = "grpc"
 SAMPLER = "OTEL_TRACES_SAMPLER"
 
 
 def start_tracing(config: TracingConfig, service: str, instance: str) -> Tracer:
     """Of the process that is `instance` of `service`.
 
-    Raises InvalidConfig if there is an endpoint, but no SDK.
+    Raises InvalidConfig if an endpoint is configured, but there is no SDK. An environment is often
+    made for all that run on a machine: what of it cannot be done here is said, and nobody stops.
     """
     if not (config.otlp_endpoint or os.environ.get(ENDPOINT) or os.environ.get(TRACES_ENDPOINT)):
+        return NO_TRACES
+    protocol = os.environ.get(TRACES_PROTOCOL) or os.environ.get(PROTOCOL) or GRPC
+    if not config.otlp_endpoint and protocol != GRPC:
+        log.warning(
+            "%s asks for traces by %s, and there is grpc alone: nothing is traced. Say "
+            "tracing.otlp_endpoint, or %s=grpc, with a collector's gRPC port",
+            ENDPOINT, protocol, TRACES_PROTOCOL,
+        )  # fmt: skip
         return NO_TRACES
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -35,8 +50,11 @@ def start_tracing(config: TracingConfig, service: str, instance: str) -> Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
     except ImportError as error:
-        where = "tracing.otlp_endpoint" if config.otlp_endpoint else ENDPOINT
-        raise InvalidConfig(f"{where} is set: pip install 'baton-llm[telemetry]'") from error
+        remedy = "pip install 'baton-llm[telemetry]'"
+        if config.otlp_endpoint:
+            raise InvalidConfig(f"tracing.otlp_endpoint is set: {remedy}") from error
+        log.warning("%s is set, and nothing is traced: %s", ENDPOINT, remedy)
+        return NO_TRACES
     resource = {"service.name": service, "service.instance.id": instance}
     said = os.environ.get(SAMPLER)  # the SDK reads it, if it is given no sampler
     provider = TracerProvider(

@@ -74,7 +74,6 @@ class ProcessPort:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=MAX_CONNECTIONS,
             )
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -106,14 +105,25 @@ class ProcessPort:
 
 
 class _Brief(HttpToolsProtocol):
-    """A connection that ends in any case: whoever says nothing, or does not read, would keep
-    a place from the probes."""
+    """A connection that ends in any case, and gives way to newer ones while it has no request:
+    whoever says nothing, or does not read, would keep a place from the probes."""
 
     _limit: asyncio.TimerHandle | None = None
+    _opened_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= MAX_CONNECTIONS:
+            self._end_oldest()
         super().connection_made(transport)
+        self._opened_s = self.loop.time()
         self._limit = self.loop.call_later(CONNECTION_LIMIT_S, transport.abort)
+
+    def _end_oldest(self) -> None:
+        """Those with a request come last. It counts no more, though it hears of its end later."""
+        known = [one for one in self.connections if isinstance(one, _Brief)]
+        oldest = min(known, key=lambda one: (one.cycle is not None, one._opened_s))
+        self.connections.discard(oldest)
+        oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._limit is not None:

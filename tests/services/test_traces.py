@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tests.gateway.scripted import make_model
 from tests.in_process_fleet import Fleet, running_fleet
 
+from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.ids import ReplicaId
 from baton.core.tracing import NO_TRACES
 from baton.engine.request.step_report import StepReport
 from baton.engine.step_hooks import ALONE, StepHooks
 from baton.gateway.access.config import GatewayConfig
+from baton.gateway.fleet.running_request import RunningRequest
+from baton.gateway.requests.generation import Generation
 from baton.gateway.requests.reporting import Reporting
 from baton.gateway.server import GatewayServer
 from baton.platform.observe.config import TracingConfig
@@ -154,7 +158,9 @@ async def test_a_request_is_one_trace_through_all_processes() -> None:
 async def test_grpc_calls_are_traced_as_well() -> None:
     async with traced_world() as world, grpc.aio.insecure_channel(world.grpc_target) as channel:
         request = pb.GenerateRequest(
-            tokens=pb.TokenIds(ids=PROMPT), sampling=pb.SamplingOptions(max_tokens=4)
+            tokens=pb.TokenIds(ids=PROMPT),
+            sampling=pb.SamplingOptions(max_tokens=4),
+            request_id="mine",
         )
         call = InferenceStub(channel).Generate(request, metadata=(("traceparent", CONTEXT),))
         async for _ in call:
@@ -163,6 +169,29 @@ async def test_grpc_calls_are_traced_as_well() -> None:
     world.collector.assert_connected()
     [call_span] = world.collector.named("text_completion org/tiny")
     assert attributes(call_span)["rpc.response.status_code"] == "OK"
+    assert attributes(call_span)["baton.request_id"] == "mine"
+
+
+async def test_a_call_has_failed_by_the_servers_fault_alone() -> None:
+    async def lost(generation: Generation) -> RunningRequest:
+        raise Unavailable("nobody is there")
+
+    async with traced_world() as world, grpc.aio.insecure_channel(world.grpc_target) as channel:
+        traced = (("traceparent", CONTEXT),)
+
+        async def ask(num_tokens: int) -> None:
+            body = {"model": "org/tiny", "prompt": PROMPT[:num_tokens]}
+            await world.http.post("/v1/completions", json=body, headers=dict(traced))
+            asked = pb.GenerateRequest(tokens=pb.TokenIds(ids=PROMPT[:num_tokens]))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await InferenceStub(channel).Generate(asked, metadata=traced).read()
+
+        await ask(0)
+        world.fleet.dispatcher.start = lost  # type: ignore[method-assign]
+        await ask(6)
+
+    calls = world.collector.named("text_completion org/tiny")
+    assert [span.status.message for span in calls] == ["", "", "503", "UNAVAILABLE"]
 
 
 async def test_the_trace_stays_whole_when_the_prefill_replica_dies() -> None:
@@ -225,3 +254,20 @@ def test_nothing_is_traced_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
 
     assert start_tracing(TracingConfig(), "gateway", "g") is NO_TRACES
+
+
+@pytest.mark.parametrize("lacks", ["protocol", "sdk"])
+def test_an_environment_that_cannot_be_followed_is_said_and_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacks: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    if lacks == "protocol":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    else:
+        monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+
+    assert start_tracing(TracingConfig(), "gateway", "g") is NO_TRACES
+    assert "nothing is traced" in caplog.text
+    if lacks == "sdk":
+        with pytest.raises(InvalidConfig, match=r"tracing\.otlp_endpoint"):
+            start_tracing(TracingConfig(otlp_endpoint="http://c:4317"), "gateway", "g")

@@ -69,6 +69,27 @@ async def test_those_who_say_nothing_do_not_keep_the_probes_out(
     assert answer.status_code == 200
 
 
+async def test_a_probe_takes_the_place_of_the_oldest_who_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.platform.observe.process_port.MAX_CONNECTIONS", 2)
+    port = ProcessPort()
+    await port.start(HOST, 0)
+    try:
+        oldest, first = await asyncio.open_connection(HOST, port.port)
+        _, second = await asyncio.open_connection(HOST, port.port)
+        async with httpx.AsyncClient(base_url=f"http://{HOST}:{port.port}") as http:
+            answer = await http.get("/healthz")
+        async with asyncio.timeout(5):  # only keeps a failing test from hanging
+            assert await oldest.read() == b""
+        first.close()
+        second.close()
+    finally:
+        await port.stop()
+
+    assert answer.status_code == 200
+
+
 def test_processes_of_one_machine_take_one_port_after_the_other() -> None:
     with bind_first_free(HOST, 0) as first:
         number = first.getsockname()[1]
