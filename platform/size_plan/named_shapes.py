@@ -170,6 +170,7 @@ NAMED_SHAPES: Mapping[str, NamedShape] = {
             "intermediate_size": 18_432,
             "moe_intermediate_size": 2048,
             "num_hidden_layers": 61,
+            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
             "num_attention_heads": 128,
             "num_key_value_heads": 128,
             "n_shared_experts": 1,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from baton.core.kv_layout import ITEM_BYTES
 from baton.engine.batch.batch import Chunk as RankChunk
 from baton.engine.mesh.mesh import Mesh, Place
 from baton.platform.instruments.pass_cost import (
@@ -38,6 +39,9 @@ from baton.platform.size_plan.efficiency import Efficiency
 
 BITS = {"fp32": 32, "bf16": 16, "fp8": 8, "fp4": 4}
 """Of a weight that is multiplied at a precision; fp4 with its scales has some more."""
+
+AS_WIDE = (Part.ATTENTION, Part.HEAD)
+"""What is multiplied in the dtype, whatever the precision of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +100,14 @@ class LayoutShape:
 
 
 def layout_shape(models: Sequence[RankModel], unstaged: RankModel, precision: str) -> LayoutShape:
-    """`unstaged`: of the same mesh in one stage. Weights are as wide as the precision, however
-    wide they were built."""
+    """`unstaged`: of the same mesh in one stage. Weights are as wide as the precision, that of the
+    head as the dtype, however wide they were built."""
     shape, stages = shape_of(unstaged.own, unstaged.kv, unstaged.dtype), len(models)
-    narrow = BITS[precision] / 8 / next(unstaged.own.parameters()).element_size()
+    built_bytes = next(unstaged.own.parameters()).element_size()
+    narrow, wide = BITS[precision] / 8 / built_bytes, ITEM_BYTES[unstaged.dtype] / built_bytes
     products = Counter(
-        replace(one, num_bytes=round(one.num_bytes * narrow)) for one in shape.products
+        replace(one, num_bytes=round(one.num_bytes * (wide if one.part is Part.HEAD else narrow)))
+        for one in shape.products
     )
     return LayoutShape(
         models=models,
@@ -187,7 +193,7 @@ class LayoutPasses:
         read = self._accelerator.read_gb_s * 1e9 * self._efficiency.read
         seconds = 0.0
         for part, one in work.items():
-            of_part = wide * 1e12 * self._efficiency.arithmetic if part is Part.ATTENTION else rate
+            of_part = wide * 1e12 * self._efficiency.arithmetic if part in AS_WIDE else rate
             seconds += max(one.flops / of_part, one.num_bytes / read)
         return total(work), seconds
 

@@ -24,6 +24,8 @@ class Question:
     model: ModelConfig
     accelerator: Accelerator
     precision: str
+    stored_bits: int | None = None
+    """Of a weight, where the model's files have them quantised."""
     load: Load
     promise: Promise
     max_ranks: int = 8

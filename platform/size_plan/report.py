@@ -18,6 +18,7 @@ from baton.platform.size_plan.arithmetic import lines, weights_told
 from baton.platform.size_plan.deployment import deployment_of, devices_of
 from baton.platform.size_plan.pass_time import PassTime
 from baton.platform.size_plan.pools import Pool
+from baton.platform.size_plan.served_bits import why_not_served
 from baton.platform.size_plan.size import Answer, Cost, Interval, Option
 
 MAX_LAYOUTS = 12
@@ -52,6 +53,9 @@ def show(console: Console, answer: Answer, *, is_explained: bool) -> None:
     if is_explained:
         for line in lines(answer):
             console.print(f"- {line}")
+    if why := why_not_served(question):
+        console.print(f"\n# no baton.yaml: {why}")
+        return
     console.print("\n# baton.yaml")
     console.print(yaml_of(answer))
 
@@ -66,6 +70,7 @@ def yaml_of(answer: Answer) -> str:
 
 def tree(answer: Answer) -> dict[str, Any]:
     question, forecast = answer.question, answer.forecast
+    why = why_not_served(question)
     return {
         "model": question.config.model_name,
         "precision": question.precision,
@@ -81,7 +86,8 @@ def tree(answer: Answer) -> dict[str, Any]:
         "decode_layouts": [_pool(pool) for pool in answer.decode_layouts],
         "refused": [asdict(one) for one in answer.refused],
         "arithmetic": list(lines(answer)),
-        "config": deployment_of(question, answer.chosen),
+        "config": None if why else deployment_of(question, answer.chosen),
+        "why_no_config": why,
         "devices": msgspec.to_builtins(devices_of(question, answer.chosen)),
     }
 

@@ -127,7 +127,9 @@ PLAN_OPTIONS = tuple(
 )
 """The options of how a replica is spread over ranks, and of what that costs."""
 
-_OF_SIZE = ("--dtype", "--block-size", "--kv-cache-dtype", "--cache-gib", "--cache-fraction")
+_OF_SIZE = (
+    "--dtype", "--quantize", "--block-size", "--kv-cache-dtype", "--cache-gib", "--cache-fraction",
+)  # fmt: skip
 SIZE_OPTIONS = tuple(option for option in SERVE_OPTIONS if option.flag in _OF_SIZE)
 """The options of what a replica keeps: the rest is for `baton plan size` to say."""
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import read_config
-from baton.engine.models.config.model_config import ModelConfig, architecture_of
+from baton.engine.models.config.model_config import ModelConfig, architecture_of, read_json
 from baton.engine.models.registry import family_of
 from baton.platform.cli.runs.simulate import FILE_WIDTH, read
 from baton.platform.cli.terminal.output_files import check_writable
@@ -28,6 +28,7 @@ from baton.platform.size_plan.deployment import devices_of
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
 from baton.platform.size_plan.question import Question, load_of
 from baton.platform.size_plan.report import show, show_simulated, tree, yaml_of
+from baton.platform.size_plan.served_bits import stored_bits, why_not_served
 from baton.platform.size_plan.size import size
 from baton.platform.size_plan.this_cpu import PRECISIONS, this_core
 
@@ -60,7 +61,10 @@ def run(job: Job) -> None:
         if file is not None:
             check_writable(file, option)
     _check_cached(job)
-    answer = size(_question(job))
+    question = _question(job)
+    if job.yaml_file is not None and (why := why_not_served(question)):
+        raise InvalidConfig(f"--yaml: {why}")
+    answer = size(question)
     figures = None
     if job.num_simulated is not None:
         figures = simulated(answer.question, answer.chosen, job.num_simulated, SEED)
@@ -92,7 +96,7 @@ def _check_cached(job: Job) -> None:
 
 
 def _question(job: Job) -> Question:
-    config, model = _model(job)
+    config, model, bits = _model(job)
     dtype = served_dtype(config.dtype, model)
     chip = this_core(dtype) if job.accelerator == "cpu" else accelerator(job.accelerator)
     return Question(
@@ -100,6 +104,7 @@ def _question(job: Job) -> Question:
         model=model,
         accelerator=chip,
         precision=_precision(job, chip, dtype),
+        stored_bits=bits,
         load=job.load if job.trace is None else load_of(read(job.trace), job.rate),
         promise=job.promise,
         max_ranks=job.max_ranks,
@@ -108,14 +113,16 @@ def _question(job: Job) -> Question:
     )
 
 
-def _model(job: Job) -> tuple[DeploymentConfig, ModelConfig]:
-    """A known shape stands for the model of its id."""
+def _model(job: Job) -> tuple[DeploymentConfig, ModelConfig, int | None]:
+    """A known shape stands for the model of its id. With the bits that its files have."""
     shape = NAMED_SHAPES.get(job.model)
     if shape is not None:
         config = configure(None, {**job.changes, "model": shape.model})
-        return config, family_of(architecture_of(shape.config)).parse_config(dict(shape.config))
+        model = family_of(architecture_of(shape.config)).parse_config(dict(shape.config))
+        return config, model, stored_bits(shape.config)
     config = configure(None, {**job.changes, "model": job.model})
-    return config, read_config(find_model(job.model, wants_weights=False))
+    folder = find_model(job.model, wants_weights=False)
+    return config, read_config(folder), stored_bits(read_json(folder / "config.json"))
 
 
 def _precision(job: Job, chip: Accelerator, dtype: str) -> str:

@@ -237,3 +237,23 @@ def test_what_cannot_be_sized_is_refused_with_the_remedy(
 
     assert result.exit_code == 2
     assert told in " ".join(result.output.split())
+
+
+def test_what_is_sized_in_few_bits_is_served_so_or_not_at_all(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    asked = ("--dtype", "bfloat16", "--precision", "fp8", "--max-ranks", 1)
+
+    refused = sized(folder, *asked, "--yaml", file)
+    told = json.loads(sized(folder, *asked, "--json").stdout)
+    rounded = sized(folder, *asked, "--quantize", "int8", "--yaml", file)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stored = json.loads(sized(tmp_path, *asked, "--json").stdout)
+
+    assert refused.exit_code == 2
+    assert "round its weights by --quantize int8 or" in " ".join(refused.output.split())
+    assert told["config"] is None and "16 bits a weight" in told["why_no_config"]
+    assert rounded.exit_code == 0, rounded.output
+    assert read_config(file).quantize == "int8"
+    assert stored["config"]["model"] == str(tmp_path) and stored["why_no_config"] == ""

@@ -20,6 +20,7 @@ from baton.platform.size_plan.efficiency import ON_GPU
 from baton.platform.size_plan.named_shapes import NAMED_SHAPES
 from baton.platform.size_plan.pools import Seat, seat_of
 from baton.platform.size_plan.question import Question
+from baton.platform.size_plan.served_bits import stored_bits
 from baton.platform.size_plan.size import size
 
 MEASURED = Path(__file__).parents[2] / "engine" / "schedule" / "measured_steps.csv"
@@ -79,6 +80,33 @@ def test_a_rank_keeps_what_the_budget_says() -> None:
     assert taken == budget.device_bytes
     assert budget.num_tokens == pytest.approx(0.85 * budget.left_bytes / 131_072, rel=1e-3)
     assert latent.budget.kv_token_bytes == 61 * (512 + 64) * 2
+
+
+def test_tables_of_a_model_in_few_bits_stay_wide() -> None:
+    question = asked("llama-3.1-8b")
+
+    wide, narrow = (
+        seat(replace(question, precision=precision), Mesh()).budget.weight_bytes
+        for precision in ("bf16", "fp8")
+    )
+
+    tables = 2 * 128_256 * 4096 * 2
+    assert narrow - tables == (wide - tables) / 2
+
+
+@pytest.mark.parametrize(
+    ("section", "bits"),
+    [
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "gptq", "bits": 4}, 4),
+        ({"config_groups": {"a": {"weights": {"num_bits": 8}}}}, 8),
+        (None, None),
+    ],
+)
+def test_a_checkpoint_says_how_many_bits_it_has(
+    section: dict[str, object] | None, bits: int | None
+) -> None:
+    assert stored_bits({"quantization_config": section}) == bits
 
 
 @pytest.mark.parametrize(("chip", "hardware"), [("h100-sxm", "h100"), ("a100-80gb", "a100")])
