@@ -45,6 +45,8 @@ class TrafficReport:
     computed_tokens: int = 0
     """Of prompts that were placed, those that no cache had."""
     squared_computed_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the same prompts, those that some cache had."""
     num_ended: int = 0
     """Requests that had a place."""
     output_tokens: int = 0
@@ -74,6 +76,7 @@ class Traffic:
         self._open: set[RequestId] = set()
         self._num_arrived = self._arrived_tokens = 0
         self._num_placed = self._computed_tokens = self._squared_computed_tokens = 0
+        self._cached_tokens = 0
         self._num_ended = self._output_tokens = 0
 
     def arrive(self, request_id: RequestId, num_tokens: int) -> None:
@@ -83,12 +86,14 @@ class Traffic:
 
     def place(self, request_id: RequestId, num_computed: int) -> None:
         """A replica has it. What comes of further attempts is no news."""
-        if self._waiting.pop(request_id, None) is None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
             return
         self._open.add(request_id)
         self._num_placed += 1
         self._computed_tokens += num_computed
         self._squared_computed_tokens += num_computed**2
+        self._cached_tokens += max(waiting.num_tokens - num_computed, 0)
 
     def end(self, request_id: RequestId, num_output: int) -> None:
         """Nothing more is wanted of it. Safe to repeat."""
@@ -107,6 +112,7 @@ class Traffic:
             num_placed=self._num_placed,
             computed_tokens=self._computed_tokens,
             squared_computed_tokens=self._squared_computed_tokens,
+            cached_tokens=self._cached_tokens,
             num_ended=self._num_ended,
             output_tokens=self._output_tokens,
             num_open=len(self._open),

@@ -77,6 +77,7 @@ class TrafficWatch:
             num_arrived=came.num_arrived,
             prompt_tokens=round(came.num_arrived * came.mean_prompt),
             squared_prompt_tokens=came.num_arrived * came.mean_squared_prompt,
+            cached_tokens=round(came.num_arrived * came.mean_cached),
             num_ended=came.num_ended,
             output_tokens=came.output_tokens,
             num_waiting=sum(one.num_waiting for one in reports),
@@ -102,6 +103,7 @@ class _Sums:
     num_placed: int = 0
     computed_tokens: int = 0
     squared_computed_tokens: int = 0
+    cached_tokens: int = 0
     num_ended: int = 0
     output_tokens: int = 0
 
@@ -127,3 +129,7 @@ class _Sums:
         if self.num_placed:
             return self.squared_computed_tokens / self.num_placed
         return self.mean_prompt**2
+
+    @property
+    def mean_cached(self) -> float:
+        return self.cached_tokens / max(self.num_placed, 1)

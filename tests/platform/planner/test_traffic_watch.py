@@ -26,8 +26,8 @@ def test_gateways_are_added_up_and_a_report_that_comes_twice_or_late_counts_once
     watch = TrafficWatch(clock)
     first = TrafficReport(
         age_s=1.0, num_arrived=4, arrived_tokens=400, num_placed=2, computed_tokens=100,
-        squared_computed_tokens=5000, num_open=2, num_waiting=2, waiting_tokens=200,
-        oldest_wait_s=1.5,
+        squared_computed_tokens=5000, cached_tokens=60, num_open=2, num_waiting=2,
+        waiting_tokens=200, oldest_wait_s=1.5,
     )  # fmt: skip
     later = replace(first, age_s=2.0, num_arrived=5, num_ended=1, output_tokens=9)
     for report in (first, later, later, first):
@@ -37,7 +37,8 @@ def test_gateways_are_added_up_and_a_report_that_comes_twice_or_late_counts_once
     seen = observe(watch, clock)
 
     assert (seen.num_arrived, seen.num_ended, seen.output_tokens) == (5, 1, 9)
-    assert seen.prompt_tokens == 5 * 50  # as those that were placed: half of each was cached
+    assert seen.prompt_tokens == 5 * 50  # as those that were placed
+    assert seen.cached_tokens == 5 * 30
     assert (seen.num_waiting, seen.oldest_wait_s, seen.is_complete) == (3, 1.5, True)
     assert observe(watch, clock).num_arrived == 0
 
