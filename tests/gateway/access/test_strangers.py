@@ -233,7 +233,7 @@ async def test_strangers_write_no_spans_and_no_long_lines(
     caplog.set_level(logging.INFO, "baton.gateway.access")
     begun: list[str] = []
 
-    def begin(gateway: Gateway, operation: str, request_id: str, **about: object) -> TracedCall:
+    def begin(gateway: Gateway, operation: str, **about: object) -> TracedCall:
         begun.append(operation)
         return UNTRACED
 
