@@ -382,7 +382,8 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaInfo:
-    """What a replica registers about itself. But for its readiness, constant for an incarnation."""
+    """What a replica registers about itself. But for its readiness, constant for an incarnation; in
+    another role it is another incarnation."""
 
     replica_id: ReplicaId
     epoch: Epoch
@@ -401,6 +402,8 @@ class ReplicaInfo:
     model: str = ""
     """What its tokens are those of. While a deployment is updated there may be two."""
     is_ready: bool = True
+    is_flipped: bool = False
+    """It was started in the other role."""
 
     @property
     def endpoint(self) -> ReplicaAddress:
@@ -423,6 +426,8 @@ class StartingReplica:
     """Starting it anew would fail in the same way."""
     stage_s: float = 0.0
     """For how long it has been at this stage, by the registry's clock."""
+    is_flipped: bool = False
+    """It was started in the other role, and takes this one."""
 
     def at(self, stage: str, fraction: float | None = None) -> StartingReplica:
         return replace(self, stage=stage, fraction=fraction)

@@ -1036,6 +1036,26 @@ class DrainRequest(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class FlipRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    role: builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        role: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class DrainReply(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1566,6 +1586,7 @@ class InspectReply(message.Message):
     CAPACITY_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
+    FLIP_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     epoch: builtins.str
     role: builtins.str
@@ -1577,6 +1598,10 @@ class InspectReply(message.Message):
     def metrics(self) -> containers.RepeatedCompositeFieldContainer[Metric]: ...
     @builtins.property
     def engine(self) -> EngineFacts: ...
+    @builtins.property
+    def flip(self) -> Flip:
+        """on its way to the other role; or it was, and stayed what it is"""
+
     def __init__(
         self,
         *,
@@ -1587,9 +1612,32 @@ class InspectReply(message.Message):
         capacity: Capacity | None = ...,
         metrics: abc.Iterable[Metric] | None = ...,
         engine: EngineFacts | None = ...,
+        flip: Flip | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "engine", b"engine"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "engine", b"engine", "flip", b"flip"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "engine", b"engine", "epoch", b"epoch", "metrics", b"metrics", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["audit", b"audit", "capacity", b"capacity", "engine", b"engine", "epoch", b"epoch", "flip", b"flip", "metrics", b"metrics", "replica_id", b"replica_id", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Flip(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    role: builtins.str
+    """the other"""
+    failure: builtins.str
+    """empty: it is on its way"""
+    def __init__(
+        self,
+        *,
+        role: builtins.str = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["failure", b"failure", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

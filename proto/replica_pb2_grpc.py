@@ -341,6 +341,11 @@ class ReplicaStub:
                 request_serializer=baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Flip = channel.unary_unary(
+                '/baton.replica.v1.Replica/Flip',
+                request_serializer=baton_dot_proto_dot_replica__pb2.FlipRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.ProbePeer = channel.unary_unary(
                 '/baton.replica.v1.Replica/ProbePeer',
                 request_serializer=baton_dot_proto_dot_replica__pb2.ProbePeerRequest.SerializeToString,
@@ -395,6 +400,14 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Flip(self, request, context):
+        """Drain, then serve in the other role with the weights and the KV that are there, as another
+        incarnation. Safe to repeat; the role that it has ends a flip that still drains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ProbePeer(self, request, context):
         """Measure the way from another replica to this one.
         """
@@ -442,6 +455,11 @@ def add_ReplicaServicer_to_server(servicer, server):
             'Undrain': grpc.unary_unary_rpc_method_handler(
                     servicer.Undrain,
                     request_deserializer=baton_dot_proto_dot_replica__pb2.DrainRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.DrainReply.SerializeToString,
+            ),
+            'Flip': grpc.unary_unary_rpc_method_handler(
+                    servicer.Flip,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.FlipRequest.FromString,
                     response_serializer=baton_dot_proto_dot_replica__pb2.DrainReply.SerializeToString,
             ),
             'ProbePeer': grpc.unary_unary_rpc_method_handler(
@@ -594,6 +612,33 @@ class Replica:
             target,
             '/baton.replica.v1.Replica/Undrain',
             baton_dot_proto_dot_replica__pb2.DrainRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Flip(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Replica/Flip',
+            baton_dot_proto_dot_replica__pb2.FlipRequest.SerializeToString,
             baton_dot_proto_dot_replica__pb2.DrainReply.FromString,
             options,
             channel_credentials,

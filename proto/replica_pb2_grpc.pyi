@@ -173,6 +173,10 @@ class ReplicaStub:
     """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
     Undrain: _grpc.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]
     """The opposite. Safe to repeat."""
+    Flip: _grpc.UnaryUnaryMultiCallable[_replica_pb2.FlipRequest, _replica_pb2.DrainReply]
+    """Drain, then serve in the other role with the weights and the KV that are there, as another
+    incarnation. Safe to repeat; the role that it has ends a flip that still drains.
+    """
     ProbePeer: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]
     """Measure the way from another replica to this one."""
     Unsettle: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]
@@ -192,6 +196,10 @@ class ReplicaAsyncStub(ReplicaStub):
     """Take nothing new; what runs is to move elsewhere, or to finish. Safe to repeat."""
     Undrain: _aio.UnaryUnaryMultiCallable[_replica_pb2.DrainRequest, _replica_pb2.DrainReply]  # type: ignore[assignment]
     """The opposite. Safe to repeat."""
+    Flip: _aio.UnaryUnaryMultiCallable[_replica_pb2.FlipRequest, _replica_pb2.DrainReply]  # type: ignore[assignment]
+    """Drain, then serve in the other role with the weights and the KV that are there, as another
+    incarnation. Safe to repeat; the role that it has ends a flip that still drains.
+    """
     ProbePeer: _aio.UnaryUnaryMultiCallable[_replica_pb2.ProbePeerRequest, _replica_pb2.ProbePeerReply]  # type: ignore[assignment]
     """Measure the way from another replica to this one."""
     Unsettle: _aio.UnaryUnaryMultiCallable[_replica_pb2.ChaosRequest, _replica_pb2.ChaosReply]  # type: ignore[assignment]
@@ -238,6 +246,16 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.DrainReply, _abc.Awaitable[_replica_pb2.DrainReply]]:
         """The opposite. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def Flip(
+        self,
+        request: _replica_pb2.FlipRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.DrainReply, _abc.Awaitable[_replica_pb2.DrainReply]]:
+        """Drain, then serve in the other role with the weights and the KV that are there, as another
+        incarnation. Safe to repeat; the role that it has ends a flip that still drains.
+        """
 
     @_abc_1.abstractmethod
     def ProbePeer(

@@ -13,6 +13,7 @@ class PartialReplica(ReplicaServicer):
     Examine = ReplicaServicer.Examine
     Drain = ReplicaServicer.Drain
     Undrain = ReplicaServicer.Undrain
+    Flip = ReplicaServicer.Flip
     ProbePeer = ReplicaServicer.ProbePeer
     Unsettle = ReplicaServicer.Unsettle
     WatchKv = ReplicaServicer.WatchKv

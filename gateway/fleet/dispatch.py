@@ -24,7 +24,7 @@ from baton.core.messages import GenerateRequest
 from baton.core.metrics import Family, gauge
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
-from baton.gateway.fleet.draining import drain, undrain
+from baton.gateway.fleet.draining import drain, flip, undrain
 from baton.gateway.fleet.fleet import Fleet, RegistryClient
 from baton.gateway.fleet.fleet_report import knowledge_families, leaks_report, status_report
 from baton.gateway.fleet.placed import Placed
@@ -241,6 +241,9 @@ class ReplicaDispatcher:
 
     async def undrain(self, replica_id: str) -> dict[str, Any]:
         return asdict(await undrain(self.fleet, replica_id))
+
+    async def flip(self, replica: str, to: str) -> dict[str, Any]:
+        return asdict(await flip(self.fleet, replica, to))
 
     def metrics(self) -> Iterator[Family]:
         yield gauge(

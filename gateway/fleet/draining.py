@@ -1,9 +1,10 @@
-"""Emptying one replica on an operator's word, so that it can be taken away.
+"""Emptying one replica on an operator's word, so that it can be taken away, or take the other role.
 
     the replica is told --> calls itself draining --> every gateway places nothing more there, and
                                                       moves what runs there elsewhere
 
-Asking again tells how many requests have yet to leave.
+Asking again tells how many requests have yet to leave. How a replica takes the other role is in
+`platform/replica/flips.py`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,44 @@ async def undrain(fleet: Fleet, replica_id: str) -> DrainProgress:
     except grpc.aio.AioRpcError as error:
         raise Unavailable(f"{replica_id} cannot be told: {error.details()}") from error
     return DrainProgress(replica=replica_id, role=info.role.value, num_open=num_open)
+
+
+async def flip(fleet: Fleet, replica: str, to: str) -> DrainProgress:
+    """Have a replica serve in the role `to` from when it is empty on; the one it has ends a flip
+    that is under way. A role instead of a replica's id: whoever of it has least to do.
+
+    Raises InvalidRequest if it may not, or cannot; Unavailable if it is away.
+    """
+    if to not in tuple(Role):
+        raise InvalidRequest(f"to must be prefill or decode, not {to!r}", field="to")
+    info = _idlest(fleet, Role(replica)) if replica in tuple(Role) else _find(fleet, replica)
+    role = Role(to)
+    if role is not info.role and not _can_be_spared(fleet, info):
+        raise InvalidRequest(
+            f"{info.replica_id} is the last decode replica that takes requests: without it all "
+            "would wait; add another first",
+            field="replica",
+        )
+    try:
+        num_open = await fleet.flip(info.epoch, role)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            raise InvalidRequest(error.details() or "it cannot", field="replica") from error
+        raise Unavailable(f"{info.replica_id} cannot be told: {error.details()}") from error
+    return DrainProgress(replica=info.replica_id, role=info.role.value, num_open=num_open)
+
+
+def _idlest(fleet: Fleet, role: Role) -> ReplicaInfo:
+    """Raises InvalidRequest if there is none."""
+    ready = [it for it, why in fleet.trouble_by_replica().items() if it.role is role and not why]
+    if not ready:
+        raise InvalidRequest(f"no {role} replica takes requests", field="replica")
+
+    def num_requests(info: ReplicaInfo) -> int:
+        candidate = fleet.candidate(info.epoch)
+        return 0 if candidate is None else candidate.num_running + len(candidate.open)
+
+    return min(ready, key=num_requests)
 
 
 def _find(fleet: Fleet, replica_id: str) -> ReplicaInfo:

@@ -436,6 +436,10 @@ class Fleet:
         self._drained_here.discard(epoch)
         return num_open
 
+    async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
+        """Tell a replica to take a role; how many requests it still has. Raises AioRpcError."""
+        return await self._watch_by_epoch[epoch].flip(role, timeout_s)
+
     @property
     def open_decode(self) -> Iterator[Epoch]:
         """Decode replicas that are there and take requests."""

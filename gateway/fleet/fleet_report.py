@@ -82,6 +82,7 @@ def status_report(
             "epoch": info.epoch,
             "address": info.address,
             "is_ready": info.is_ready,
+            "is_flipped": info.is_flipped,
             "is_reachable": isinstance(reply, pb.InspectReply),
             "max_model_len": info.max_model_len,
             "num_blocks": info.num_blocks,
@@ -98,6 +99,8 @@ def status_report(
                 "engine": _facts(reply),
                 "metrics": {metric.name: metric.value for metric in reply.metrics},
             }
+            if reply.HasField("flip"):
+                row["flip"] = {"to": reply.flip.role, "failure": reply.flip.failure}
         else:
             row["trouble"] = _trouble(reply)
         pools[info.role.value].append(row)

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from baton.core.kv_events import KvEvents
-from baton.core.messages import ReplicaInfo
+from baton.core.messages import ReplicaInfo, Role
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels, explain
 from baton.proto.kv_events_wire import kv_events_from_proto
@@ -68,6 +68,12 @@ class KvWatch:
         """Tell the replica to take requests again; how many it has."""
         request = pb.DrainRequest(epoch=self._info.epoch)
         reply = await self._stub.Undrain(request, timeout=timeout_s)
+        return reply.num_open
+
+    async def flip(self, role: Role, timeout_s: float) -> int:
+        """Tell the replica to take a role; how many requests have yet to leave it first."""
+        request = pb.FlipRequest(epoch=self._info.epoch, role=role)
+        reply = await self._stub.Flip(request, timeout=timeout_s)
         return reply.num_open
 
     async def close(self) -> None:

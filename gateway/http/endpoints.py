@@ -20,6 +20,7 @@ from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.http.status_pages import (
     DrainAnswer,
     DrainBody,
+    FlipBody,
     HealthAnswer,
     ReadyAnswer,
     UndrainBody,
@@ -269,6 +270,18 @@ ADMIN_ENDPOINTS = (
         body=UndrainBody,
         answer=DrainAnswer,
         example={"replica": "decode-b6x7lxkx"},
+    ),
+    Endpoint(
+        path="/debug/flip",
+        method="post",
+        tag=OPERATIONS,
+        summary="Have a replica take the other role",
+        details="It drains, then serves in the other role with the weights and the KV that it has. "
+        "/debug/status tells its role, and under `flip` why it stayed what it is. `baton flip` "
+        "waits until it is done.",
+        body=FlipBody,
+        answer=DrainAnswer,
+        example={"replica": "prefill-b6x7lxkx", "to": "decode"},
     ),
     Endpoint(
         path="/v1/requests/{request_id}",

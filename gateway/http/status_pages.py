@@ -39,9 +39,17 @@ class UndrainBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Its id, as /debug/status tells it."""
 
 
+class FlipBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    replica: str
+    """Its id, as /debug/status tells it; or a role, for whichever of it has least to do."""
+    to: str
+    """The role to take: prefill or decode."""
+
+
 class DrainAnswer(msgspec.Struct, kw_only=True):
     replica: str
     role: str
+    """What it serves as at this moment."""
     num_open: int
     """Requests that have yet to leave; ask again until there are none."""
 
@@ -90,6 +98,11 @@ class StatusPages:
     async def undrain(self, request: Request) -> Response:
         body = decode_body(await read_body(request, self._gateway.config), UndrainBody)
         progress = await self._gateway.dispatcher.undrain(body.replica)
+        return json_response(msgspec.convert(progress, DrainAnswer))
+
+    async def flip(self, request: Request) -> Response:
+        body = decode_body(await read_body(request, self._gateway.config), FlipBody)
+        progress = await self._gateway.dispatcher.flip(body.replica, body.to)
         return json_response(msgspec.convert(progress, DrainAnswer))
 
     async def status(self, request: Request) -> Response:

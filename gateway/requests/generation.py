@@ -137,5 +137,8 @@ class Dispatcher(Protocol):
     async def undrain(self, replica_id: str) -> dict[str, Any]:
         """What POST /debug/undrain does and answers. Raises InvalidRequest, Unavailable."""
 
+    async def flip(self, replica: str, to: str) -> dict[str, Any]:
+        """What POST /debug/flip does and answers. Raises InvalidRequest, Unavailable."""
+
     def metrics(self) -> Iterator[Family]:
         """What it has to tell Prometheus besides what is counted of requests."""

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -42,7 +43,7 @@ def missing(
 ) -> tuple[Missing, ...]:
     """`trouble_by_replica` says why a replica that is known takes nothing; empty: it is ready."""
     found = []
-    for role, num_wanted in wanted.items():
+    for role, num_wanted in _after_flips(wanted, (*trouble_by_replica, *starting)).items():
         trouble = {it: why for it, why in trouble_by_replica.items() if it.role is role}
         num_ready = sum(not why for why in trouble.values())
         if num_ready >= num_wanted:
@@ -58,6 +59,16 @@ def missing(
             Missing(role=role, wanted=num_wanted, ready=num_ready, waiting_for=text, causes=causes)
         )
     return tuple(found)
+
+
+def _after_flips(wanted: Wanted, there: Sequence[ReplicaInfo | StartingReplica]) -> Wanted:
+    """A replica that has taken the other role is wanted there, and no more where it was."""
+    came = Counter(one.role for one in there if one.is_flipped)
+    num_flips = came.total()
+    return {
+        role: max(0, wanted.get(role, 0) + 2 * came[role] - num_flips)
+        for role in dict.fromkeys((*wanted, *came))
+    }
 
 
 def _progress(one: StartingReplica) -> str:

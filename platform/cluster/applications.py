@@ -6,6 +6,7 @@ Serve takes all of them at once: whoever changes one sends the others as they ar
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from ray.serve.schema import ServeDeploySchema
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import InvalidConfig
+from baton.core.ids import ReplicaId
 from baton.core.messages import Role
 from baton.platform.cluster.serve_document import (
     CONTROLLER_OPTIONS,
@@ -37,6 +39,7 @@ from baton.platform.config.live import GATEWAY, Plain
 LEAVING = "DELETING"
 """The status of an application that is on its way out."""
 PORTS_TIMEOUT_S = 5.0
+FLIP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,14 @@ def gateway_status(name: str, timeout_s: float) -> dict[str, Any]:
     handle = serve.get_deployment_handle(GATEWAY, name)
     status: dict[str, Any] = handle.status.remote().result(timeout_s=timeout_s)
     return status
+
+
+async def flip_any(name: str, giver: Role, taker: Role) -> ReplicaId:
+    """Have a gateway choose who of a role takes the other. Raises what Ray raises, and what
+    gateways do."""
+    handle = serve.get_deployment_handle(GATEWAY, name)
+    told = await asyncio.wait_for(handle.flip.remote(giver.value, taker.value), FLIP_TIMEOUT_S)
+    return ReplicaId(told["replica"])
 
 
 def read_log(replica: ServedReplica, offset: int, num_lines: int) -> tuple[str, int]:

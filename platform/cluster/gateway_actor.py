@@ -90,6 +90,10 @@ class GatewayActor:
         """What /debug/status answers, for who reaches the cluster rather than a port of it."""
         return await self._node.dispatcher.status()
 
+    async def flip(self, replica: str, to: str) -> dict[str, Any]:
+        """What POST /debug/flip does, for the planner."""
+        return await self._node.dispatcher.flip(replica, to)
+
     async def lacks(self) -> str:
         """What is missing until requests are taken by all replicas that are wanted.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ray.util.metrics import Gauge
 
+from baton.core.messages import Role
 from baton.platform.replica.assignment import Assignment
 
 if TYPE_CHECKING:
@@ -25,10 +26,18 @@ TAGS = ("application", "role", "replica")
 
 async def keep_gauges(assignment: Assignment, life: Lifetime) -> None:
     """For ever: tell Ray what the replica says of itself."""
-    own = (assignment.app_name, assignment.role.value, assignment.replica_id)
-    tags = dict(zip(TAGS, own, strict=True))
     gauges = {name: Gauge(name, doc, tag_keys=TAGS) for name, doc in GAUGES.items()}
+    role = assignment.role
     while True:
+        if life.role is not role:
+            for gauge in gauges.values():
+                gauge.set(0, _tags(assignment, role))  # Ray goes on telling what it was told last
+            role = life.role
         for name, value in life.gauges().items():
-            gauges[name].set(value, tags)
+            gauges[name].set(value, _tags(assignment, role))
         await asyncio.sleep(PERIOD_S)
+
+
+def _tags(assignment: Assignment, role: Role) -> dict[str, str]:
+    own = (assignment.app_name, role.value, assignment.replica_id)
+    return dict(zip(TAGS, own, strict=True))

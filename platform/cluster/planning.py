@@ -1,6 +1,6 @@
 """The planner at work in the registry: one decision a period, carried out through Serve.
 
-    propose --> as it is | only told | held | scaled | not done: why
+    propose --> as it is | only told | held | flipped | scaled | not done: why
 
 The registry is one process that Serve starts anew, and a change is made in turns and only of the
 numbers that were looked at (`applications.py`): two planners, for a moment, change nothing twice.
@@ -10,22 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from baton.core.errors import InvalidConfig
+from baton.core.ids import ReplicaId
 from baton.core.messages import Membership, Role
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.flip import check_flip
 from baton.platform.config.live import DECODE, PREFILL
 from baton.platform.planner.planner import Counts, Planned, Planner, Proposal
 
 log = logging.getLogger(__name__)
 
-AS_IT_IS, TOLD, HELD, SCALED = "as it is", "only told", "held", "scaled"
+AS_IT_IS, TOLD, HELD = "as it is", "only told", "held"
+SCALED, FLIPPED = "scaled", "flipped"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
 LOOK_AT_SERVE_S = 30.0
 """How often Serve is asked why replicas do not come."""
+FLIP_SLACK_S = 10.0
+"""After its drain a replica takes less than that to begin in the other role."""
 
 Scale = Callable[[Counts, Counts], bool]
 """Blocking: from some numbers of replicas to others; False if they are not those any more."""
+Flip = Callable[[Role, Role], Awaitable[ReplicaId]]
+"""Have whichever replica of the first role has least to do take the second."""
 Messages = Callable[[], dict[str, str]]
 """Blocking: what Serve says of deployments, by their names."""
 
@@ -36,11 +44,25 @@ def planned(config: DeploymentConfig) -> Planned:
         wanted={role: config.pool(role).replicas for role in Role},
         num_gateways=config.gateway.replicas,
         max_running={role: config.pool(role).scheduler.max_running for role in Role},
+        can_flip=_can_flip(config),
+        flip_s=config.health.drain_s + FLIP_SLACK_S,
     )
 
 
+def _can_flip(config: DeploymentConfig) -> bool:
+    try:
+        check_flip(config)
+    except InvalidConfig:
+        return False
+    return True
+
+
 async def keep_planned(
-    planner: Planner, membership: Callable[[], Membership], scale: Scale, messages: Messages
+    planner: Planner,
+    membership: Callable[[], Membership],
+    scale: Scale,
+    flip: Flip,
+    messages: Messages,
 ) -> None:
     """For ever. One change at a time: while Ray's head is away there is none."""
     looked_s = planner.clock() - LOOK_AT_SERVE_S
@@ -54,23 +76,34 @@ async def keep_planned(
                     planner.trouble_by_role[role] = said.get(name, "")
             proposal = planner.propose(membership())
             if proposal is not None:
-                planner.keep(proposal, await _carry_out(planner, proposal, scale))
+                planner.keep(proposal, await _carry_out(planner, proposal, scale, flip))
         except Exception:  # whatever Ray raises while its head is away, and what nobody foresaw
             log.exception("the planner could not decide; the pools stay as they are")
 
 
-async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale) -> str:
+async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: Flip) -> str:
     if not proposal.is_change:
         return AS_IT_IS
     if planner.rules.mode == "observe":
         return TOLD
     if proposal.is_held:
         return HELD
+    giver, taker = Role.PREFILL, Role.DECODE
+    if proposal.flips < 0:
+        giver, taker = taker, giver
     try:
-        is_done = await asyncio.to_thread(scale, proposal.before, proposal.counts)
+        for _ in range(abs(proposal.flips)):
+            planner.flips(await flip(giver, taker), taker)
+    except Exception as error:  # it is the last of its role, or nobody answers
+        planner.add_instead()
+        return f"not done: {error}"
+    if dict(proposal.started) == dict(proposal.started_before):
+        return FLIPPED
+    try:
+        is_done = await asyncio.to_thread(scale, proposal.started_before, proposal.started)
     except Exception as error:  # no document, no turn, no head: it is tried again
         return f"not done: {error}"
     if not is_done:
         return OVERTAKEN
-    planner.want(proposal.counts)
+    planner.want(proposal.started)
     return SCALED

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from baton.core.ids import ReplicaId
+from baton.core.messages import StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.rank_seats import own_seat, read_links
 from baton.platform.config.deployment import DeploymentConfig
@@ -23,7 +24,7 @@ from baton.platform.machine.interpreter import spare_what_stays
 from baton.platform.machine.link_matrix import Seat
 from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
-from baton.platform.replica.startup import Startup
+from baton.platform.replica.startup import IMPORTING, Startup
 
 if TYPE_CHECKING:
     from baton.engine.mesh.ranks import Rendezvous
@@ -56,7 +57,8 @@ class RankActor:
         place = meeting.mesh.place(rank)
         own = replace(assignment, replica_id=ReplicaId(f"{assignment.replica_id}.{place.data}"))
         start_actor_log(own.config, own.replica_id)
-        async with Startup(own.registry, own.replica_id, own.role) as startup:
+        starting = StartingReplica(replica_id=own.replica_id, role=own.role, stage=IMPORTING)
+        async with Startup(own.registry, starting) as startup:
             life, host = Lifetime(own, startup), own_address(own.config)
             self._life = life
             await life.answer_probes(host)

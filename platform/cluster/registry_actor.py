@@ -17,7 +17,7 @@ from baton.core.ids import Epoch
 from baton.core.messages import Membership, ReplicaInfo, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
-from baton.platform.cluster.applications import apply_planned, messages
+from baton.platform.cluster.applications import apply_planned, flip_any, messages
 from baton.platform.cluster.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
@@ -74,6 +74,7 @@ class RegistryActor:
                 self._planner,
                 self._registry.membership,
                 partial(apply_planned, name),
+                partial(flip_any, name),
                 partial(messages, name),
             ),
             name="planner",
@@ -97,6 +98,9 @@ class RegistryActor:
 
     async def report_starting(self, starting: StartingReplica) -> None:
         self._registry.report_starting(starting)
+
+    async def spare(self, epoch: Epoch) -> str:
+        return self._registry.spare(epoch)
 
     async def membership(self) -> Membership:
         return self._registry.membership()
@@ -124,6 +128,10 @@ class RemoteRegistry:
 
     async def report_starting(self, starting: StartingReplica) -> None:
         await asyncio.wait_for(self.handle.report_starting.remote(starting), REGISTRY_TIMEOUT_S)
+
+    async def spare(self, epoch: Epoch) -> str:
+        why: str = await asyncio.wait_for(self.handle.spare.remote(epoch), REGISTRY_TIMEOUT_S)
+        return why
 
     async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
         call = self.handle.share_limits.remote(gateway, demand)

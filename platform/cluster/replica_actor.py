@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ray import serve
 
 from baton.core.ids import ReplicaId
-from baton.core.messages import Role
+from baton.core.messages import Role, StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.rank_actor import own_address
@@ -24,7 +24,7 @@ from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
 from baton.platform.observe.logs import set_level
 from baton.platform.replica.assignment import Assignment
-from baton.platform.replica.startup import Startup
+from baton.platform.replica.startup import IMPORTING, Startup
 
 if TYPE_CHECKING:
     from baton.platform.replica.lifetime import Lifetime
@@ -59,7 +59,8 @@ class ReplicaActor:
         replica_id = ReplicaId(f"{self.role}-{context.replica_id.unique_id}")
         start_actor_log(config, replica_id)
         remote = RemoteRegistry(self._registry)
-        async with Startup(remote, replica_id, self.role) as startup:
+        starting = StartingReplica(replica_id=replica_id, role=self.role, stage=IMPORTING)
+        async with Startup(remote, starting) as startup:
             await asyncio.to_thread(_import_engine)
             folder = self._folder or await _found(config, startup)
             await self._start(

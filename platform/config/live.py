@@ -30,7 +30,14 @@ _COUNTS = ("prefill.replicas", "decode.replicas", "gateway.replicas")
 COUNTED = (GATEWAY, DECODE, PREFILL, REGISTRY)
 """The deployments that hear the numbers of replicas."""
 _OF_ALL = ("log_level", "health.drain_s", "chaos.rules", "chaos.seed")
-_OF_REPLICAS = (*_OF_ALL, *_COUNTS, "health.stuck_after_s", "health.check_period_s")
+_OF_REPLICAS = (
+    *_OF_ALL,
+    *_COUNTS,
+    "health.stuck_after_s",
+    "health.check_period_s",
+    "decode.max_open",  # a replica may have taken the other role
+    "prefill.max_queued_tokens",
+)
 LIVE: Mapping[str, tuple[str, ...]] = {
     GATEWAY: (
         *_OF_ALL,
@@ -55,8 +62,8 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.max_resumable_bytes",
         "planner.enabled",
     ),
-    DECODE: (*_OF_REPLICAS, "decode.max_open"),
-    PREFILL: (*_OF_REPLICAS, "prefill.max_queued_tokens"),
+    DECODE: _OF_REPLICAS,
+    PREFILL: _OF_REPLICAS,
     REGISTRY: ("log_level", *_COUNTS, "planner.*"),
 }
 """By deployment, the settings that reach it while it runs."""

@@ -130,6 +130,9 @@ class LocalDispatcher:
     async def undrain(self, replica_id: str) -> dict[str, Any]:
         raise InvalidRequest("the only replica there is was never drained", field="replica")
 
+    async def flip(self, replica: str, to: str) -> dict[str, Any]:
+        raise InvalidRequest("the only replica there is has both roles", field="replica")
+
     def metrics(self) -> Iterator[Family]:
         return iter(())  # nobody scrapes it
 

@@ -21,8 +21,8 @@ from typing import Any
 from msgspec import structs
 
 from baton.core.clock import Clock, monotonic
-from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, Membership, Role
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.measured_models import measured_models
@@ -48,10 +48,14 @@ class Planned:
 
     rules: PlannerConfig
     wanted: Counts
-    """Replicas that there are to be."""
+    """Replicas that are to be started in each role, whatever role some have taken since."""
     num_gateways: int
     max_running: Counts
     """Requests that an engine of each role computes at once."""
+    can_flip: bool = False
+    """Whether the pools are so alike that replicas may take the other role."""
+    flip_s: float = 0.0
+    """That one may take to do so: as long as a drain."""
 
     @property
     def live_rules(self) -> PlannerConfig:
@@ -68,13 +72,18 @@ class Proposal:
     decision: Decision
     before: Counts
     counts: Counts
+    flips: int
+    """Prefill replicas that are to become decode replicas; negative: the other way."""
+    started_before: Counts
+    """As the document says, in which flips change nothing."""
+    started: Counts
     notes: tuple[str, ...] = ()
     """Why they are not what was decided, or are not to be changed now."""
     is_held: bool = False
 
     @property
     def is_change(self) -> bool:
-        return dict(self.counts) != dict(self.before)
+        return bool(self.flips) or dict(self.started) != dict(self.started_before)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -97,6 +106,8 @@ class _Pool:
 
     ready: int = 0
     draining: int = 0
+    wanted: int = 0
+    """Replicas that are to be in this role."""
     short_since_s: float | None = None
     """Since when replicas that are wanted have not come, and none of them did."""
 
@@ -110,6 +121,9 @@ class Planner:
     wall_clock: Callable[[], float] = time.time
     trouble_by_role: dict[Role, str] = field(default_factory=dict)
     """Why replicas do not come, by the word of who places them."""
+    _flipping: dict[ReplicaId, tuple[Role, float]] = field(default_factory=dict)
+    """Replicas that were told to take a role, and until when that may take."""
+    _no_flips_until_s: float = 0.0
     _memory: Memory = field(default_factory=Memory)
     _kept: deque[Kept] = field(default_factory=lambda: deque(maxlen=KEPT))
     _latest: Kept | None = None
@@ -136,6 +150,14 @@ class Planner:
         """So many there are to be from now on."""
         self.planned = replace(self.planned, wanted=counts)
 
+    def flips(self, replica_id: ReplicaId, role: Role) -> None:
+        """It was told to take this role."""
+        self._flipping[replica_id] = (role, self.clock() + self.planned.flip_s)
+
+    def add_instead(self) -> None:
+        """A flip was refused: for a while replicas are added and removed."""
+        self._no_flips_until_s = self.clock() + self.rules.cold_start_s
+
     def short(self) -> tuple[Role, ...]:
         """Roles whose replicas take too long to come."""
         now, patience_s = self.clock(), PATIENCE * self.rules.cold_start_s
@@ -161,16 +183,29 @@ class Planner:
         counts = {role: decision.count(role) for role in Role}
         notes: list[str] = []
         for role in self.short():
-            if counts[role] > planned.wanted[role]:
-                counts[role] = planned.wanted[role]
+            if counts[role] > self._pools[role].wanted:
+                counts[role] = self._pools[role].wanted
                 notes.append(self._told_of_short(role))
+        may_flip = planned.can_flip and self.clock() >= self._no_flips_until_s
+        flips = decision.flips if may_flip and not self._flipping else 0
+        moved = self._moved(known) + flips
+        started = {
+            Role.PREFILL: counts[Role.PREFILL] + moved,
+            Role.DECODE: counts[Role.DECODE] - moved,
+        }
         held_s = rules.held_until - self.wall_clock()
         if held_s > 0:
             notes.append(f"numbers set by hand hold for {held_s:.0f} s more")
         return Proposal(
             decision=decision,
-            before=planned.wanted,
+            before={role: pool.wanted for role, pool in self._pools.items()},
             counts=counts,
+            flips=flips,
+            started_before=planned.wanted,
+            started={
+                role: max(number, 1) if planned.wanted[role] else 0
+                for role, number in started.items()
+            },
             notes=tuple(notes),
             is_held=held_s > 0,
         )
@@ -198,7 +233,7 @@ class Planner:
             "pools": {
                 role.value: {
                     "planned": self.counts[role],
-                    "wanted": planned.wanted[role],
+                    "wanted": pool.wanted,
                     "ready": pool.ready,
                     "draining": pool.draining,
                 }
@@ -208,13 +243,29 @@ class Planner:
             "changes": [_plain(one) for one in reversed(self._kept)],
         }
 
-    def _see(self, known: Membership) -> None:
+    def _moved(self, known: Membership) -> int:
+        """Prefill replicas that decode by now, or will, less those that went the other way."""
+        there: dict[ReplicaId, ReplicaInfo | StartingReplica] = {
+            one.replica_id: one for one in (*known.starting, *known.replicas)
+        }
         now = self.clock()
+        for replica_id, (role, until_s) in list(self._flipping.items()):
+            one = there.get(replica_id)
+            if one is None or one.role is role or now > until_s:
+                del self._flipping[replica_id]
+        to = [one.role for one in there.values() if one.is_flipped]
+        to += [role for role, _ in self._flipping.values()]
+        return to.count(Role.DECODE) - to.count(Role.PREFILL)
+
+    def _see(self, known: Membership) -> None:
+        now, moved = self.clock(), self._moved(known)
+        self._pools[Role.PREFILL].wanted = self.planned.wanted[Role.PREFILL] - moved
+        self._pools[Role.DECODE].wanted = self.planned.wanted[Role.DECODE] + moved
         for role, pool in self._pools.items():
             of_role = [info.is_ready for info in known.replicas if info.role is role]
             has_more, pool.ready = sum(of_role) > pool.ready, sum(of_role)
             pool.draining = len(of_role) - pool.ready
-            if pool.ready + pool.draining >= self.planned.wanted[role]:
+            if pool.ready + pool.draining >= pool.wanted:
                 pool.short_since_s = None
                 self.trouble_by_role.pop(role, None)
             elif pool.short_since_s is None or has_more:
@@ -222,12 +273,12 @@ class Planner:
 
     def _count(self, role: Role) -> PoolCount:
         """Those that are wanted and not there will be; any beyond them are on their way out."""
-        pool, wanted = self._pools[role], self.planned.wanted[role]
+        pool, wanted = self._pools[role], self._pools[role].wanted
         serving = min(pool.ready, wanted)
         return PoolCount(serving, starting=wanted - serving, draining=pool.draining)
 
     def _told_of_short(self, role: Role) -> str:
-        pool, wanted = self._pools[role], self.planned.wanted[role]
+        pool, wanted = self._pools[role], self._pools[role].wanted
         waited_s = self.clock() - (pool.short_since_s or 0.0)
         trouble = self.trouble_by_role.get(role)
         return (
@@ -238,10 +289,12 @@ class Planner:
 
 
 def _shown(proposal: Proposal) -> str:
-    return ", ".join(
+    shown = ", ".join(
         f"{role.value} {proposal.before[role]} -> {count}"
         for role, count in proposal.counts.items()
     )
+    to = Role.DECODE if proposal.flips > 0 else Role.PREFILL
+    return f"{shown}, {abs(proposal.flips)} by flips to {to}" if proposal.flips else shown
 
 
 def _plain(kept: Kept) -> dict[str, Any]:
@@ -250,6 +303,7 @@ def _plain(kept: Kept) -> dict[str, Any]:
         "decided_at": kept.decided_at,
         "before": {role.value: count for role, count in proposal.before.items()},
         "after": {role.value: count for role, count in proposal.counts.items()},
+        "flips": proposal.flips,
         "outcome": kept.outcome,
         "reasons": list(proposal.reasons),
         "load": None

@@ -84,9 +84,26 @@ class Registry:
         if self._replica_by_epoch.pop(epoch, None) is not None:
             self._bump()
 
+    def spare(self, epoch: Epoch) -> str:
+        """Why a replica may not leave its role; empty if it may, and then it counts as not ready.
+
+        Asked here so that of two which would leave at once, one stays if they are the last.
+        """
+        self._forget_the_silent()
+        own = self._replica_by_epoch.get(epoch)
+        if own is None:
+            return "the registry does not know it yet; ask again in a moment"
+        others = (it for it in self._replica_by_epoch.values() if it.epoch != epoch)
+        if not any(it.is_ready and (it.role, it.model) == (own.role, own.model) for it in others):
+            return (
+                f"{own.replica_id} is the last {own.role} replica that takes requests; add another "
+                "first"
+            )
+        self.heartbeat(replace(own, is_ready=False))
+        return ""
+
     def membership(self) -> Membership:
-        for epoch in self._silent():
-            self._drop(epoch)
+        self._forget_the_silent()
         self._forget_silent_starts()
         now = self._clock()
         self._left_at = {e: at for e, at in self._left_at.items() if now - at <= LEFT_FOR_S}
@@ -110,9 +127,10 @@ class Registry:
             current = self.membership()
         return current
 
-    def _silent(self) -> list[Epoch]:
+    def _forget_the_silent(self) -> None:
         now = self._clock()
-        return [epoch for epoch, heard in self._heard_at.items() if now - heard > self._ttl_s]
+        for epoch in [e for e, heard in self._heard_at.items() if now - heard > self._ttl_s]:
+            self._drop(epoch)
 
     def _starting(self) -> Iterator[StartingReplica]:
         now = self._clock()

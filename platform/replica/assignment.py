@@ -16,6 +16,7 @@ class RegistryClient(Protocol):
     async def heartbeat(self, info: ReplicaInfo) -> None: ...
     async def leave(self, epoch: Epoch) -> None: ...
     async def report_starting(self, starting: StartingReplica) -> None: ...
+    async def spare(self, epoch: Epoch) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Assignment:
     """The name of the Serve application."""
     config: DeploymentConfig
     role: Role
+    """Of the pool that it is started in; it may take the other."""
     folder: Path
     replica_id: ReplicaId
     """The id of rank 0; of a rank that leads, its own."""

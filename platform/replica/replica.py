@@ -63,6 +63,8 @@ class Replica:
     """Constant for this incarnation."""
     worker: PrefillWorker | DecodeWorker
     server: ReplicaServer
+    books: ReplicaGrpc
+    """What it answers to operators."""
     parts: TransportParts
     transports: Transports
     halves: dict[str, SendingHalf]
@@ -70,11 +72,14 @@ class Replica:
     probing: PeerProbing
     engine_facts: pb.EngineFacts
     chaos: Chaos | None = None
+    is_spared: bool = False
+    """It is about to leave its role: the registry counts on it no more."""
 
     @property
     def info(self) -> ReplicaInfo:
         """What it tells the registry now."""
-        return replace(self.registered, is_ready=not self.worker.core.is_draining)
+        is_ready = not (self.worker.core.is_draining or self.is_spared)
+        return replace(self.registered, is_ready=is_ready)
 
     def reconfigure(self, before: DeploymentConfig, after: DeploymentConfig) -> None:
         """Go by the live settings of `after`. Faults that somebody set meanwhile stay, unless the
@@ -187,7 +192,8 @@ async def start_replica(
     await worker.core.start()
     info = it.info(role, await server.start(host))
     parts.switchboard.plug(info.address, worker.core.kv.outbox)
-    return Replica(info, worker, server, parts, transports, it.halves, probing, facts, chaos)
+    halves = it.halves
+    return Replica(info, worker, server, inspect, parts, transports, halves, probing, facts, chaos)
 
 
 def _security(config: DeploymentConfig) -> WireSecurity:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from baton.core.chaos import Chaos
-from baton.core.errors import EngineFailed, InvalidRequest
+from baton.core.errors import EngineFailed, InvalidConfig, InvalidRequest, Unavailable
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role
 from baton.core.wire_security import PLAIN, WireSecurity
@@ -41,6 +42,21 @@ class Identity:
     engine: pb.EngineFacts
 
 
+class Flips(Protocol):
+    """How a replica takes the other role."""
+
+    @property
+    def current(self) -> pb.Flip | None:
+        """The last one asked for, unless it is over and done."""
+
+    async def begin(self, role: Role) -> int:
+        """How many requests have yet to leave first. Raises InvalidConfig, InvalidRequest and
+        Unavailable if it stays what it is."""
+
+    def give_up(self, why: str) -> None:
+        """One that has yet to turn does not. Whether it drains on is for the caller to say."""
+
+
 class ReplicaGrpc(ReplicaServicer):
     def __init__(
         self,
@@ -55,6 +71,8 @@ class ReplicaGrpc(ReplicaServicer):
         self._probing = probing
         self._examiner = examiner
         self._chaos = chaos
+        self.flips: Flips | None = None
+        """Set by who can have it take the other role, before it is registered."""
 
     async def Ping(
         self,
@@ -89,6 +107,7 @@ class ReplicaGrpc(ReplicaServicer):
             capacity=capacity_to_proto(self._worker.capacity()),
             metrics=[pb.Metric(name=name, value=value) for name, value in metrics.items()],
             engine=self._identity.engine,
+            flip=None if self.flips is None else self.flips.current,
         )
 
     async def Examine(
@@ -110,9 +129,8 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.DrainRequest,
         context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
     ) -> pb.DrainReply:
-        if request.epoch != self._worker.core.epoch:
-            detail = "another incarnation of this replica was meant"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        await self._check_epoch(request.epoch, context)
+        self._stop_flip("it was told to drain instead")
         self._worker.begin_drain()
         return pb.DrainReply(num_open=self._worker.num_open)
 
@@ -121,20 +139,33 @@ class ReplicaGrpc(ReplicaServicer):
         request: pb.DrainRequest,
         context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
     ) -> pb.DrainReply:
-        if request.epoch != self._worker.core.epoch:
-            detail = "another incarnation of this replica was meant"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        await self._check_epoch(request.epoch, context)
+        self._stop_flip("it was undrained")
         self._worker.end_drain()
         return pb.DrainReply(num_open=self._worker.num_open)
+
+    async def Flip(
+        self,
+        request: pb.FlipRequest,
+        context: grpc.aio.ServicerContext[pb.FlipRequest, pb.DrainReply],
+    ) -> pb.DrainReply:
+        await self._check_epoch(request.epoch, context)
+        if self.flips is None:
+            detail = f"{self._identity.replica_id} was started for one role alone"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        try:
+            return pb.DrainReply(num_open=await self.flips.begin(Role(request.role)))
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except (InvalidConfig, InvalidRequest, ValueError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def WatchKv(
         self,
         request: pb.WatchKvRequest,
         context: grpc.aio.ServicerContext[pb.WatchKvRequest, pb.KvEvents],
     ) -> AsyncIterator[pb.KvEvents]:
-        if request.epoch != self._worker.core.epoch:
-            detail = "another incarnation of this replica was meant"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        await self._check_epoch(request.epoch, context)
         watch = self._worker.core.kv_feed.watch()
         try:
             if self._chaos is not None:
@@ -158,6 +189,15 @@ class ReplicaGrpc(ReplicaServicer):
             return unsettle(request, self._chaos, replica_id, self._worker.core.epoch)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def _check_epoch(self, epoch: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if epoch != self._worker.core.epoch:
+            detail = "another incarnation of this replica was meant"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+
+    def _stop_flip(self, why: str) -> None:
+        if self.flips is not None:
+            self.flips.give_up(why)
 
 
 class ReplicaServer:

@@ -2,6 +2,7 @@
 
     importing -> preparing kernels -> loading weights -> starting    then its heartbeat speaks
                                                          \\-> failed: why
+    taking the role of decode ->                            one that served in the other role
 
 Light on purpose: told before torch is imported.
 """
@@ -14,11 +15,12 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from baton.core.errors import CheckpointError, InvalidConfig
-from baton.core.ids import ReplicaId
-from baton.core.messages import Role, StartingReplica
+from baton.core.messages import StartingReplica
 
 log = logging.getLogger(__name__)
 
+IMPORTING = "importing"
+"""The first stage of a new process."""
 REPORT_S = 0.5
 REPORT_TIMEOUT_S = 5.0
 BEYOND_RETRY = (CheckpointError, InvalidConfig)
@@ -32,9 +34,10 @@ class StartupRegistry(Protocol):
 class Startup:
     """Entered when a replica begins, left when it serves."""
 
-    def __init__(self, registry: StartupRegistry, replica_id: ReplicaId, role: Role) -> None:
+    def __init__(self, registry: StartupRegistry, starting: StartingReplica) -> None:
+        """`starting`: what it does first."""
         self._registry = registry
-        self._state = StartingReplica(replica_id=replica_id, role=role, stage="importing")
+        self._state = starting
         self._news = asyncio.Event()
         self._telling: asyncio.Task[None] | None = None
 

@@ -72,7 +72,7 @@ def _cells(replica: dict[str, Any], pool: str) -> list[str]:
     num_blocks = replica["num_blocks"]
     num_used = num_blocks - replica["num_free_blocks"]
     return [
-        "[green]ready[/green]" if replica["is_ready"] else "[yellow]draining[/yellow]",
+        _state(replica, pool),
         str(replica["num_running"]),
         str(replica["num_waiting"]),
         str(replica["num_queued_tokens"]),
@@ -80,6 +80,16 @@ def _cells(replica: dict[str, Any], pool: str) -> list[str]:
         f"{replica['metrics'].get('tokens_sampled_total', 0):.0f}",
         _pace(replica["metrics"], pool),
     ]
+
+
+def _state(replica: dict[str, Any], pool: str) -> str:
+    """Its name tells the role that it was started in: another is told here."""
+    flip = replica.get("flip")
+    if flip and not flip["failure"]:
+        return f"[yellow]to {flip['to']}[/yellow]"
+    if not replica["is_ready"]:
+        return "[yellow]draining[/yellow]"
+    return f"[green]as {pool}[/green]" if replica.get("is_flipped") else "[green]ready[/green]"
 
 
 def _pace(metrics: dict[str, float], pool: str) -> str:

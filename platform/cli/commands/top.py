@@ -63,7 +63,7 @@ def _look(app_name: str) -> list[dict[str, Any]]:
                 pools = gateway_status(name, GATEWAY_TIMEOUT_S)["pools"]
         except (RayError, TimeoutError) as error:
             trouble = f"no gateway answers: {type(error).__name__}"
-        told = {row["replica"]: row for rows in pools.values() for row in rows}
+        told = {row["replica"]: {**row, "role": role} for role in pools for row in pools[role]}
         rows = [_row(one, told) for one in replicas(name)]
         status = str(getattr(details["status"], "value", details["status"]))
         messages = [

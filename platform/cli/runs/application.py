@@ -18,6 +18,7 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Change, Plain
 
 POLL_S = 0.5
+STATUS_TIMEOUT_S = 10.0
 
 
 def told_before(wanted: Plain, name: str) -> list[str]:
@@ -96,12 +97,17 @@ def _follow(wanted: Plain, config: DeploymentConfig, *, waits: bool) -> None:
     if not waits:
         typer.echo(f"{wanted['name']} is on its way; `baton top` shows how far it is")
         return
+    from baton.platform.cluster.applications import gateway_status
+
     port, grpc_port, admin_port = follow_up(config)
     operators = f"; operators on {admin_port} at {config.gateway.admin_host}" if admin_port else ""
+    pools = gateway_status(wanted["name"], STATUS_TIMEOUT_S)["pools"]
+    flipped = [row["replica"] for rows in pools.values() for row in rows if row["is_flipped"]]
+    in_other_role = f" ({', '.join(flipped)} in the other role)" if flipped else ""
     typer.echo(
         f"{wanted['name']} serves {config.model_name} with {config.prefill.num_engines} prefill "
-        f"and {config.decode.num_engines} decode replicas: HTTP on port {port}, gRPC on "
-        f"{grpc_port} of its gateways' nodes{operators}"
+        f"and {config.decode.num_engines} decode replicas{in_other_role}: HTTP on port {port}, "
+        f"gRPC on {grpc_port} of its gateways' nodes{operators}"
     )
 
 

@@ -42,7 +42,9 @@ def _readiness(row: dict[str, Any]) -> str:
         return "" if row["deployment"] in ("Gateway", "Registry") else "not yet"
     if not said["is_reachable"]:
         return f"[red]{said.get('trouble') or 'unreachable'}[/red]"
-    return "[green]yes[/green]" if said["is_ready"] else "[yellow]draining[/yellow]"
+    if not said["is_ready"]:
+        return "[yellow]draining[/yellow]"
+    return f"[green]yes, as {said['role']}[/green]" if said["is_flipped"] else "[green]yes[/green]"
 
 
 def _load(said: dict[str, Any]) -> list[str]:

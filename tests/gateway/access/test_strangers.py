@@ -80,6 +80,7 @@ ROWS: dict[str, Row] = {
     "metrics with an operator's key": ("GET /metrics", OPERATOR, {}, "", 404),
     "a drain with an operator's key": ("POST /debug/drain", OPERATOR, {}, DRAIN, 404),
     "an undrain with an operator's key": ("POST /debug/undrain", OPERATOR, {}, DRAIN, 404),
+    "a flip with an operator's key": ("POST /debug/flip", OPERATOR, {}, DRAIN, 404),
     "a request of nobody": ("GET /v1/requests/x", ACME, {}, "", 404),
     "a request without a key": ("GET /v1/requests/x", None, {}, "", 401),
     "an upper-case path": ("GET /DEBUG/status", ACME, {}, "", 404),

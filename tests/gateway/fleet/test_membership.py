@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo
+from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role
 from baton.gateway.fleet.fleet import SETTLED_AFTER_S
 from baton.gateway.fleet.membership import merge
 
@@ -32,6 +32,12 @@ def test_even_a_young_incarnation_is_believed_about_those_it_knows() -> None:
     unready = make_replica("a", is_ready=False)
 
     assert merge(known(A, B), snapshot(unready, age_s=0.1), settled_after_s=2) == known(unready, B)
+
+
+def test_a_replica_that_is_another_incarnation_is_no_longer_what_it_was() -> None:
+    again = replace(A, epoch=Epoch("another of a"), role=Role.PREFILL)
+
+    assert merge(known(A, B), snapshot(again, age_s=0.1), settled_after_s=2) == known(B, again)
 
 
 def test_a_settled_incarnation_is_believed_in_full() -> None:

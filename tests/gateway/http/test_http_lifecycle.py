@@ -205,12 +205,14 @@ async def test_calls_are_counted_by_path_and_status() -> None:
     assert f'{prefix}"ListModels",status="OK"}} 1' in text
 
 
-async def test_a_replica_is_drained_on_request_and_says_how_far_it_is() -> None:
+async def test_a_replica_is_drained_or_flipped_on_request_and_says_how_far_it_is() -> None:
     async with serving(admin_port=0) as gateway:
-        url = f"{gateway.admin_url}/debug/drain"
+        url, other = f"{gateway.admin_url}/debug/drain", f"{gateway.admin_url}/debug/flip"
         answer = await gateway.http.post(url, json={"replica": "d0", "force": True})
+        flipped = await gateway.http.post(other, json={"replica": "d0", "to": "prefill"})
         unknown = await gateway.http.post(url, json={"replica": "d1"})
 
     assert answer.json() == {"replica": "d0", "role": "decode", "num_open": 1}
+    assert flipped.json() == {"replica": "d0", "role": "prefill", "num_open": 2}
     assert unknown.status_code == 400
     assert unknown.json()["error"]["param"] == "replica"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.ids import ReplicaId
@@ -55,3 +57,22 @@ def test_a_replica_that_failed_is_named_with_its_cause_and_its_successor_waited_
 
 def test_nothing_is_missing_once_all_that_are_wanted_are_ready() -> None:
     assert missing({Role.DECODE: 1}, ready(make_replica("decode-1")), (starting("x"),)) == ()
+
+
+def test_a_replica_that_has_taken_the_other_role_is_wanted_in_that_one() -> None:
+    flipped = replace(make_replica("prefill-2"), is_flipped=True)
+    turning = replace(starting("prefill-3").at("taking the role of decode"), is_flipped=True)
+    wanted = {Role.DECODE: 1, Role.PREFILL: 3}
+    known = ready(make_replica("decode-1"), make_replica("prefill-1", role=Role.PREFILL), flipped)
+
+    assert missing(wanted, known, ()) == (
+        Missing(role="prefill", wanted=2, ready=1, waiting_for="Ray to start 1 process"),
+    )
+    assert missing(wanted, known, (turning,)) == (
+        Missing(
+            role="decode",
+            wanted=3,
+            ready=2,
+            waiting_for="prefill-3: taking the role of decode (3 s)",
+        ),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.platform.cli.commands.status import _engines, _pace, _trouble
+from baton.platform.cli.commands.status import _engines, _pace, _state, _trouble
 from baton.proto.cluster_token import REFUSAL
 
 
@@ -61,3 +61,13 @@ def test_engines_that_are_alike_are_told_of_once_a_pool() -> None:
         "decode: tiny (LlamaForCausalLM), bfloat16, int4 weights, KV int8; 4 ranks of cpu, "
         "compiled kernels by tape on 2 threads",
     ]
+
+
+def test_a_replica_in_the_other_role_or_on_its_way_there_says_so() -> None:
+    at_rest = {"is_ready": True, "is_flipped": False}
+    assert _state(at_rest, "prefill") == "[green]ready[/green]"
+    assert _state({**at_rest, "is_flipped": True}, "decode") == "[green]as decode[/green]"
+    turns = {"is_ready": False, "flip": {"to": "decode", "failure": ""}}
+    assert _state(turns, "prefill") == "[yellow]to decode[/yellow]"
+    stayed = {"is_ready": True, "flip": {"to": "decode", "failure": "it was undrained"}}
+    assert _state(stayed, "prefill") == "[green]ready[/green]"

@@ -12,7 +12,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig, Unavailable
-from baton.core.ids import Epoch
+from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, ReplicaInfo, Role
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
@@ -53,6 +53,7 @@ class Deployment:
         )
         self.placeable = dict.fromkeys(Role, 8)
         self.total = TrafficReport(age_s=0.0)
+        self.answer_tokens = 50
 
     @property
     def known(self) -> Membership:
@@ -74,7 +75,7 @@ class Deployment:
             computed_tokens=total.computed_tokens + 1000 * number,
             squared_computed_tokens=total.squared_computed_tokens + 10**6 * number,
             num_ended=total.num_ended + number,
-            output_tokens=total.output_tokens + 50 * number,
+            output_tokens=total.output_tokens + self.answer_tokens * number,
         )
 
     def report(self, age_s: float = 0.0) -> None:
@@ -191,6 +192,38 @@ def test_replicas_that_measured_nothing_lately_stay_while_there_is_work_and_go_w
     assert prefill(deployment.live(0.0, 120)) == 1
 
 
+def test_a_replica_takes_the_other_role_before_one_is_added_and_counts_there_from_then_on() -> None:
+    """Answers become long: decode replicas have four places each."""
+    deployment = Deployment()
+    planner = deployment.planner
+    limits = {Role.PREFILL: 64, Role.DECODE: 4}
+    wanted = {Role.PREFILL: 3, Role.DECODE: 1}
+    planner.planned = replace(
+        planner.planned, wanted=wanted, max_running=limits, can_flip=True, flip_s=30.0
+    )
+    deployment.answer_tokens = 150
+
+    deployment.hear_of(1.0, 15)
+    asked = planner.propose(deployment.known)
+
+    assert asked is not None and asked.flips == 1
+    assert asked.started == asked.started_before == wanted  # Serve has nothing to do
+    gone = deployment.known.replicas[0]
+    planner.flips(gone.replica_id, Role.DECODE)
+    others = deployment.known.replicas[1:]
+    stages = [
+        (*others, replace(gone, is_ready=False)),  # it drains
+        (*others, replace(gone, epoch=Epoch("new"), role=Role.DECODE, is_flipped=True)),
+    ]
+    for replicas in stages:
+        deployment.hear_of(1.0, 5)
+        later = planner.propose(replace(deployment.known, replicas=replicas))
+        assert later is not None and not later.is_change
+        assert later.counts == {Role.PREFILL: 2, Role.DECODE: 2}
+    assert planner.explain()["pools"]["decode"]["wanted"] == 2
+    assert planner.short() == ()
+
+
 Scale = Callable[[Any, Any], bool]
 
 
@@ -200,6 +233,10 @@ def overtaken(before: object, counts: object) -> bool:
 
 def fails(before: object, counts: object) -> bool:
     raise Unavailable("the head is away")
+
+
+async def nobody_flips(giver: Role, taker: Role) -> ReplicaId:
+    raise AssertionError
 
 
 @pytest.mark.parametrize(
@@ -222,7 +259,7 @@ async def test_what_is_proposed_is_carried_out_and_what_came_of_it_is_kept(
     deployment.planner.planned = replace(planned, rules=rules)
 
     planning = asyncio.create_task(
-        keep_planned(deployment.planner, lambda: deployment.known, scale, dict)
+        keep_planned(deployment.planner, lambda: deployment.known, scale, nobody_flips, dict)
     )
     async with asyncio.timeout(10):
         while (latest := deployment.planner.explain()["latest"]) is None:

@@ -268,3 +268,22 @@ def test_a_farewell_is_told_for_a_while_and_silence_is_none() -> None:
     assert registry.membership().version > told.version
     clock.advance(LEFT_FOR_S + 1)
     assert registry.membership().left == ()
+
+
+def test_the_last_replica_that_takes_requests_in_a_role_is_not_spared() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=TTL_S, clock=clock)
+    first, second = make_replica("a"), make_replica("b")
+    registry.heartbeat(replace(make_replica("c"), model="another"))
+    registry.heartbeat(make_replica("d", role=Role.PREFILL))
+    for info in (first, second):
+        registry.heartbeat(info)
+
+    assert registry.spare(first.epoch) == ""
+    assert registry.spare(second.epoch).startswith("b is the last decode replica that takes")
+    registry.heartbeat(first)  # it stays after all
+    assert registry.spare(second.epoch) == ""
+    clock.advance(TTL_S + 1)
+    registry.heartbeat(second)
+    assert registry.spare(second.epoch)  # the other has died
+    assert "does not know it" in registry.spare(first.epoch)

@@ -10,7 +10,7 @@ import pytest
 from baton.core.errors import CheckpointError
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role, StartingReplica
-from baton.platform.replica.startup import Startup
+from baton.platform.replica.startup import IMPORTING, Startup
 
 
 class Heard:
@@ -27,7 +27,8 @@ class Heard:
 
 
 def startup(registry: Heard) -> Startup:
-    return Startup(registry, ReplicaId("decode-1"), Role.DECODE)
+    starting = StartingReplica(replica_id=ReplicaId("decode-1"), role=Role.DECODE, stage=IMPORTING)
+    return Startup(registry, starting)
 
 
 async def test_each_stage_is_told_as_it_begins() -> None:

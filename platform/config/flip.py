@@ -1,0 +1,50 @@
+"""Whether a replica of one pool can serve in the role of the other with the engine that it has.
+
+What an engine was sized for stays as it is: its layout and its pool of KV, its passes, its ranks.
+So both pools must say the same of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidConfig
+from baton.platform.config.deployment import DeploymentConfig
+
+OF_ENGINES = ("parallel", "cache", "scheduler")
+"""The branches of a pool that its engines are made of."""
+
+
+def check_flip(config: DeploymentConfig) -> None:
+    """Raises InvalidConfig with the setting that stands against it, and the remedy."""
+    for branch in OF_ENGINES:
+        prefill, decode = (_plain(getattr(p, branch)) for p in (config.prefill, config.decode))
+        for key, value in prefill.items():
+            if value != decode[key]:
+                raise InvalidConfig(
+                    f"prefill.{branch}.{key} is {_shown(value)}, decode.{branch}.{key} "
+                    f"{_shown(decode[key])}: a replica takes the other role with the engine that "
+                    "it has; give both pools the same, and deploy again"
+                )
+    if config.decode.parallel.data > 1:
+        raise InvalidConfig(
+            f"decode.parallel.data is {config.decode.parallel.data}: engines that compute their "
+            "passes together keep their role; deploy with 1 to flip replicas"
+        )
+    method = config.decode.speculation.method
+    if method != "off":
+        raise InvalidConfig(
+            f"decode.speculation.method is {method}: engines of prefill replicas have nothing that "
+            "drafts; deploy with off to flip replicas"
+        )
+
+
+def _plain(branch: Any) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(branch)
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "empty" if value is None else str(value)

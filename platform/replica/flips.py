@@ -1,0 +1,193 @@
+"""A replica takes the other role, with the engine, the weights and the cached KV that it has.
+
+    asked      the configuration allows it, and the registry can spare it   or it is refused at once
+    draining   nothing new; what runs here moves elsewhere, with its KV     or it stays what it is:
+                                                                            its time is over, or it
+                                                                            was told otherwise
+    turning    this incarnation leaves, and ends; another begins in the     or it is not well, and
+               other role, with an epoch and an address of its own          Serve replaces it
+
+Whoever replaces it has the role of the pool that it was started in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.clock import monotonic
+from baton.core.errors import EngineFailed, InvalidRequest, Unavailable
+from baton.core.ids import Epoch
+from baton.core.messages import Role
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.flip import check_flip
+from baton.platform.replica.replica import Replica
+from baton.proto import replica_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 2.0
+LOOK_S = 0.05
+LINGER_S = 0.2
+"""It stays empty for so long before it turns: a gateway may not have heard that it drains."""
+TURN_TIMEOUT_S = 30.0
+
+
+class Turning(Protocol):
+    """Whoever has the replica."""
+
+    @property
+    def config(self) -> DeploymentConfig: ...
+
+    @property
+    def replica(self) -> Replica | None:
+        """None while it turns."""
+
+    async def spare(self, epoch: Epoch) -> str:
+        """See `Registry.spare`."""
+
+    async def tell_state(self) -> None:
+        """Let the registry know how it is by now."""
+
+    async def turn(self, role: Role) -> None:
+        """Raises whatever keeps it from being anything."""
+
+    def fail(self, error: BaseException) -> None:
+        """It is nothing any more."""
+
+
+@dataclass(slots=True)
+class _Flip:
+    role: Role
+    was_draining: bool
+    failure: str = ""
+    is_turning: bool = False
+
+
+class Flips:
+    """Those of one replica, one at a time. Belongs to its event loop."""
+
+    def __init__(self, of: Turning) -> None:
+        self._of = of
+        self._flip: _Flip | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._asking = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def current(self) -> pb.Flip | None:
+        """See `baton.platform.replica.replica_server.Flips`, here as below."""
+        flip = self._flip
+        return None if flip is None else pb.Flip(role=flip.role, failure=flip.failure)
+
+    async def begin(self, role: Role) -> int:
+        async with self._asking:
+            replica = self._of.replica
+            if replica is None or self._is_closed:
+                raise Unavailable("it leaves its role at this moment; ask again")
+            if role is replica.info.role:
+                self._stay(replica)
+            elif not self._is_under_way:
+                if self._task is not None:
+                    await asyncio.wait({self._task})  # an earlier one, given up moments ago
+                await self._leave_role(replica, role)
+            return replica.worker.num_open
+
+    def give_up(self, why: str) -> None:
+        flip = self._flip
+        if flip is not None and not (flip.is_turning or flip.failure):
+            flip.failure = why
+            log.info("no flip to %s: %s", flip.role, why)
+
+    async def close(self) -> None:
+        """One that drains is given up, one that turns has turned when this returns; then none is
+        begun any more."""
+        self._is_closed = True
+        async with self._asking:
+            self.give_up("the replica leaves")
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def _is_under_way(self) -> bool:
+        return self._flip is not None and not self._flip.failure
+
+    def _stay(self, replica: Replica) -> None:
+        flip = self._flip
+        if flip is not None and not (flip.failure or flip.was_draining):
+            replica.worker.end_drain()
+        self.give_up(f"it was told to stay {replica.info.role}")
+
+    async def _leave_role(self, replica: Replica, role: Role) -> None:
+        """Raises InvalidConfig, InvalidRequest and Unavailable: nothing has happened then."""
+        check_flip(self._of.config)
+        replica.is_spared = True
+        try:
+            why = await asyncio.wait_for(self._of.spare(replica.info.epoch), ASK_TIMEOUT_S)
+        except Exception as error:  # whatever Ray raises
+            raise Unavailable(
+                f"the registry does not say whether it can be spared: {error!r}"
+            ) from error
+        finally:
+            replica.is_spared = False
+        if why:
+            raise InvalidRequest(why, field="replica")
+        flip = self._flip = _Flip(role, was_draining=replica.worker.core.is_draining)
+        replica.worker.begin_drain()
+        self._task = asyncio.create_task(self._run(flip, replica), name=f"flip to {role}")
+
+    async def _run(self, flip: _Flip, replica: Replica) -> None:
+        began_s = monotonic()
+        await self._of.tell_state()
+        limit_s = self._of.config.health.drain_s
+        if not await self._is_emptied(flip, replica, began_s + limit_s):
+            if not flip.failure:
+                num_open = replica.worker.num_open
+                self.give_up(
+                    f"{num_open} requests or KV that they lend were still here after {limit_s:g} s"
+                )
+                if not flip.was_draining:
+                    replica.worker.end_drain()
+            await self._of.tell_state()
+            return
+        flip.is_turning = True
+        emptied_s = monotonic()
+        try:
+            async with asyncio.timeout(TURN_TIMEOUT_S):
+                await self._of.turn(flip.role)
+        except Exception as error:
+            flip.failure = f"{type(error).__name__}: {error}"
+            log.exception("the role of %s could not be taken", flip.role)
+            self._of.fail(error)
+            return
+        self._flip = None
+        now = monotonic()
+        drained_s, turned_s = emptied_s - began_s, now - emptied_s
+        log.info(
+            "serves as %s: drained in %.2f s, turned in %.2f s", flip.role, drained_s, turned_s
+        )
+
+    async def _is_emptied(self, flip: _Flip, replica: Replica, deadline: float) -> bool:
+        empty_since: float | None = None
+        while not flip.failure:
+            try:
+                is_empty = not replica.worker.num_open and await _holds_nothing(replica)
+            except EngineFailed as error:
+                self.give_up(str(error))
+                return False
+            now = monotonic()
+            empty_since = (empty_since or now) if is_empty else None
+            if empty_since is not None and now - empty_since >= LINGER_S:
+                return not flip.failure
+            if now >= deadline:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return False
+
+
+async def _holds_nothing(replica: Replica) -> bool:
+    """No block is lent, used, or may yet be written: those that are cached go with it."""
+    audit = await replica.worker.core.audit()
+    return not (audit.quarantined or audit.leased or audit.live)

@@ -1,0 +1,141 @@
+"""An engine that serves: in the role of its pool, and from one role to the other.
+
+    begin   worker and server start; from now on a heartbeat tells where
+    turn    the same in the other role, as another incarnation: see `flips.py`
+    drain   unready, which the registry hears at once; then requests finish, or go elsewhere
+    leave   the registry forgets it; server and worker end, the engine's ranks remain
+
+A replica serves on without a registry: it is a hint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from baton.core.errors import EngineFailed
+from baton.core.ids import Epoch
+from baton.core.messages import HEARTBEAT_S, Role, StartingReplica
+from baton.engine.engine import Engine
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.faults.events import heartbeat
+from baton.platform.replica.assignment import Assignment
+from baton.platform.replica.flips import Flips
+from baton.platform.replica.replica import Replica, start_replica
+from baton.platform.replica.replica_page import ReplicaPage
+from baton.platform.replica.startup import Startup
+
+log = logging.getLogger(__name__)
+
+
+class Serving:
+    def __init__(self, assignment: Assignment, engine: Engine, host: str) -> None:
+        """On a free port of `host`."""
+        self.config = assignment.config
+        self.replica: Replica | None = None
+        """None before it begins, and while it turns."""
+        self._assignment = assignment
+        self._id = assignment.replica_id
+        self._registry = assignment.registry
+        self._engine = engine
+        self._host = host
+        self._flips = Flips(self)
+        self._page: ReplicaPage | None = None
+        self._heart: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+
+    async def begin(self, role: Role) -> None:
+        replica = await start_replica(
+            self.config, role, self._engine, replica_id=self._id, host=self._host
+        )
+        replica.books.flips = self._flips
+        replica.registered = replace(replica.registered, is_flipped=self._is_other(role))
+        self._page = ReplicaPage(replica, self.config.metrics)
+        self._heart = asyncio.create_task(self._beat(replica))
+        self.replica = replica
+
+    async def turn(self, role: Role) -> None:
+        """Whoever looks after the flips sees to it that nothing is here."""
+        starting = StartingReplica(
+            replica_id=self._id,
+            role=role,
+            stage=f"taking the role of {role}",
+            is_flipped=self._is_other(role),
+        )
+        await self._leave_registry()
+        async with Startup(self._registry, starting):
+            old, self.replica = self.replica, None
+            assert old is not None, "it turns once at a time"
+            await old.stop()
+            await self.begin(role)
+
+    async def drain(self) -> None:
+        """For as long as the configuration allows."""
+        await self._flips.close()
+        if self.replica is None:
+            return
+        draining = asyncio.create_task(self.replica.drain(self.config.health.drain_s))
+        await asyncio.sleep(0)  # by now it calls itself unready: say so
+        await self.tell_state()
+        if not await draining:
+            log.warning("%s leaves with requests unfinished; gateways place them again", self._id)
+
+    async def leave(self) -> None:
+        await self._flips.close()
+        if self.replica is not None:
+            await self._leave_registry()
+            await self.replica.stop()
+
+    def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by `config`'s live settings from now on."""
+        before, self.config = self.config, config
+        if self.replica is not None:
+            self.replica.reconfigure(before, config)
+
+    def check_health(self) -> None:
+        """Raises EngineFailed. One that turns is well."""
+        if self._failure is not None:
+            raise EngineFailed(f"{self._id} could not take its role") from self._failure
+        if self.replica is not None:
+            self.replica.worker.core.check_health(limit_s=self.config.health.stuck_after_s)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.replica is not None and self.replica.info.is_ready
+
+    def page(self) -> str:
+        """What Prometheus is told."""
+        return "" if self.replica is None or self._page is None else self._page.text()
+
+    async def spare(self, epoch: Epoch) -> str:
+        return await self._registry.spare(epoch)
+
+    async def tell_state(self) -> None:
+        if self.replica is not None:
+            await self._try(self._registry.heartbeat(self.replica.info))
+
+    def fail(self, error: BaseException) -> None:
+        """It serves no more: Serve, which asks how it is, replaces it."""
+        self._failure = error
+
+    def _is_other(self, role: Role) -> bool:
+        return role is not self._assignment.role
+
+    async def _leave_registry(self) -> None:
+        assert self.replica is not None and self._heart is not None, "it has begun"
+        self._heart.cancel()
+        await self._try(self._registry.leave(self.replica.info.epoch))
+
+    async def _beat(self, replica: Replica) -> None:
+        while True:
+            await self._try(heartbeat(self._registry, replica.info, replica.chaos))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _try(self, call: Coroutine[Any, Any, None]) -> None:
+        try:
+            await call
+        except Exception as error:
+            log.warning("%s cannot reach the registry: %r", self._id, error)

@@ -1,0 +1,313 @@
+"""A replica takes the other role under load: nobody notices, and nothing is loaded or lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.in_process_fleet import Answer, Fleet, echo_engine, running_fleet
+from tests.services.migrating import LONG, MAX_TOKENS, PROMPT, SAMPLED, slow_down
+
+from baton.core.errors import EngineFailed, InvalidRequest, Unavailable
+from baton.core.ids import Epoch, ReplicaId
+from baton.core.kv_pool import Holder, HolderKind
+from baton.core.messages import ReplicaInfo, Role, StartingReplica
+from baton.engine.engine import Engine
+from baton.platform.config.deployment import override
+from baton.platform.registry.registry import Registry
+from baton.platform.replica.assignment import Assignment
+from baton.platform.replica.serving import Serving
+from baton.replica_core.replica_core import ReplicaCore
+
+
+@dataclass(frozen=True)
+class CalledRegistry:
+    """As replicas of other processes see it."""
+
+    registry: Registry
+
+    async def heartbeat(self, info: ReplicaInfo) -> None:
+        self.registry.heartbeat(info)
+
+    async def leave(self, epoch: Epoch) -> None:
+        self.registry.leave(epoch)
+
+    async def report_starting(self, starting: StartingReplica) -> None:
+        self.registry.report_starting(starting)
+
+    async def spare(self, epoch: Epoch) -> str:
+        return self.registry.spare(epoch)
+
+
+@dataclass
+class TurningFleet:
+    fleet: Fleet
+    serving: dict[str, Serving]
+    engines: dict[str, Engine]
+
+    async def add(self, role: Role, **changes: Any) -> str:
+        name = f"{role}-{len(self.serving) + 1}"
+        self.engines[name] = echo_engine(role, num_blocks=1024)  # nobody is preempted
+        assignment = Assignment(
+            app_name="test",
+            config=override(self.fleet.config, changes),
+            role=role,
+            folder=Path(),
+            replica_id=ReplicaId(name),
+            registry=CalledRegistry(self.fleet.registry),
+        )
+        serving = Serving(assignment, self.engines[name], "127.0.0.1")
+        self.serving[name] = serving
+        await serving.begin(role)
+        return name
+
+    async def until(self, **roles: Role) -> None:
+        """Replicas are known to the gateway in these roles, and reached."""
+        wanted = {ReplicaId(name.replace("_", "-")): role for name, role in roles.items()}
+        async with asyncio.timeout(30):
+            while True:
+                known = self.fleet.dispatcher.fleet.trouble_by_replica()
+                there = {it.replica_id: it.role for it, why in known.items() if not why}
+                linked = {it.info.replica_id for it in self.fleet.dispatcher.fleet.lending}
+                linked |= {it.info.replica_id for it in self.fleet.dispatcher.fleet.connected}
+                if all(there.get(n) == role and n in linked for n, role in wanted.items()):
+                    return
+                await asyncio.sleep(0.01)
+
+    async def flip(self, replica: str, to: str) -> int:
+        told = await self.fleet.dispatcher.flip(replica, to)
+        num_open: int = told["num_open"]
+        return num_open
+
+    def core(self, name: str) -> ReplicaCore:
+        replica = self.serving[name].replica
+        assert replica is not None
+        return replica.worker.core
+
+    def is_well(self, name: str) -> bool:
+        try:
+            self.serving[name].check_health()
+        except EngineFailed:
+            return False
+        return True
+
+    async def why_not(self, name: str) -> str:
+        """The replica stays what it is."""
+        async with asyncio.timeout(10):
+            while True:
+                status = await self.fleet.dispatcher.status()
+                [row] = [one for one in status["pools"]["decode"] if one["replica"] == name]
+                if row["flip"]["failure"]:
+                    return str(row["flip"]["failure"])
+
+
+@asynccontextmanager
+async def turning_fleet(prefill: int, decode: int, **changes: Any) -> AsyncIterator[TurningFleet]:
+    async with running_fleet(prefill=0, decode=0, changes=changes) as fleet:
+        turning = TurningFleet(fleet, {}, {})
+        following = asyncio.create_task(fleet.dispatcher.fleet.follow(fleet.registry))
+        roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
+        names = [await turning.add(role) for role in roles]
+        try:
+            await turning.until(**dict(zip(names, roles, strict=True)))
+            yield turning
+        finally:
+            following.cancel()
+            for serving in turning.serving.values():
+                await serving.leave()
+
+
+async def test_replicas_swap_roles_under_load_and_no_token_is_lost_or_computed_twice() -> None:
+    async with turning_fleet(prefill=2, decode=2) as turning:
+        fleet = turning.fleet
+        samplings = [replace(SAMPLED, seed=i, max_tokens=60) for i in range(4)]
+
+        async def ask_all() -> list[Answer]:
+            return [await fleet.ask([one.seed, *PROMPT], one) for one in samplings]
+
+        undisturbed = await ask_all()
+        slow_down(turning.engines["decode-3"])
+        asking = [
+            asyncio.create_task(fleet.ask([seed, *PROMPT], replace(LONG, seed=seed)))
+            for seed in range(90, 96)
+        ]
+        async with asyncio.timeout(10):
+            while not turning.engines["decode-3"].num_running:
+                await asyncio.sleep(0.002)
+
+        await turning.flip("decode-3", "prefill")
+        await turning.flip("prefill-1", "decode")
+        answers = await asyncio.gather(*asking)
+        await turning.until(decode_3=Role.PREFILL, prefill_1=Role.DECODE)
+
+        assert all(len(answer.tokens) == MAX_TOKENS for answer in answers)
+        moved = [answer.receipt for answer in answers if answer.receipt.attempts > 1]
+        assert moved
+        for receipt in moved:
+            assert receipt.computed_tokens <= len(PROMPT) + 1 + MAX_TOKENS - 1
+        for name in ("decode-4", "prefill-2"):  # the other two alone do the work now
+            await fleet.dispatcher.drain(name, is_forced=False)
+        assert [one.tokens for one in await ask_all()] == [one.tokens for one in undisturbed]
+        new = (await fleet.ask([77, *PROMPT])).receipt
+        assert (new.prefill_replica, new.decode_replica) == ("decode-3", "prefill-1")
+        for name in turning.serving:
+            assert (await turning.core(name).audit()).violations == ()
+
+
+async def test_a_replica_that_turns_keeps_its_engine_and_what_it_has_cached() -> None:
+    async with turning_fleet(prefill=1, decode=2) as turning:
+        engine, before = turning.engines["decode-2"], turning.serving["decode-2"].replica
+        await turning.fleet.dispatcher.drain("decode-3", is_forced=False)
+        await turning.fleet.ask(PROMPT)
+        await turning.fleet.dispatcher.undrain("decode-3")
+        await turning.until(decode_3=Role.DECODE)
+        num_cached = len(list(engine.pool.names()))
+        assert num_cached and before is not None
+
+        await turning.flip("decode-2", "prefill")
+        await turning.until(decode_2=Role.PREFILL)
+
+        after = turning.serving["decode-2"].replica
+        assert after is not None and after.worker.core.engine is engine
+        assert after.info.epoch != before.info.epoch
+        assert after.info.is_flipped
+        assert len(list(engine.pool.names())) == num_cached
+        wanted = {Role.PREFILL: 1, Role.DECODE: 2}
+        assert turning.fleet.dispatcher.missing(wanted) == ()
+
+        assert await turning.flip("decode-2", "prefill") == 0  # asked once more
+        await turning.flip("decode-2", "decode")
+        await turning.until(decode_2=Role.DECODE)
+        [row] = [
+            it for it in turning.fleet.dispatcher.fleet.replicas if it.replica_id == "decode-2"
+        ]
+        assert not row.is_flipped
+
+
+async def test_what_cannot_take_the_other_role_is_told_why() -> None:
+    async with turning_fleet(prefill=1, decode=1) as turning:
+        with pytest.raises(InvalidRequest, match="last decode replica that takes requests"):
+            await turning.flip("decode-2", "prefill")
+        with pytest.raises(InvalidRequest, match="prefill-1 is the last prefill replica"):
+            await turning.flip("prefill-1", "decode")
+        with pytest.raises(InvalidRequest, match="there are: prefill-1, decode-2"):
+            await turning.flip("prefill-9", "decode")
+        with pytest.raises(InvalidRequest, match="must be prefill or decode"):
+            await turning.flip("prefill-1", "router")
+        await turning.add(Role.PREFILL, **{"prefill.scheduler.max_running": 7})
+        await turning.until(prefill_3=Role.PREFILL)
+        with pytest.raises(InvalidRequest, match=r"prefill\.scheduler\.max_running is 7, decode"):
+            await turning.flip("prefill-3", "decode")
+
+        assert (await turning.fleet.ask(PROMPT)).receipt.prefill_replica
+
+
+async def test_of_two_that_would_leave_their_role_at_once_one_stays_if_they_are_the_last() -> None:
+    async with turning_fleet(prefill=2, decode=1) as turning:
+        asked = (turning.flip(one, "decode") for one in ("prefill-1", "prefill-2"))
+
+        told = await asyncio.gather(*asked, return_exceptions=True)
+
+        assert sorted(isinstance(one, InvalidRequest) for one in told) == [False, True]
+
+
+async def test_a_flip_gives_way_to_an_undrain_a_drain_and_the_end_of_its_time() -> None:
+    async with turning_fleet(prefill=0, decode=2, **{"health.drain_s": 0.3}) as turning:
+        drain, undrain = turning.fleet.dispatcher.drain, turning.fleet.dispatcher.undrain
+        await turning.fleet.ask(PROMPT)
+        [name] = [one for one, engine in turning.engines.items() if list(engine.pool.names())]
+        core = turning.core(name)
+        lease = Holder(HolderKind.LEASE, "of a peer that reads on")
+        await core.thread.call(partial(core.engine.pool.hold_cached, lease, PROMPT, b""))
+
+        await turning.flip(name, "prefill")
+        assert (
+            await turning.why_not(name)
+            == "0 requests or KV that they lend were still here after 0.3 s"
+        )
+        assert not core.is_draining
+
+        await turning.flip(name, "prefill")
+        await undrain(name)
+        assert (await turning.why_not(name), core.is_draining) == ("it was undrained", False)
+
+        await turning.flip(name, "prefill")
+        await turning.flip(name, "decode")
+        assert (await turning.why_not(name), core.is_draining) == (
+            "it was told to stay decode",
+            False,
+        )
+
+        await turning.flip(name, "prefill")
+        await drain(name, is_forced=False)
+        assert await turning.why_not(name) == "it was told to drain instead"
+        assert core.is_draining
+
+        await core.thread.call(partial(core.engine.pool.release, lease))
+        await turning.flip(name, "prefill")
+        await turning.until(**{name: Role.PREFILL})
+
+
+async def test_one_that_serve_stops_in_the_middle_leaves_and_does_not_come_back() -> None:
+    async with turning_fleet(prefill=1, decode=2) as turning:
+        serving = turning.serving["decode-2"]
+        assert serving.replica is not None
+        asking = asyncio.create_task(serving.replica.books.flips.begin(Role.PREFILL))  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+
+        await serving.drain()
+        await serving.leave()
+        await asking
+
+        left = [info.replica_id for info in turning.fleet.registry.membership().replicas]
+        assert left == ["prefill-1", "decode-3"]
+        del turning.serving["decode-2"]
+
+
+async def test_a_replica_that_cannot_begin_in_its_new_role_is_not_well() -> None:
+    async with turning_fleet(prefill=1, decode=2) as turning:
+        serving = turning.serving["decode-2"]
+        serving.check_health()
+        serving.config = override(serving.config, {"transfer.transport": "nixl"})  # is not there
+
+        await turning.flip("decode-2", "prefill")
+
+        async with asyncio.timeout(10):
+            while turning.is_well("decode-2"):
+                await asyncio.sleep(0.02)
+        assert (await turning.fleet.ask(PROMPT)).receipt.decode_replica == "decode-3"
+
+
+async def test_without_its_registry_a_replica_keeps_its_role() -> None:
+    async with turning_fleet(prefill=1, decode=2) as turning:
+        turning.serving["decode-2"].spare = away  # type: ignore[method-assign]
+
+        with pytest.raises(Unavailable, match="the registry does not say whether it can be spared"):
+            await turning.flip("decode-2", "prefill")
+
+        assert turning.serving["decode-2"].is_ready
+
+
+async def away(epoch: Epoch) -> str:
+    raise ConnectionError("the registry is away")
+
+
+async def test_a_registry_that_starts_anew_hears_the_roles_that_replicas_have_taken() -> None:
+    async with turning_fleet(prefill=2, decode=1) as turning:
+        await turning.flip("prefill-1", "decode")
+        await turning.until(prefill_1=Role.DECODE)
+        again = Registry()
+
+        for serving in turning.serving.values():
+            assert serving.replica is not None
+            again.heartbeat(serving.replica.info)
+
+        told = {info.replica_id: info.role for info in again.membership().replicas}
+        assert told == {"prefill-1": "decode", "prefill-2": "prefill", "decode-3": "decode"}
+        assert again.spare(turning.core("prefill-2").epoch).startswith("prefill-2 is the last")
