@@ -28,7 +28,7 @@
         └── TransferAborted   one side gave up: cancel, expiry, crash or pressure
 
 The numbers are HTTP; each edge translates in exactly one place
-(`gateway/http/errors.py`, `gateway/grpc/errors.py`).
+(`gateway/http/translations.py`, `gateway/grpc/errors.py`).
 """
 
 from __future__ import annotations

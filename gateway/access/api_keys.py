@@ -12,7 +12,7 @@ with fewer scopes (`key_entry.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from baton.core.errors import Forbidden, Unauthenticated
@@ -29,6 +29,7 @@ from baton.gateway.access.key_entry import (
 )
 
 SCHEME = "bearer "
+ANTHROPICS_HEADER = "x-api-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,13 @@ def _known(line: str, scopes: frozenset[str], caller: Caller) -> KnownKey:
     return KnownKey(entry, narrowed)
 
 
+def shown_key(headers: Mapping[str, str]) -> str | None:
+    """What HTTP headers, by names in lower case, have of a key, as `Bearer <key>`."""
+    authorization, key = headers.get("authorization"), headers.get(ANTHROPICS_HEADER)
+    is_bearer = authorization is not None and authorization.lower().startswith(SCHEME)
+    return f"Bearer {key}" if key and not is_bearer else authorization
+
+
 class ApiKeys:
     def __init__(
         self, known: Sequence[KnownKey], *, unix_time: Callable[[], float] = time.time
@@ -139,7 +147,9 @@ class ApiKeys:
         if not self._key_by_digest:
             return ANYBODY
         if authorization is None or not authorization.lower().startswith(SCHEME):
-            raise Unauthenticated("send an API key: `Authorization: Bearer <key>`")
+            raise Unauthenticated(
+                "send an API key: `Authorization: Bearer <key>`, or `x-api-key: <key>` over HTTP"
+            )
         # Found by its hash: how long that takes tells nothing of the keys that are known.
         known = self._key_by_digest.get(digest_of(authorization[len(SCHEME) :].strip()))
         if known is None or not known.entry.is_valid(self._unix_time()):

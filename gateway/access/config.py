@@ -96,8 +96,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """How long an idle connection is kept. Longer than load balancers keep theirs, so that they
     never use one that was just closed."""
     api_keys: frozenset[str] = frozenset()
-    """Keys accepted as `Authorization: Bearer ...`; with none, everybody is let in. Here as in
-    the other secrets, `file:/path` and `env:NAME` say where to read them."""
+    """Keys accepted as `Authorization: Bearer ...` or `x-api-key: ...`; with none, everybody is let
+    in. Here as in the other secrets, `file:/path` and `env:NAME` say where to read them."""
     operator_keys: frozenset[str] = frozenset()
     """Keys that are let in at `admin_port`, and may ask for any `priority`."""
     min_priority: Priority = 0

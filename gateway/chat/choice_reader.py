@@ -25,7 +25,8 @@ class ChoiceReader:
         """What has become clear. Text that may be the beginning of a marker waits for the next."""
         pieces = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            pieces += self._parser.finish()
+            is_cut = delta.finish_reason is FinishReason.LENGTH
+            pieces += self._parser.finish(is_cut=is_cut)
         self._count(delta)
         return pieces
 

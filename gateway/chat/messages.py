@@ -96,13 +96,18 @@ def _message(message: Message, path: str, has_text_arguments: bool) -> dict[str,
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        result["reasoning_content"] = result["thinking"] = reasoning  # as Qwen's, as GPT-OSS's
+        result |= reasoning_fields(reasoning)
     if message.tool_calls:
         result["tool_calls"] = [
             _call(call, f"{path}.tool_calls[{i}]", has_text_arguments)
             for i, call in enumerate(message.tool_calls)
         ]
     return result
+
+
+def reasoning_fields(reasoning: str) -> dict[str, Any]:
+    """What templates call the reasoning of an assistant: Qwen's, and GPT-OSS's."""
+    return {"reasoning_content": reasoning, "thinking": reasoning}
 
 
 def _refuse_foreign(message: Message, role: str, path: str) -> None:

@@ -1,4 +1,6 @@
-"""The OpenAI-compatible HTTP face, and the operators' one: which path goes where."""
+"""The HTTP face, compatible with OpenAI's and Anthropic's, and the operators' one: which path goes
+where.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from baton.gateway.http.chat import ChatApi
 from baton.gateway.http.completions import CompletionsApi
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
-from baton.gateway.http.edge import LIMIT_HEADERS, REQUEST_ID, Edge
+from baton.gateway.http.edge import ANTHROPICS_REQUEST_ID, LIMIT_HEADERS, REQUEST_ID, Edge
 from baton.gateway.http.embeddings import EmbeddingsApi
 from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
 from baton.gateway.http.errors import (
     on_baton_error,
-    on_internal_error,
     on_routing_error,
 )
 from baton.gateway.http.estimates import EstimateApi
+from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.resuming import ResumableRequests, StreamsApi
@@ -58,7 +60,6 @@ def _app(routes: Sequence[Route], middleware: Sequence[Middleware]) -> Starlette
         exception_handlers={
             BatonError: on_baton_error,
             HTTPException: on_routing_error,
-            Exception: on_internal_error,
         },
     )
     app.router.redirect_slashes = False
@@ -72,11 +73,13 @@ def _paths(routes: Sequence[Route]) -> frozenset[str]:
 def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, docs = TokenizationApi(gateway), DocsApi(gateway, ENDPOINTS)
-    explained = DecisionsApi(gateway, tells_all=False)
+    explained, messages = DecisionsApi(gateway, tells_all=False), MessagesApi(gateway)
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
         Route("/v1/responses", ResponsesApi(gateway).create, methods=["POST"]),
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingsApi(gateway).create, methods=["POST"]),
         *(
             Route(f"{prefix}/{name}", getattr(texts, name), methods=["POST"])
@@ -126,6 +129,6 @@ def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
             allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID, "retry-after", *LIMIT_HEADERS),
+            expose_headers=(REQUEST_ID, ANTHROPICS_REQUEST_ID, "retry-after", *LIMIT_HEADERS),
         )
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
@@ -23,7 +24,7 @@ from baton.gateway.http.common_fields import (
 from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import ChatBody
-from baton.gateway.http.template_switches import template_variables
+from baton.gateway.http.template_switches import chat_switches, template_variables
 from baton.gateway.http.tool_format import tell_format
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
@@ -45,8 +46,7 @@ class ChatApi:
         who = asker(request)
         public_id = answered_id(body, who)
         order, plan = await chat_order(gateway, body, who)
-        _, unused = template_variables(body, gateway.model.require_chat_template().source)
-        request.state.ignored_fields.extend(unused)
+        request.state.ignored_fields.extend(fields_without_effect(body, gateway.model))
         tell_format(request, plan, gateway.model)
         completion = gateway.complete(order)
         chunks = ChatFormat(
@@ -97,7 +97,7 @@ async def chat_order(
 def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
     """Raises InvalidRequest."""
     template = model.require_chat_template()
-    variables, _ = template_variables(body, template.source)
+    variables, _ = _variables(body, model)
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other; leave one out",
@@ -114,6 +114,17 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
         adds_special_tokens=bool(body.add_special_tokens),
         ignores_eos=bool(body.ignore_eos),
     )
+
+
+def fields_without_effect(body: ChatBody, model: ServedModel) -> tuple[str, ...]:
+    """For the template has no variables for them. Raises InvalidRequest."""
+    return _variables(body, model)[1]
+
+
+def _variables(body: ChatBody, model: ServedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """And the fields that the template has none for. Raises InvalidRequest."""
+    template = model.require_chat_template().source
+    return template_variables(chat_switches(body), body.chat_template_kwargs, template)
 
 
 def _options(body: ChatBody) -> SamplingOptions:

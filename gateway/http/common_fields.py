@@ -52,13 +52,17 @@ def answer_extras(request: Request, body: RequestBody) -> AnswerExtras:
         raise InvalidRequest("return_progress needs stream to be true", field="return_progress")
     if body.resumable and not body.stream:
         raise InvalidRequest("resumable needs stream to be true", field="resumable")
-    header = request.headers.get(RECEIPT_HEADER, "").lower()
     stream = body.stream_options or StreamOptions()
     return AnswerExtras(
         includes_usage=bool(stream.include_usage),
         includes_running_usage=bool(stream.include_usage and stream.continuous_usage_stats),
-        includes_receipt=bool(body.receipt) or header not in FALSE_WORDS,
+        includes_receipt=wants_receipt(request, body.receipt),
     )
+
+
+def wants_receipt(request: Request, field: bool | None) -> bool:
+    """By header, or by a field of the body."""
+    return bool(field) or request.headers.get(RECEIPT_HEADER, "").lower() not in FALSE_WORDS
 
 
 def answered_id(body: RequestBody, who: Asker) -> str:

@@ -15,7 +15,7 @@ from baton.gateway.http.errors import json_response
 from baton.gateway.requests.gateway import Gateway
 from baton.router.decisions import KEPT_S, Came, Considered, Decision
 
-ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
+ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")
 """Of the ids of answers; what follows is the request's."""
 JSON_LINES = "application/x-ndjson"
 

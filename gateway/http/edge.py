@@ -21,10 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.core.clock import monotonic
 from baton.core.errors import BatonError
 from baton.core.tracing import UNTRACED, TracedCall
-from baton.gateway.access.api_keys import ANYBODY, Caller
+from baton.gateway.access.api_keys import ANYBODY, Caller, shown_key
 from baton.gateway.access.call_log import MAX_PATH, EndedCall, log_call
 from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
+from baton.gateway.http.messages.errors import is_messages
 from baton.gateway.http.web_pages import check_no_web_page
 from baton.gateway.requests.call_span import begin_call, ended_by_error
 from baton.gateway.requests.gateway import Gateway
@@ -40,10 +41,13 @@ OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
 }
 """What a path asks of the model, as OpenTelemetry names it."""
 REQUEST_ID = "x-request-id"
+ANTHROPICS_REQUEST_ID = "request-id"
+"""The same once more, for its clients, which look for it there."""
 IGNORED = "x-baton-ignored"
 """Fields of the body that have no effect."""
 COUNTED_FIELDS = frozenset(
@@ -70,9 +74,12 @@ class Edge:
         self._has_told_operators = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
         answer_headers: list[tuple[bytes, bytes]] = []
@@ -102,11 +109,12 @@ class Edge:
 
         try:
             request_id = public_request_id(headers.get(REQUEST_ID), field=REQUEST_ID)
-            own_headers.append((REQUEST_ID.encode(), request_id.encode()))
+            own_headers.extend(_id_headers(scope["path"], request_id))
             caller = self._admitted(scope["path"], headers)
             call = self._begin_call(scope, headers, request_id)
         except BatonError as error:
-            await error_response(error)(scope, receive, send_with_headers)
+            refusal = error_response(error, scope["path"])
+            await refusal(scope, receive, send_with_headers)
             self._log(scope, status, monotonic() - began_s, request_id, caller)
             return
         if call is not UNTRACED:
@@ -120,6 +128,11 @@ class Edge:
         try:
             with ended_by_error(call.span):
                 await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            if status:
+                raise  # the answer has begun: the connection is cut
+            failure = error_response(error, scope["path"])
+            await failure(scope, receive, send_with_headers)
         finally:
             call.span.end(_fault(status))
             self._log(scope, status, monotonic() - began_s, request_id, caller)
@@ -129,11 +142,11 @@ class Edge:
         keys = self._gateway.keys
         if self._is_admin:
             check_no_web_page(headers, has_keys=bool(keys))
-            caller = keys.check(headers.get("authorization"))
+            caller = keys.check(shown_key(headers))
             caller.check_operates(path)
             return caller
         if path.startswith(GUARDED):
-            caller = keys.check(headers.get("authorization"))
+            caller = keys.check(shown_key(headers))
             caller.check_infers()
             return caller
         if path.startswith(OPERATED) and not self._has_told_operators:
@@ -193,6 +206,12 @@ class Edge:
 def _fault(status: str) -> str:
     """What of it is the server's, as OpenTelemetry has it."""
     return status if status.startswith("5") else ""
+
+
+def _id_headers(path: str, request_id: str) -> Iterator[tuple[bytes, bytes]]:
+    names = (REQUEST_ID, ANTHROPICS_REQUEST_ID) if is_messages(path) else (REQUEST_ID,)
+    for name in names:
+        yield name.encode(), request_id.encode()
 
 
 def limit_headers(allowances: Iterable[Allowance]) -> Iterator[tuple[bytes, bytes]]:

@@ -13,6 +13,8 @@ from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
 from baton.gateway.http.estimates import EstimateAnswer
+from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
+from baton.gateway.http.messages.schemas import MessagesBody
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
 from baton.gateway.http.responses.answer import ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
@@ -63,9 +65,11 @@ HEADERS = {
     "x-session-id": "Requests of one conversation; goes before `prompt_cache_key`.",
     "x-baton-receipt": "`1` adds a `baton` object: where the request ran and what it cost.",
     "x-baton-resumable": "`1` keeps the stream for a while when the connection breaks.",
+    "anthropic-version": "Accepted; there is one version.",
     "last-event-id": "The id of the last event received: the answer is the rest of its stream.",
 }
 OF_STREAMS = ("x-session-id", "x-baton-receipt", "x-baton-resumable", "last-event-id")
+OF_MESSAGES = (*OF_STREAMS, "anthropic-version")
 HELLO = [{"role": "user", "content": "Say hello."}]
 
 DOCS = (
@@ -121,6 +125,33 @@ ENDPOINTS = (
         is_streamed=True,
         headers=OF_STREAMS,
         example={"input": "Say hello.", "max_output_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/messages",
+        method="post",
+        tag=CHAT,
+        summary="Answer a conversation, in the shape of Anthropic's Messages API",
+        details=(
+            "The same conversations as `/v1/chat/completions`; tools, thinking and cache points in "
+            "Anthropic's words. The key may be in `x-api-key`, errors have Anthropic's shape, and "
+            "answers carry `request-id` as well."
+        ),
+        body=MessagesBody,
+        answer=MessageAnswer,
+        is_streamed=True,
+        headers=OF_MESSAGES,
+        example={"messages": HELLO, "max_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/messages/count_tokens",
+        method="post",
+        tag=CHAT,
+        summary="Count the tokens of such a conversation",
+        details="Those of the prompt that `/v1/messages` would make of the same body.",
+        body=MessagesBody,
+        answer=TokenCountAnswer,
+        headers=("anthropic-version",),
+        example={"messages": HELLO},
     ),
     Endpoint(
         path="/v1/embeddings",

@@ -1,12 +1,12 @@
-"""Baton's errors as HTTP: the one place where they become a status and an OpenAI error body."""
+"""Errors as HTTP responses, in the shape of the API that was called: OpenAI's as a rule."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Protocol
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -16,50 +16,16 @@ from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import (
     BatonError,
-    Cancelled,
-    ContextExceeded,
-    DeadlineExceeded,
-    Forbidden,
     InvalidRequest,
-    ModelNotFound,
     Overloaded,
-    RateLimited,
-    RequestNotFound,
     RequestTooLarge,
-    StreamNotFound,
     Unauthenticated,
-    Unavailable,
 )
+from baton.gateway.http.messages.errors import MessagesErrors, is_messages
 from baton.gateway.http.request_body import RequestTooSlow
-from baton.gateway.requests.request_ids import logged_request_id
+from baton.gateway.http.translations import INTERNAL, TRANSLATIONS, told, translate
 
-log = logging.getLogger(__name__)
-
-
-class Translation(NamedTuple):
-    status: int
-    type: str
-    code: str | None
-
-
-TRANSLATIONS: dict[type[BaseException], Translation] = {
-    InvalidRequest: Translation(400, "invalid_request_error", None),
-    ContextExceeded: Translation(400, "invalid_request_error", "context_length_exceeded"),
-    Unauthenticated: Translation(401, "invalid_request_error", "invalid_api_key"),
-    Forbidden: Translation(403, "invalid_request_error", "permission_denied"),
-    ModelNotFound: Translation(404, "invalid_request_error", "model_not_found"),
-    StreamNotFound: Translation(404, "invalid_request_error", "stream_not_found"),
-    RequestNotFound: Translation(404, "invalid_request_error", "request_not_found"),
-    RequestTooLarge: Translation(413, "invalid_request_error", "request_too_large"),
-    Overloaded: Translation(429, "rate_limit_error", "overloaded"),
-    RateLimited: Translation(429, "rate_limit_error", "rate_limit_exceeded"),
-    RequestTooSlow: Translation(408, "invalid_request_error", "request_timeout"),
-    Cancelled: Translation(499, "invalid_request_error", "cancelled"),
-    Unavailable: Translation(503, "service_unavailable_error", "unavailable"),
-    DeadlineExceeded: Translation(504, "timeout_error", "deadline_exceeded"),
-}
 LINGER_S = 5.0
-INTERNAL = Translation(500, "server_error", "internal_error")
 ROUTING_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -74,27 +40,59 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
-def translate(error: BaseException) -> Translation:
-    """By the nearest class that has a translation; what nobody raised on purpose is a 500."""
-    for kind in type(error).__mro__:
-        if kind in TRANSLATIONS:
-            return TRANSLATIONS[kind]
-    return INTERNAL
+class ErrorShape(Protocol):
+    """How an API says what went wrong."""
+
+    @property
+    def body(self) -> type[msgspec.Struct]: ...
+
+    def status(self, error: BaseException) -> int: ...
+
+    def write(self, error: BaseException) -> msgspec.Struct: ...
+
+    def of_status(self, status: int, message: str) -> msgspec.Struct:
+        """Of a path or a method that is not there."""
+
+    def names_by_status(self) -> Mapping[int, list[str]]:
+        """What tells errors of one status apart; of all that can be."""
+
+
+class OpenAiErrors:
+    body = ErrorBody
+
+    def status(self, error: BaseException) -> int:
+        return translate(error).status
+
+    def write(self, error: BaseException) -> ErrorBody:
+        return error_body(error)
+
+    def of_status(self, status: int, message: str) -> ErrorBody:
+        code = ROUTING_CODES.get(status)
+        return ErrorBody(ErrorDetail(message, "invalid_request_error", None, code))
+
+    def names_by_status(self) -> Mapping[int, list[str]]:
+        names: dict[int, list[str]] = {}
+        for one in (*TRANSLATIONS.values(), INTERNAL):
+            names.setdefault(one.status, []).append(one.code or one.type)
+        return names
+
+
+OPENAI, MESSAGES = OpenAiErrors(), MessagesErrors()
+
+
+def error_shape(path: str) -> ErrorShape:
+    return MESSAGES if is_messages(path) else OPENAI
 
 
 def error_body(error: BaseException) -> ErrorBody:
-    """What went wrong inside is logged here, and stays here."""
-    translation = translate(error)
-    if translation is INTERNAL:
-        log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})
-        message = "the server failed; its log says why"
-    else:
-        message = str(error)
+    translation, message = translate(error), told(error)
     param = error.field if isinstance(error, InvalidRequest) else None
     return ErrorBody(ErrorDetail(message, translation.type, param, translation.code))
 
 
-def error_response(error: BaseException) -> Response:
+def error_response(error: BaseException, path: str) -> Response:
+    """`path` is that of the request."""
+    shape = error_shape(path)
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -102,7 +100,7 @@ def error_response(error: BaseException) -> Response:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, RequestTooSlow):
         headers["connection"] = "close"
-    status, body = translate(error).status, error_body(error)
+    status, body = shape.status(error), shape.write(error)
     if isinstance(error, RequestTooLarge):
         headers["connection"] = "close"
         return LingeringResponse(msgspec.json.encode(body), status, headers, "application/json")
@@ -134,17 +132,12 @@ def json_response(
 
 async def on_baton_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BatonError)
-    return error_response(error)
+    return error_response(error, request.scope["path"])
 
 
 async def on_routing_error(request: Request, error: Exception) -> Response:
     """Unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    code = ROUTING_CODES.get(error.status_code)
-    body = ErrorBody(ErrorDetail(message, "invalid_request_error", None, code))
-    return json_response(body, status=error.status_code, headers=dict(error.headers or {}))
-
-
-async def on_internal_error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    path, status = request.scope["path"], error.status_code
+    body = error_shape(path).of_status(status, f"{request.method} {path}: {error.detail}")
+    return json_response(body, status=status, headers=dict(error.headers or {}))

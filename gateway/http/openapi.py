@@ -11,7 +11,7 @@ import msgspec
 from baton.core.attribute_docs import attribute_docs
 from baton.gateway.http.edge import GUARDED, OPERATED
 from baton.gateway.http.endpoints import HEADERS, Endpoint
-from baton.gateway.http.errors import INTERNAL, TRANSLATIONS, ErrorBody
+from baton.gateway.http.errors import ErrorShape, error_shape
 
 REF = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"{(\w+)}")
@@ -26,10 +26,11 @@ EVENT = {
 }
 DESCRIPTION = """\
 Large language models with prefill and decode on separate pools. What OpenAI's API and vLLM's have \
-in common works here unchanged; what Baton adds is marked.
+in common works here unchanged, and so do Anthropic's messages; what Baton adds is marked.
 
 Every answer carries `x-request-id`: your own, if the request had one. Errors are OpenAI's: an \
-`error` with `message`, `type`, `param` (the path of the field at fault) and `code`.
+`error` with `message`, `type`, `param` (the path of the field at fault) and `code`; those of \
+`/v1/messages` are Anthropic's.
 """
 
 
@@ -38,7 +39,8 @@ def openapi_document(
 ) -> dict[str, Any]:
     """`needs_key`: whether guarded paths can be used without one."""
     kinds = [kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer) if kind]
-    kinds = [*dict.fromkeys(kinds), ErrorBody]
+    kinds += [error_shape(endpoint.path).body for endpoint in endpoints]
+    kinds = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     _add_attribute_docs(components, kinds)
     schema_by_kind = dict(zip(kinds, schemas, strict=True))
@@ -46,7 +48,8 @@ def openapi_document(
     for endpoint in endpoints:
         operation = _operation(endpoint, schema_by_kind)
         if endpoint.path.startswith((*GUARDED, *OPERATED)):
-            operation["security"] = [{"key": []}] if needs_key else [{}, {"key": []}]
+            ways: list[dict[str, list[str]]] = [{"key": []}, {"anthropics_key": []}]
+            operation["security"] = ways if needs_key else [{}, *ways]
         paths.setdefault(endpoint.path, {})[endpoint.method] = operation
     return {
         "openapi": "3.1.0",
@@ -54,7 +57,10 @@ def openapi_document(
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "anthropics_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -101,7 +107,8 @@ def _responses(endpoint: Endpoint, schema_by_kind: Mapping[type, Any]) -> dict[s
     responses = {str(endpoint.status): good}
     if "last-event-id" in endpoint.headers:
         responses[str(NO_CONTENT)] = {"description": "All of the stream has been received"}
-    responses |= _failures(schema_by_kind[ErrorBody])
+    shape = error_shape(endpoint.path)
+    responses |= _failures(shape, schema_by_kind[shape.body])
     for status, kind in endpoint.others.items():
         media = "text/plain" if kind is str else "application/json"
         content = {media: {"schema": schema_by_kind.get(kind, TEXT)}}
@@ -109,15 +116,12 @@ def _responses(endpoint: Endpoint, schema_by_kind: Mapping[type, Any]) -> dict[s
     return responses
 
 
-def _failures(error_schema: Any) -> dict[str, Any]:
+def _failures(shape: ErrorShape, error_schema: Any) -> dict[str, Any]:
     """By status, with the codes that tell them apart."""
-    codes: dict[int, list[str]] = {}
-    for translation in (*TRANSLATIONS.values(), INTERNAL):
-        codes.setdefault(translation.status, []).append(translation.code or translation.type)
     content = {"application/json": {"schema": error_schema}}
     return {
         str(status): {"description": ", ".join(dict.fromkeys(names)), "content": content}
-        for status, names in sorted(codes.items())
+        for status, names in sorted(shape.names_by_status().items())
     }
 
 

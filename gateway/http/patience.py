@@ -27,8 +27,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from baton.core.errors import BatonError, InvalidRequest, Unavailable
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections, Refusal
-from baton.gateway.http.errors import error_body, translate
+from baton.gateway.http.errors import error_body
 from baton.gateway.http.request_body import RequestTooSlow
+from baton.gateway.http.translations import translate
 
 MAX_PIPELINED = 16
 """Requests sent before the first of them is answered: each costs more here than it did to send."""

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.core.errors import BatonError, Cancelled, InvalidRequest
+from baton.gateway.access.api_keys import shown_key
 from baton.gateway.http import sse
 from baton.gateway.http.disconnect import while_connected
 from baton.gateway.http.errors import error_response
@@ -32,7 +33,7 @@ from baton.gateway.resumable.streams import (
     parse_event_id,
 )
 
-PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 RESUMABLE_HEADER = "x-baton-resumable"
 FALSE_WORDS = ("", "0", "false")
 STATE_KEY = "resumption"
@@ -78,11 +79,11 @@ class ResumableRequests:
                 response = _rest(self._gateway, headers, last_event_id, paths=(scope["path"],))
                 await response(scope, receive, send)
             except BatonError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
             return
         scope.setdefault("state", {})[STATE_KEY] = Resumption(
             keeper=self._gateway.keeper,
-            owner=owner_of(headers.get("authorization")),
+            owner=owner_of(shown_key(headers)),
             path=scope["path"],
             is_wanted=headers.get(RESUMABLE_HEADER, "").lower() not in FALSE_WORDS,
         )
@@ -103,7 +104,7 @@ class StreamsApi:
         return _rest(self._gateway, request.headers, last_event_id, paths=PATHS)
 
     async def end(self, request: Request) -> Response:
-        owner = owner_of(request.headers.get("authorization"))
+        owner = owner_of(shown_key(request.headers))
         self._gateway.keeper.end(request.path_params["stream_id"], owner=owner, kinds=PATHS)
         return Response(status_code=204)
 
@@ -147,7 +148,7 @@ def _rest(
     try:
         reading = gateway.keeper.resume(
             stream_id,
-            owner=owner_of(headers.get("authorization")),
+            owner=owner_of(shown_key(headers)),
             kinds=paths,
             last_sequence=last_sequence,
         )

@@ -12,7 +12,7 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import encode_chat, for_model, render_chat
 from baton.gateway.chat.message_schema import Message
 from baton.gateway.chat.tool_definitions import Tool
-from baton.gateway.http.chat import conversation_of
+from baton.gateway.http.chat import conversation_of, fields_without_effect
 from baton.gateway.http.errors import json_response
 from baton.gateway.http.schemas import ChatBody
 from baton.gateway.http.unknown_fields import read_known
@@ -29,6 +29,18 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text."""
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    """With `none` the tools are not shown to the model."""
+    enable_thinking: bool | None = None
+    """A variable of the chat template; not all have it."""
+    thinking: bool | dict[str, Any] | None = None
+    """The same, as DeepSeek and Anthropic have it."""
+    reasoning: dict[str, Any] | None = None
+    """The same, as OpenRouter has it: `effort`, `enabled`."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template; not all have it."""
+    verbosity: str | None = None
+    """A variable of the chat template; not all have it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the switches of the model's own chat template."""
     add_generation_prompt: bool | None = None
@@ -39,6 +51,10 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """True by default for a prompt; templates write special tokens out."""
     return_token_strs: bool | None = None
     """Tell each token's text, too."""
+
+
+CHAT_FIELDS = sorted({*TokenizeBody.__struct_fields__} & {*ChatBody.__struct_fields__} - {"model"})
+"""What a body of messages has in common with a chat's, by name."""
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
@@ -65,7 +81,7 @@ class TokenizationApi:
         gateway = self._gateway
         body = await read_known(request, gateway.config, TokenizeBody)
         gateway.model.check_name(body.model)
-        tokens = await self._tokens(body)
+        tokens = await self._tokens(request, body)
         token_text = gateway.model.tokenizer.token_text
         answer = TokenizeAnswer(
             count=len(tokens),
@@ -82,7 +98,7 @@ class TokenizationApi:
         check_tokens(body.tokens, gateway.model.vocab_size, field="tokens")
         return json_response(DetokenizeAnswer(prompt=gateway.model.tokenizer.decode(body.tokens)))
 
-    async def _tokens(self, body: TokenizeBody) -> tuple[int, ...]:
+    async def _tokens(self, request: Request, body: TokenizeBody) -> tuple[int, ...]:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("exactly one of prompt and messages is needed", field="prompt")
         if body.prompt is not None:
@@ -90,14 +106,8 @@ class TokenizationApi:
             return await self._gateway.encode(
                 body.prompt, add_special_tokens=adds_special, prompt_field="prompt"
             )
-        chat = ChatBody(
-            messages=body.messages or [],
-            tools=body.tools,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            add_special_tokens=body.add_special_tokens,
-        )
+        chat = ChatBody(**{name: getattr(body, name) for name in CHAT_FIELDS})
+        request.state.ignored_fields.extend(fields_without_effect(chat, self._gateway.model))
         conversation = for_model(self._gateway, conversation_of(chat, self._gateway.model))
         text = render_chat(self._gateway.model.require_chat_template(), conversation)
         return await encode_chat(self._gateway, conversation, text)

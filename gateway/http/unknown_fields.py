@@ -78,7 +78,7 @@ USE_INSTEAD_IN_MESSAGES = {
     "partial": "use continue_final_message",
     "prefix": "use continue_final_message",
 }
-MEANT_WHOLE = ("response_format", "structured_outputs", "text")
+MEANT_WHOLE = ("response_format", "structured_outputs", "text", "output_config", "output_format")
 """In these every word is meant."""
 WITHOUT_EFFECT = (("do_sample", True), ("early_stopping", False), ("use_beam_search", False))
 """Values of these fields that ask for what is done anyway."""

@@ -8,6 +8,7 @@
     forced     [{"name": ..., "parameters": {...}}, ...]     a grammar makes any model write so
 
 Text around calls is content; so is what begins like a call and goes on otherwise, and its markers.
+What begins like a call and was cut by the limit of the output is neither.
 White space between a call and the text around it belongs to neither.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 
 from baton.gateway.output.json_call import copy_arguments, read_call
 from baton.gateway.output.pieces import PieceWriter
@@ -67,7 +69,8 @@ def llama3(tools: Collection[str]) -> CallFormat:
     def parse(reader: TextReader, out: PieceWriter) -> Parse[None]:
         is_tagged = yield from reader.leads_with(LLAMA3_TAG)
         accepts = bool if is_tagged else tools.__contains__
-        while (yield from _is_call(read_call(reader, out, accepts), reader, out)):
+        call = partial(read_call, reader, out, accepts)
+        while (yield from _is_call(call(), reader, out, is_sure=is_tagged or out.num_calls > 0)):
             yield from reader.drop_space()
             if not (yield from reader.take_word(";")):
                 break
@@ -110,7 +113,8 @@ def _deepseek_call(reader: TextReader, out: PieceWriter, *, is_begun: bool) -> P
     out.start_call(name)
     yield from copy_arguments(reader, out)
     yield from reader.drop_space()
-    yield from reader.take_word(FENCE)
+    if not (yield from reader.take_word(FENCE)) and reader.is_cut_short:
+        reader.drop_rest()
     reader.release()
 
 
@@ -153,11 +157,19 @@ def forced_call(name: str) -> CallFormat:
     return parse
 
 
-def _is_call(call: Parse[None], reader: TextReader, out: PieceWriter) -> Parse[bool]:
-    """Whether `call` ended well; if not, what it did not make a call of is content."""
+def _is_call(
+    call: Parse[None], reader: TextReader, out: PieceWriter, *, is_sure: bool = True
+) -> Parse[bool]:
+    """Whether `call` ended well; if not, what it did not make a call of is content.
+
+    `is_sure`: it can be nothing else, so that what was cut before it was a call is dropped.
+    """
     try:
         yield from call
     except Malformed:
-        out.content(reader.give_back())
+        if is_sure and reader.is_cut_short:
+            reader.drop_rest()
+        else:
+            out.content(reader.give_back())
         return False
     return True

@@ -37,9 +37,9 @@ class OutputParser:
         next(self._parsing, None)
         return self._out.drain()
 
-    def finish(self) -> list[Piece]:
-        """What was held back. Safe to repeat."""
-        self._reader.end()
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """What was held back, but for a call that was begun and cut. Safe to repeat."""
+        self._reader.end(is_cut=is_cut)
         return self.feed("")
 
     def _parse(self, calls: CallFormat, reasoning: ReasoningStart) -> Parse[None]:

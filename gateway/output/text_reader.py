@@ -19,6 +19,8 @@ Parse = Generator[None, None, T]
 SPACE = " \t\r\n"
 MAX_MARKUP_SPACE = 256
 """White space next to a marker belongs to it; of longer runs, the rest is text."""
+MIN_CUT_MARKER = 2
+"""Characters at the end of a text that was cut, from which on they are more likely a marker's."""
 MAX_HELD = 65_536
 """Characters that can be read before it is known what they are."""
 
@@ -34,6 +36,13 @@ class TextReader:
         self._next = 0
         self._num_dropped = 0
         self._is_complete = False
+        self._is_cut = False
+        self._has_run_out = False
+
+    @property
+    def is_cut_short(self) -> bool:
+        """More was wanted than there is, of a text that would have gone on."""
+        return self._is_cut and self._has_run_out
 
     @property
     def position(self) -> int:
@@ -46,9 +55,10 @@ class TextReader:
         self._next -= self._start
         self._start = 0
 
-    def end(self) -> None:
-        """No more text comes."""
+    def end(self, *, is_cut: bool = False) -> None:
+        """No more text comes. `is_cut`: it would have gone on."""
         self._is_complete = True
+        self._is_cut = is_cut
 
     def release(self) -> None:
         """What has been read is dealt with."""
@@ -60,6 +70,11 @@ class TextReader:
         self.release()
         return text
 
+    def drop_rest(self) -> None:
+        """Of what has come."""
+        self._next = len(self._text)
+        self.release()
+
     def rewind(self) -> None:
         """Read again from what was released last."""
         self._next = self._start
@@ -68,7 +83,10 @@ class TextReader:
         """The next character; "" at the end. Raises Malformed if too much is held."""
         if self._next - self._start >= MAX_HELD:
             raise Malformed
-        while self._next == len(self._text) and not self._is_complete:
+        while self._next == len(self._text):
+            if self._is_complete:
+                self._has_run_out = True
+                break
             yield
         return self._text[self._next : self._next + 1]
 
@@ -130,7 +148,8 @@ class TextReader:
     def copy_until(self, markers: Sequence[str], write: Callable[[str], None]) -> Parse[str]:
         """Write the text up to the first marker, which is read (not released) and returned.
 
-        White space in front of the marker goes with it. At the end, all is written; returns "".
+        White space in front of the marker goes with it. At the end, all is written, but for a
+        marker that was cut; returns "".
         """
         self.release()
         while True:
@@ -149,9 +168,12 @@ class TextReader:
             self._next = end
             self.release()
             yield
-        write(self._text[self._next :])
-        self._next = len(self._text)
-        self.release()
+        rest = self._text[self._next :]
+        num_marker = _num_of_marker(rest, 0, markers)
+        if self._is_cut and num_marker >= MIN_CUT_MARKER:
+            rest = _without_space(rest[:-num_marker])
+        write(rest)
+        self.drop_rest()
         return ""
 
 
@@ -165,14 +187,20 @@ def _num_held(text: str, begin: int, markers: Sequence[str]) -> int:
     """How many of the last characters may be the beginning of a marker, or the space before it."""
     if not markers:
         return 0
+    num_marker = _num_of_marker(text, begin, markers)
+    before = text[begin : len(text) - num_marker]
+    return num_marker + len(before) - len(_without_space(before))
+
+
+def _num_of_marker(text: str, begin: int, markers: Sequence[str]) -> int:
+    """How many of the last characters may be the beginning of a marker."""
     num_marker = 0
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text) - begin), num_marker, -1):
             if text.endswith(marker[:length]):
                 num_marker = length
                 break
-    before = text[begin : len(text) - num_marker]
-    return num_marker + len(before) - len(_without_space(before))
+    return num_marker
 
 
 def _without_space(text: str) -> str:

@@ -27,6 +27,8 @@ class TextDelta:
     echo: EchoedPrompt | None = None
     """In the first delta, when asked for; `text` begins with its text."""
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    """In the last delta: the stop string that ended the output, if one did."""
 
     def after(self, echo: EchoedPrompt, *, is_first: bool) -> TextDelta:
         """The same behind an echoed prompt."""
@@ -76,6 +78,7 @@ class OutputText:
                 break
         if reason is not None:
             released.append(self._finish())
+        stop_string = None if self._finder is None else self._finder.found
         num_tokens = len(offsets)
         return TextDelta(
             text="".join(released),
@@ -83,12 +86,13 @@ class OutputText:
             logprobs=update.logprobs[:num_tokens],
             text_offsets=tuple(offsets),
             prompt_logprobs=update.prompt_logprobs,
-            finish_reason=FinishReason.STOP if self._is_stopped else reason,
+            finish_reason=reason if stop_string is None else FinishReason.STOP,
+            stop_string=stop_string,
         )
 
     @property
     def _is_stopped(self) -> bool:
-        return self._finder is not None and self._finder.is_found
+        return self._finder is not None and self._finder.found is not None
 
     def _release(self, piece: str) -> str:
         self._num_chars += len(piece)
@@ -113,4 +117,5 @@ def merge(deltas: Sequence[TextDelta]) -> TextDelta:
         prompt_logprobs=deltas[0].prompt_logprobs if deltas else (),
         echo=deltas[0].echo if deltas else None,
         finish_reason=deltas[-1].finish_reason if deltas else None,
+        stop_string=deltas[-1].stop_string if deltas else None,
     )

@@ -22,8 +22,8 @@ class _State:
     next: dict[str, _State] = field(default_factory=dict)
     fallback: _State | None = None
     """The longest proper ending of this state that is a state as well; None for the root."""
-    match_len: int = 0
-    """Length of the longest stop string that ends here; 0 if none does."""
+    match: str = ""
+    """The longest stop string that ends here; empty if none does."""
 
 
 class StopFinder:
@@ -40,19 +40,20 @@ class StopFinder:
         self._link()
         self._state = self._root
         self._held = ""
-        self.is_found = False
+        self.found: str | None = None
+        """The stop string that was found."""
 
     def feed(self, piece: str) -> str:
         """The text that can be released; nothing behind a stop string."""
-        if self.is_found:
+        if self.found is not None:
             return ""
         text = self._held + piece
         for index, char in enumerate(piece, start=len(self._held) + 1):
             self._state = self._step(self._state, char)
-            if self._state.match_len:
-                self.is_found = True
+            if self._state.match:
+                self.found = self._state.match
                 self._held = ""
-                return text[: index if self._includes_stop else index - self._state.match_len]
+                return text[: index if self._includes_stop else index - len(self.found)]
         num_released = len(text) - self._state.depth
         self._held = text[num_released:]
         return text[:num_released]
@@ -73,7 +74,7 @@ class StopFinder:
         state = self._root
         for char in stop:
             state = state.next.setdefault(char, _State(depth=state.depth + 1))
-        state.match_len = len(stop)
+        state.match = stop
 
     def _link(self) -> None:
         """Breadth first, so that shorter states are linked before longer ones need them."""
@@ -85,5 +86,5 @@ class StopFinder:
             assert state.fallback is not None
             for char, child in state.next.items():
                 child.fallback = self._step(state.fallback, char)
-                child.match_len = child.match_len or child.fallback.match_len
+                child.match = child.match or child.fallback.match
                 queue.append(child)

@@ -174,18 +174,19 @@ async def test_two_gateways_of_a_deployment_name_blocks_alike() -> None:
 
 
 async def test_chats_responses_and_embeddings_are_their_tenants_as_well() -> None:
-    headers = {"authorization": "Bearer bell-1"}
     async with serving(Script(), tenants=TENANTS) as gateway:
         for path, body in (
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
             ("/v1/responses", {"input": "Hello"}),
             ("/v1/embeddings", {"input": "Hello"}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}]}),
         ):
-            response = await gateway.http.post(path, json=body, headers=headers)
-            assert response.status_code == 200, response.text
+            for headers in ({"authorization": "Bearer bell-1"}, {"x-api-key": "bell-1"}):
+                response = await gateway.http.post(path, json=body, headers=headers)
+                assert response.status_code == 200, response.text
 
     generations = gateway.dispatcher.generations
-    assert [g.tenant for g in generations] == ["bell"] * 3
+    assert [g.tenant for g in generations] == ["bell"] * 8
     assert len({g.salt for g in generations}) == 1 and generations[0].salt
 
 

@@ -67,8 +67,9 @@ def test_options_come_with_their_limits_and_docs() -> None:
 def test_a_key_is_asked_for_where_it_is_needed() -> None:
     closed, opened = document(needs_key=True)["paths"], document()["paths"]
 
-    assert closed["/v1/completions"]["post"]["security"] == [{"key": []}]
-    assert opened["/v1/completions"]["post"]["security"] == [{}, {"key": []}]
+    ways: list[dict[str, list[str]]] = [{"key": []}, {"anthropics_key": []}]
+    assert closed["/v1/completions"]["post"]["security"] == ways
+    assert opened["/v1/completions"]["post"]["security"] == [{}, *ways]
     assert "security" not in closed["/health"]["get"]
 
 
@@ -123,7 +124,8 @@ def test_what_a_body_is_about_comes_first_and_what_it_ignores_last() -> None:
 
 def test_every_field_of_a_body_is_explained() -> None:
     schemas = document()["components"]["schemas"]
-    bodies = ("CompletionBody", "ChatBody", "ResponsesBody", "EmbeddingBody", "TokenizeBody")
+    chats = ("ChatBody", "ResponsesBody", "MessagesBody")
+    bodies = ("CompletionBody", *chats, "EmbeddingBody", "TokenizeBody")
 
     untold = [
         f"{body}.{name}"

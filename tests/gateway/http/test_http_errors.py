@@ -243,12 +243,15 @@ async def test_failures_before_the_first_token_have_a_status(
     script = Script(start_error=error) if at_start else Script(error=error)
     async with serving(script) as gateway:
         response = await gateway.complete(prompt="Hello", stream=is_streamed)
+        metrics = gateway.server.metrics_page()
 
     assert response.status_code == status
     body = error_of(response)
     assert body["code"] == code
     assert "secret" not in body["message"]
     assert response.headers.get("retry-after") == ("3" if status == 429 else None)
+    assert response.headers["x-request-id"]
+    assert f'method="/v1/completions",status="{status}"}} 1' in metrics
 
 
 async def test_a_failure_within_a_stream_is_its_last_event() -> None:

@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.gateway.chat_models import HERMES, WEATHER, chat_model, dispatcher, said
 from tests.gateway.scripted import (
     ASSISTANT,
     BOS,
@@ -58,6 +59,28 @@ async def test_a_chat_is_tokenised_as_it_would_be_answered() -> None:
 
     assert answer["tokens"] == CHAT == list(gateway.dispatcher.generations[0].prompt)
     assert closed["tokens"] == CHAT[:-1]
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"enable_thinking": False},
+        {"thinking": {"type": "enabled"}, "reasoning_effort": "low"},
+        {"tools": [WEATHER], "tool_choice": "none"},
+        {"tools": [WEATHER], "reasoning": {"enabled": False}},
+    ],
+)
+async def test_a_chat_with_switches_is_tokenised_as_it_would_be_answered(
+    switches: dict[str, Any],
+) -> None:
+    template = HERMES + "{{ enable_thinking }}{{ reasoning_effort }}"
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(template)) as gateway:
+        body = {"messages": [{"role": "user", "content": "hi"}], **switches}
+        counted = await gateway.http.post("/tokenize", json=body)
+        await gateway.http.post("/v1/chat/completions", json=body)
+
+    assert "x-baton-ignored" not in counted.headers
+    assert counted.json()["tokens"] == list(gateway.dispatcher.generations[0].prompt)
 
 
 async def test_tokens_become_text_with_special_ones_by_name() -> None:

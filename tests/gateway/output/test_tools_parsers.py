@@ -97,6 +97,35 @@ def test_the_arguments_of_a_call_come_as_they_are_written() -> None:
     assert parser.feed("}</tool_call>") == parser.finish() == []
 
 
+CUT: dict[str, tuple[str, int]] = {
+    "hermes": (f"{hermes_call('f', '{}')}\n{hermes_call('get_weather', '{}')}", 2),
+    "llama3": (
+        '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}',
+        14,
+    ),
+    "deepseek": (CALLS % (V3_CALL % ("f", "{}") + V31_CALL % ("f", "{}")), 2),
+    "forced": ('[{"name": "f", "parameters": {}}, {"name": "f", "parameters": {}}]', 0),
+}
+"""Calls, and the characters that they begin with like others do."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_call_that_the_limit_of_the_output_cuts_never_shows_as_text(name: str) -> None:
+    text, num_unsure = CUT[name]
+
+    for end in range(num_unsure, len(text)):
+        parser = OutputParser(FORMATS[name])
+        pieces = [*parser.feed(text[:end]), *parser.finish(is_cut=True)]
+        shown = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+        assert shown in ("", "<"), text[:end]  # one character is no sign of a call
+
+
+def test_a_text_that_only_ends_like_a_call_keeps_its_end() -> None:
+    for text, is_cut in (("a<tool_call>\n{", False), ("a <", True), ("a<tool_call> b", True)):
+        parser = OutputParser(formats.hermes)
+        assert joined([*parser.feed(text), *parser.finish(is_cut=is_cut)]) == [Content(text)]
+
+
 def test_only_what_may_be_a_marker_is_held_back() -> None:
     parser = OutputParser(formats.hermes)
 

@@ -16,6 +16,7 @@ from baton.core.errors import Overloaded, Unavailable
 
 TEXT = "the quick brown fox"
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 KEY = {"authorization": "Bearer alice"}
 
 Event = tuple[str, str]
@@ -26,6 +27,8 @@ def body_for(path: str, **fields: Any) -> dict[str, Any]:
     if path == RESPONSES:
         return {"input": "Hello", "stream": True, **fields}
     prompt: dict[str, Any] = {"prompt": "Hello"}
+    if path == MESSAGES:
+        return {"messages": [{"role": "user", "content": "Hello"}], "stream": True, **fields}
     if path == CHAT:
         prompt = {"messages": [{"role": "user", "content": "Hello"}]}
     options = {"include_usage": True}
@@ -91,7 +94,7 @@ async def test_a_stream_broken_at_any_event_goes_on_as_if_it_had_not_been(path: 
     assert '"usage":{' in whole[-2][1] and '"baton":' in whole[-2][1]
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
 async def test_what_is_said_again_is_the_same_to_the_byte(path: str) -> None:
     async with serving(Script(tokens=tokens_of(TEXT), ends_with_eos=True)) as gateway:
         for num_events in range(1, 6):

@@ -28,8 +28,8 @@ def test_one_stop_string_is_found_where_find_finds_it(pieces: list[str], stop: s
     released = "".join(map(finder.feed, pieces))
 
     text = "".join(pieces)
-    assert finder.is_found == (stop in text)
-    if finder.is_found:
+    assert finder.found == (stop if stop in text else None)
+    if finder.found:
         assert released == text[: text.find(stop)]
     else:
         assert released + finder.flush() == text
@@ -45,9 +45,10 @@ def test_the_cut_does_not_depend_on_the_pieces(pieces: list[str], stops: list[st
     released = "".join(map(finder.feed, pieces))
 
     cut = expected_cut("".join(pieces), stops)
-    assert finder.is_found == (cut is not None)
+    assert (finder.found is not None) == (cut is not None)
     if cut is not None:
         assert released == "".join(pieces)[:cut]
+        assert "".join(pieces)[cut:].startswith(str(finder.found))
 
 
 @given(text=few_letters, stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1))
@@ -56,7 +57,7 @@ def test_exactly_what_could_become_a_stop_string_is_held_back(text: str, stops: 
 
     released = finder.feed(text)
 
-    if not finder.is_found:
+    if finder.found is None:
         endings = [text[i:] for i in range(len(text) + 1)]
         longest = next(e for e in endings if any(s.startswith(e) and s != e for s in stops))
         assert released == text.removesuffix(longest)
@@ -101,7 +102,7 @@ def test_output_is_cut_at_the_stop_string_and_says_how_many_tokens_that_took(siz
     whole = merge(output("count one two three four", size=size, stops=["two t"]))
 
     assert whole.text == "count one "
-    assert whole.finish_reason is FinishReason.STOP
+    assert (whole.finish_reason, whole.stop_string) == (FinishReason.STOP, "two t")
     assert whole.tokens == tuple(tokens_of("count one two three four"))[: len(whole.tokens)]
     assert len(whole.logprobs) == len(whole.tokens) == len(whole.text_offsets)
     longer = b"".join(map(text_tokenizer().token_bytes, whole.tokens)).decode()
@@ -129,7 +130,7 @@ def test_what_was_held_back_is_released_at_the_end() -> None:
     deltas = output("Hello wor", stops=["world"])
 
     assert merge(deltas).text == "Hello wor"
-    assert deltas[-1].finish_reason is FinishReason.LENGTH
+    assert (deltas[-1].finish_reason, deltas[-1].stop_string) == (FinishReason.LENGTH, None)
 
 
 def test_text_offsets_count_characters_before_each_token() -> None:

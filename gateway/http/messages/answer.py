@@ -1,0 +1,83 @@
+"""What POST /v1/messages and /v1/messages/count_tokens answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from baton.core.messages import Receipt
+from baton.gateway.requests.completion_stream import Usage
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    text: str = ""
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    thinking: str = ""
+    signature: str = ""
+    """Of the text, for clients that want one; nothing is done with it when it comes back."""
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class ThinkingTokens(msgspec.Struct):
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, kw_only=True):
+    """The prompt's tokens are the first three together."""
+
+    input_tokens: int
+    """Neither found in a prefix cache nor kept in one for a cache point."""
+    cache_creation_input_tokens: int
+    """Before a cache point, and not in a cache until now."""
+    cache_read_input_tokens: int
+    """Found in a prefix cache, whether there was a cache point or not."""
+    output_tokens: int
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
+
+
+class MessageAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: Sequence[OutputBlock] = ()
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    """The one of `stop_sequences` that ended the answer."""
+    usage: MessageUsage
+    baton: Receipt | UnsetType = UNSET
+    """The receipt."""
+
+
+class TokenCountAnswer(msgspec.Struct):
+    input_tokens: int
+    """Of the whole prompt, whatever is cached of it."""
+
+
+def message_usage(usage: Usage, num_thinking: int) -> MessageUsage:
+    answer = MessageUsage(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        cache_creation_input_tokens=usage.cache_write_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+    )
+    if num_thinking:
+        answer.output_tokens_details = ThinkingTokens(num_thinking)
+    return answer

@@ -1,0 +1,189 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API for the same conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.core.errors import InvalidRequest
+from baton.gateway.chat.choice_reader import ChoiceReader
+from baton.gateway.chat.conversation import Conversation, encode_chat, for_model, render_chat
+from baton.gateway.chat.plan import plan_chat
+from baton.gateway.chat.tool_definitions import ToolUse, use_of
+from baton.gateway.grammars.structured_output import OutputRule, format_rule
+from baton.gateway.http.common_fields import asker, wants_receipt
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.messages.answer import TokenCountAnswer
+from baton.gateway.http.messages.blocks import ThinkingShown
+from baton.gateway.http.messages.input import input_messages, is_prefilled
+from baton.gateway.http.messages.schemas import MessagesBody, refuse_foreign
+from baton.gateway.http.messages.writer import AnswerTerms, MessagesWriter
+from baton.gateway.http.responder import Responder
+from baton.gateway.http.template_switches import (
+    Switch,
+    is_on_by_type,
+    template_variables,
+    thinking_variables,
+)
+from baton.gateway.http.tool_format import tell_format
+from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.options import SamplingOptions, options_from
+from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.text.served_model import ServedModel
+
+FIELD_BY_OPTION = {"stop": "stop_sequences"}
+DISPLAYS = {
+    None: ThinkingShown.ALL,
+    "summarized": ThinkingShown.ALL,
+    "omitted": ThinkingShown.SIGNED,
+}
+CHOICE_BY_TYPE = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def create(self, request: Request) -> Responder:
+        gateway = self._gateway
+        body = await self._read(request)
+        shown = _thinking_shown(body)
+        plan = await plan_chat(gateway, self._conversation(request, body))
+        tell_format(request, plan, gateway.model)
+        who = asker(request)
+        room = gateway.max_model_len - len(plan.prompt.tokens)
+        order = CompletionOrder(
+            request_id=who.request_id,
+            prompts=(plan.prompt,),
+            options=_options(body, room),
+            grammar=plan.grammar,
+            is_streamed=bool(body.stream),
+            field_by_option=FIELD_BY_OPTION,
+            shown_special=plan.shown_special,
+            cache_salt=body.cache_salt or "",
+            session=who.session(None),
+            caller=who.caller,
+        )
+        completion = gateway.complete(order)
+        terms = AnswerTerms(
+            id=f"msg_{who.request_id}",
+            model=gateway.model.name,
+            max_tokens=body.max_tokens,
+            room=room,
+            thinking=shown,
+            has_receipt=wants_receipt(request, body.receipt),
+        )
+        writer = MessagesWriter(completion, ChoiceReader(plan.new_parser()), terms)
+        return Responder(
+            completion,
+            writer,
+            is_streamed=bool(body.stream),
+            is_resumable=bool(body.resumable),
+        )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Of the prompt that such a request would have."""
+        gateway = self._gateway
+        body = await self._read(request)
+        conversation = for_model(gateway, self._conversation(request, body))
+        text = render_chat(gateway.model.require_chat_template(), conversation)
+        tokens = await encode_chat(gateway, conversation, text)
+        return json_response(TokenCountAnswer(input_tokens=len(tokens)))
+
+    async def _read(self, request: Request) -> MessagesBody:
+        body = await read_known(request, self._gateway.config, MessagesBody)
+        self._gateway.model.check_name(body.model)
+        refuse_foreign(body)
+        return body
+
+    def _conversation(self, request: Request, body: MessagesBody) -> Conversation:
+        """Notes the fields that have no effect. Raises InvalidRequest."""
+        conversation, ignored = conversation_of(body, self._gateway.model)
+        request.state.ignored_fields.extend(ignored)
+        return conversation
+
+
+def conversation_of(body: MessagesBody, model: ServedModel) -> tuple[Conversation, tuple[str, ...]]:
+    """And the fields that the chat template has no switch for. Raises InvalidRequest."""
+    template = model.require_chat_template()
+    messages, marks = input_messages(body, has_text_arguments=template.has_text_arguments)
+    variables, ignored = template_variables(
+        _switches(body, template.source), body.chat_template_kwargs, template.source
+    )
+    if body.thinking is None:  # which with Anthropic means none
+        variables = {**thinking_variables(False, "thinking"), **variables}
+    conversation = Conversation(
+        messages=messages,
+        marks=marks,
+        tools=_tools(body),
+        rule=_rule(body),
+        variables=variables,
+        is_continued=is_prefilled(messages),
+        ignores_eos=bool(body.ignore_eos),
+    )
+    return conversation, ignored
+
+
+def _tools(body: MessagesBody) -> ToolUse:
+    functions = [tool.function(f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
+    choice: Any = None
+    is_parallel = True
+    if (given := body.tool_choice) is not None:
+        is_parallel = not given.disable_parallel_tool_use
+        if given.type == "tool":
+            choice = {"type": "function", "name": given.name}
+        elif (choice := CHOICE_BY_TYPE.get(given.type)) is None:
+            raise InvalidRequest(
+                f"tool_choice.type is {given.type!r}; known are auto, any, tool and none",
+                field="tool_choice.type",
+            )
+    return use_of(functions, choice, is_parallel=is_parallel, schema_field="input_schema")
+
+
+def _rule(body: MessagesBody) -> OutputRule | None:
+    field, wanted = "output_format", body.output_format
+    if body.output_config is not None and body.output_config.format is not None:
+        field, wanted = "output_config.format", body.output_config.format
+    if wanted is None:
+        return None
+    return format_rule(wanted.type, wanted.schema, field=field, schema_field=f"{field}.schema")
+
+
+def _switches(body: MessagesBody, template: str) -> Iterator[Switch]:
+    if (thinking := body.thinking) is not None:
+        is_on = is_on_by_type(thinking.type)
+        yield "thinking", thinking_variables(is_on, "thinking")
+        if thinking.budget_tokens is not None:
+            yield "thinking.budget_tokens", {"thinking_budget": thinking.budget_tokens}
+    if body.output_config is not None and (effort := body.output_config.effort) is not None:
+        yield "output_config.effort", {"reasoning_effort": _effort(effort, template)}
+
+
+def _effort(effort: str, template: str) -> str:
+    """Templates may know no more than high."""
+    return "high" if effort in ("xhigh", "max") and effort not in template else effort
+
+
+def _thinking_shown(body: MessagesBody) -> ThinkingShown:
+    thinking = body.thinking
+    if thinking is None or not is_on_by_type(thinking.type):
+        return ThinkingShown.NOTHING
+    shown = DISPLAYS.get(thinking.display)
+    if shown is None:
+        raise InvalidRequest(
+            f"thinking.display is {thinking.display!r}; use summarized or omitted",
+            field="thinking.display",
+        )
+    return shown
+
+
+def _options(body: MessagesBody, room: int) -> SamplingOptions:
+    """An answer may ask for more than the context has left, and then ends there."""
+    max_tokens = body.max_tokens
+    if max_tokens is not None and max_tokens > room > 0:
+        max_tokens = room
+    return options_from(body, max_tokens=max_tokens, stop=body.stop_sequences)

@@ -1,0 +1,76 @@
+"""Errors as Anthropic writes them, and the statuses that its clients know them by.
+
+{"type": "error", "error": {"type": "overloaded_error", "message": ...}, "request_id": ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from baton.core.errors import ContextExceeded, Overloaded, RateLimited
+from baton.gateway.http.translations import TRANSLATIONS, told, translate
+from baton.gateway.requests.request_ids import logged_request_id
+
+PATH = "/v1/messages"
+BUSY = 529
+"""The server has no room, whoever asks; 429 is for a tenant's own limits."""
+INVALID, FAILED = "invalid_request_error", "api_error"
+TYPE_BY_STATUS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    BUSY: "overloaded_error",
+}
+TOO_LONG = "prompt is too long"
+"""Agents look for these words, and then shorten what they send."""
+
+
+class MessagesErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, kw_only=True):
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str | None
+    """As the header `request-id` has it."""
+
+
+class MessagesErrors:
+    """An ErrorShape."""
+
+    body = MessagesErrorBody
+
+    def status(self, error: BaseException) -> int:
+        is_busy = isinstance(error, Overloaded) and not isinstance(error, RateLimited)
+        return BUSY if is_busy else translate(error).status
+
+    def write(self, error: BaseException) -> MessagesErrorBody:
+        message = told(error)
+        if isinstance(error, ContextExceeded):
+            message = f"{TOO_LONG}: {message}"
+        return self.of_status(self.status(error), message)
+
+    def of_status(self, status: int, message: str) -> MessagesErrorBody:
+        detail = MessagesErrorDetail(_type(status), message)
+        return MessagesErrorBody(error=detail, request_id=logged_request_id.get() or None)
+
+    def names_by_status(self) -> Mapping[int, list[str]]:
+        statuses = {*(one.status for one in TRANSLATIONS.values()), 500, BUSY}
+        return {status: [_type(status)] for status in statuses}
+
+
+def _type(status: int) -> str:
+    return TYPE_BY_STATUS.get(status, FAILED if status >= 500 else INVALID)
+
+
+def is_messages(path: str) -> bool:
+    return path == PATH or path.startswith(f"{PATH}/")
