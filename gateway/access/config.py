@@ -140,6 +140,9 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     access_log: bool = False
     """A line of the log for every call: method, path, status, seconds, request id, tenant, and the
     key's name. Nothing of prompts or outputs."""
+    console: bool = True
+    """Serve the page `/console`: a playground, requests explained, replicas. It is open to whoever
+    reaches the port, as `/docs` is; what it shows needs the key that its reader gives it."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may call the HTTP API; `*` is any. Empty: none may."""
     tls_cert_file: str = ""

@@ -95,6 +95,7 @@ def status_report(
                 "num_waiting": reply.capacity.num_waiting,
                 "num_queued_tokens": reply.capacity.num_queued_tokens,
                 "num_free_blocks": reply.capacity.num_free_blocks,
+                "kv": {term: getattr(reply.audit, term) for term in TERMS},
                 "slowness": reply.capacity.slowness or 1.0,
                 "engine": _facts(reply),
                 "metrics": {metric.name: metric.value for metric in reply.metrics},

@@ -15,16 +15,18 @@ from starlette.routing import Route
 from baton.core.errors import BatonError
 from baton.gateway.http.chat import ChatApi
 from baton.gateway.http.completions import CompletionsApi
+from baton.gateway.http.console_page import ConsoleApi
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
 from baton.gateway.http.edge import ANTHROPICS_REQUEST_ID, LIMIT_HEADERS, REQUEST_ID, Edge
 from baton.gateway.http.embeddings import EmbeddingsApi
-from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
+from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS, Endpoint
 from baton.gateway.http.errors import (
     on_baton_error,
     on_routing_error,
 )
 from baton.gateway.http.estimates import EstimateApi
+from baton.gateway.http.front_page import FrontPage
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
 from baton.gateway.http.responses.api import ResponsesApi
@@ -72,8 +74,8 @@ def _paths(routes: Sequence[Route]) -> frozenset[str]:
 
 def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
-    texts, docs = TokenizationApi(gateway), DocsApi(gateway, ENDPOINTS)
-    explained, messages = DecisionsApi(gateway, tells_all=False), MessagesApi(gateway)
+    texts, messages = TokenizationApi(gateway), MessagesApi(gateway)
+    explained = DecisionsApi(gateway, tells_all=False)
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
@@ -96,18 +98,15 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/ready", pages.ready),
         Route("/-/healthz", pages.proxy_health),
         Route("/-/routes", pages.proxy_routes),
-        Route("/openapi.json", docs.document),
-        Route("/docs", docs.page),
+        *_pages(gateway, ENDPOINTS),
     ]
 
 
 def _admin_routes(gateway: Gateway) -> list[Route]:
-    pages, docs = StatusPages(gateway), DocsApi(gateway, ADMIN_ENDPOINTS)
-    explained = DecisionsApi(gateway, tells_all=True)
+    pages, explained = StatusPages(gateway), DecisionsApi(gateway, tells_all=True)
     return [
+        *_pages(gateway, ADMIN_ENDPOINTS),
         Route("/metrics", pages.metrics),
-        Route("/openapi.json", docs.document),
-        Route("/docs", docs.page),
         Route("/v1/requests/{request_id:path}", explained.get),
         Route("/debug/leaks", pages.leaks),
         Route("/debug/status", pages.status),
@@ -116,6 +115,20 @@ def _admin_routes(gateway: Gateway) -> list[Route]:
         Route("/debug/drain", pages.drain, methods=["POST"]),
         Route("/debug/undrain", pages.undrain, methods=["POST"]),
         Route("/debug/flip", pages.flip, methods=["POST"]),
+    ]
+
+
+def _pages(gateway: Gateway, endpoints: Sequence[Endpoint]) -> list[Route]:
+    """What a port that has these endpoints shows in browsers."""
+    docs, console = DocsApi(gateway, endpoints), ConsoleApi(gateway)
+    front = FrontPage(gateway, {endpoint.path for endpoint in endpoints})
+    return [
+        Route("/", front.page),
+        Route("/version", front.version),
+        Route("/console", console.page),
+        Route("/console/{name}", console.part),
+        Route("/docs", docs.page),
+        Route("/openapi.json", docs.document),
     ]
 
 

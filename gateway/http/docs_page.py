@@ -16,11 +16,11 @@ from starlette.responses import HTMLResponse, Response
 
 from baton.gateway.http.endpoints import Endpoint
 from baton.gateway.http.openapi import openapi_document
+from baton.gateway.http.page_security import WITHOUT_SCRIPTS
 from baton.gateway.requests.gateway import Gateway
 
 TEMPLATE = Path(__file__).with_name("docs_page.html")
 JSON_TYPE = "application/json"
-NO_SCRIPTS = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'"
 
 
 class Docs(NamedTuple):
@@ -41,7 +41,7 @@ class DocsApi:
 
     async def page(self, request: Request) -> Response:
         page = (await self._docs()).page
-        return HTMLResponse(page, headers={"content-security-policy": NO_SCRIPTS})
+        return HTMLResponse(page, headers=WITHOUT_SCRIPTS)
 
     async def _docs(self) -> Docs:
         if self._making is None:

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """Public paths that need a key, where keys are needed. Probes have none to show."""
+OPEN = ("/", "/version", "/console")
+"""Paths of the admin port that need no key, and those below the last: pages that tell of nothing,
+which browsers could not get otherwise."""
 OPERATED = ("/debug/", "/metrics")
 """What only the admin port has: they tell of all tenants, or change the deployment."""
 OPERATIONS = {
@@ -142,6 +145,8 @@ class Edge:
         keys = self._gateway.keys
         if self._is_admin:
             check_no_web_page(headers, has_keys=bool(keys))
+            if path in OPEN or path.startswith("/console/"):
+                return ANYBODY
             caller = keys.check(shown_key(headers))
             caller.check_operates(path)
             return caller

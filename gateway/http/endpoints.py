@@ -13,6 +13,7 @@ from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
 from baton.gateway.http.estimates import EstimateAnswer
+from baton.gateway.http.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
 from baton.gateway.http.messages.schemas import MessagesBody
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
@@ -72,7 +73,7 @@ OF_STREAMS = ("x-session-id", "x-baton-receipt", "x-baton-resumable", "last-even
 OF_MESSAGES = (*OF_STREAMS, "anthropic-version")
 HELLO = [{"role": "user", "content": "Say hello."}]
 
-DOCS = (
+PAGES = (
     Endpoint(
         path="/openapi.json",
         tag=OPERATIONS,
@@ -80,7 +81,29 @@ DOCS = (
         answer=dict[str, Any],
     ),
     Endpoint(path="/docs", tag=OPERATIONS, summary="The same as a page", media="text/html"),
+    Endpoint(
+        path="/console",
+        tag=OPERATIONS,
+        summary="A playground, why requests ran where they ran, and the replicas",
+        details="Playground at the public port, replicas and requests of others at the admin port.",
+        media="text/html",
+    ),
+    Endpoint(
+        path="/console/{name}",
+        tag=OPERATIONS,
+        summary="The files of the console",
+        media="text/plain",
+    ),
+    Endpoint(
+        path="/",
+        tag=OPERATIONS,
+        summary="What is here",
+        details="A page, where `text/html` is accepted.",
+        answer=FrontAnswer,
+    ),
+    Endpoint(path="/version", tag=OPERATIONS, summary="Baton's version", answer=VersionAnswer),
 )
+"""Of both ports."""
 
 ENDPOINTS = (
     Endpoint(
@@ -248,7 +271,7 @@ ENDPOINTS = (
         others={503: str},
     ),
     Endpoint(path="/-/routes", tag=OPERATIONS, summary="For Ray Serve", answer=dict[str, str]),
-    *DOCS,
+    *PAGES,
 )
 """Of the public port."""
 
@@ -324,6 +347,6 @@ ADMIN_ENDPOINTS = (
         ),
         answer=ExplainedRequest,
     ),
-    *DOCS,
+    *PAGES,
 )
 """Of the admin port."""

@@ -53,6 +53,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "gateway.no_replica_grace_s",
         "gateway.request_timeout_s",
         "gateway.access_log",
+        "gateway.console",
         "gateway.body_timeout_s",
         "gateway.min_body_bytes_per_s",
         "gateway.max_choices",

@@ -172,6 +172,7 @@ def _announce(config: DeploymentConfig, folder: Path, ports: Ports, seconds: flo
     name, gateway = config.model_name, config.gateway
     host, url = reachable(gateway.host), gateway_url(gateway, gateway.host, port)
     admin = gateway_url(gateway, gateway.admin_host, admin_port) if admin_port else ""
+    console_path = "   /console" if gateway.console else ""
     if config.log_format == "json":
         addresses = {"url": f"{url}/v1", "grpc": f"{host}:{grpc_port}", "model": name}
         addresses |= {"admin": admin} if admin else {}
@@ -182,7 +183,8 @@ def _announce(config: DeploymentConfig, folder: Path, ports: Ports, seconds: flo
             f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
             f"  OpenAI API   {url}/v1\n"
             f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
-            + (f"  operators    {admin}/debug/status   /metrics   /debug/leaks\n" if admin else "")
+            f"  pages        {url}/docs{console_path}\n"
+            + (f"  operators    {admin}/debug/status   /metrics{console_path}\n" if admin else "")
             + "\n"
             f"{_example(config, folder, url)}\n\n"
             "Ctrl-C stops it.",

@@ -86,6 +86,7 @@ def test_the_status_groups_replicas_by_pool_and_says_how_busy_each_is() -> None:
     assert decode["is_reachable"]
     assert (decode["num_running"], decode["num_waiting"]) == (5, 6)
     assert (decode["num_queued_tokens"], decode["num_free_blocks"]) == (70, 10)
+    assert set(decode["kv"]) == set(TERMS) and sum(decode["kv"].values()) == 16
     assert decode["metrics"] == {"steps_total": 3}
     assert decode["kv_index"] == {
         "num_blocks": 7, "num_events": 20, "num_gaps": 1, "num_resyncs": 2, "is_synced": True,

@@ -198,7 +198,7 @@ async def test_a_body_of_just_the_limit_is_read() -> None:
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404),
-        ("GET", "/", 404),
+        ("GET", "/v1", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/models", 405),
         ("POST", "/v1/completions/", 404),

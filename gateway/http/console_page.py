@@ -1,0 +1,66 @@
+"""GET /console: the page where people try the model and see where a request ran, and why.
+
+The page is as open as /docs; what it shows it asks for with the key that its reader gives it. It is
+HTML, CSS and ES modules of the folder `console`, as they are: nothing is built, and nothing comes
+from another host. What models write is text to it, and its headers let nothing else run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.gateway.http.page_security import WITH_OWN_SCRIPTS
+from baton.gateway.requests.gateway import Gateway
+
+FOLDER = Path(__file__).with_name("console")
+PAGE = "index.html"
+MEDIA_BY_SUFFIX = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+
+
+class StaticFile(NamedTuple):
+    content: bytes
+    media: str
+    tag: str
+    """Changes with the content."""
+
+
+class ConsoleApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._file_by_name = {
+            path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in MEDIA_BY_SUFFIX
+        }
+
+    async def page(self, request: Request) -> Response:
+        return self._answer(request, PAGE)
+
+    async def part(self, request: Request) -> Response:
+        """A file of the page, by its name alone: there are no paths to wander."""
+        return self._answer(request, request.path_params["name"])
+
+    def _answer(self, request: Request, name: str) -> Response:
+        file = self._file_by_name.get(name)
+        if file is None or not self._gateway.config.console:
+            raise HTTPException(404)
+        # Asked for anew each time, as a gateway of another version may have its own.
+        headers = {**WITH_OWN_SCRIPTS, "etag": file.tag, "cache-control": "no-cache"}
+        if file.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media)
+
+
+def _read(path: Path) -> StaticFile:
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    return StaticFile(content, MEDIA_BY_SUFFIX[path.suffix], f'"{digest}"')

@@ -1,0 +1,72 @@
+"""GET / and /version: what answers here, and where to go on; for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from jinja2 import Environment, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from baton.gateway.http.errors import json_response
+from baton.gateway.http.page_security import WITHOUT_SCRIPTS
+from baton.gateway.requests.gateway import Gateway
+
+TEMPLATE = Path(__file__).with_name("front_page.html")
+
+
+class Link(NamedTuple):
+    name: str
+    path: str
+    words: str
+
+
+LINKS = (
+    Link("console", "/console", "Try the model, see where a request ran and why"),
+    Link("docs", "/docs", "The API, endpoint by endpoint"),
+    Link("openapi", "/openapi.json", "The same for programs"),
+    Link("models", "/v1/models", "The model served"),
+    Link("ready", "/ready", "Whether requests are taken, and what is missing"),
+    Link("status", "/debug/status", "Replicas, queues and transfers"),
+    Link("metrics", "/metrics", "For Prometheus"),
+    Link("version", "/version", "The version of Baton"),
+)
+
+
+class VersionAnswer(msgspec.Struct, kw_only=True):
+    version: str
+
+
+class FrontAnswer(msgspec.Struct, kw_only=True):
+    name: str = "baton"
+    version: str
+    links: dict[str, str]
+    """Of this port: paths by what they are."""
+
+
+class FrontPage:
+    def __init__(self, gateway: Gateway, paths: Set[str]) -> None:
+        """`paths`: what the port has whose front page it is."""
+        self._gateway = gateway
+        self._links = [link for link in LINKS if link.path in paths]
+        self._version = version("baton-llm")
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+        self._template = environment.from_string(TEMPLATE.read_text())
+
+    async def page(self, request: Request) -> Response:
+        """HTML for who asks for it by name, as browsers do."""
+        has_console = self._gateway.config.console
+        links = [link for link in self._links if has_console or link.name != "console"]
+        if "text/html" in request.headers.get("accept", ""):
+            page = self._template.render(version=self._version, links=links)
+            return HTMLResponse(page, headers={**WITHOUT_SCRIPTS, "vary": "accept"})
+        paths = {link.name: link.path for link in links}
+        answer = FrontAnswer(version=self._version, links=paths)
+        return json_response(answer, headers={"vary": "accept"})
+
+    async def version(self, request: Request) -> Response:
+        return json_response(VersionAnswer(version=self._version))
