@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ class Nodes:
     address: str
     workers: tuple[str, ...]
 
-    def kill(self, node_id: str) -> None:
+    def tell(self, command: str) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        print(f"down {node_id}", file=self.process.stdin, flush=True)
+        print(command, file=self.process.stdin, flush=True)
         while (line := self.process.stdout.readline()) != "done\n":
             assert line, "the nodes are gone"
 
@@ -48,10 +48,10 @@ class Nodes:
         return ran.stdout
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+@contextmanager
+def three_nodes(*options: str) -> Iterator[Nodes]:
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("three_nodes.py")],
+        [sys.executable, Path(__file__).with_name("three_nodes.py"), *options],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
@@ -59,6 +59,12 @@ def nodes() -> Iterator[Nodes]:
     yield Nodes(process, address, tuple(workers))
     process.stdin.close()
     assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with three_nodes() as nodes:
+        yield nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,7 @@ async def test_two_models_side_by_side_an_update_and_the_loss_of_a_node(
     [decodes] = [
         [r for r in a["replicas"] if r["deployment"] == "Decode"] for a in json.loads(shown)
     ]
-    await asyncio.to_thread(nodes.kill, decodes[0]["node_id"])
+    await asyncio.to_thread(nodes.tell, f"down {decodes[0]['node_id']}")
     await asyncio.to_thread(wait_for, lambda: len(first.epochs()["decode"] - lost(decodes)) == 2)
     async with load(first.url) as statuses:
         await asyncio.sleep(1)

@@ -1,6 +1,9 @@
 """Three Ray nodes on one machine, in a process of their own, until its stdin ends.
 
-    down ID    the node of this id is killed, with everything on it
+    three_nodes.py [FOLDER]    with FOLDER the control store outlives its head, there
+
+    down ID    the node of this id is killed, with everything on it; `head` is the first
+    up head    it is started again, at the same address
     (end)      all is taken down
 
 The first line that is told is the cluster's address and the ids of the two nodes that have CPUs;
@@ -10,12 +13,15 @@ each line is answered when it is done.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import Any
 
 from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
 
 os.environ.update(ray_environment())
+if sys.argv[1:]:
+    os.environ.update(RAY_gcs_storage="rocksdb", RAY_gcs_storage_path=sys.argv[1])
 
 from ray.cluster_utils import Cluster  # it reads the environment when it is imported
 
@@ -23,13 +29,21 @@ NODE: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES}
 
 
 def main() -> None:
-    head = {**NODE, "num_cpus": 0, "include_dashboard": False}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    head = {**NODE, "num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(num_cpus=4, **NODE) for _ in range(2)]
+    nodes = [cluster.add_node(num_cpus=4, labels={"work": "yes"}, **NODE) for _ in range(2)]
     print(cluster.address, *(node.node_id for node in nodes), flush=True)
     for line in sys.stdin:
-        [doomed] = [node for node in nodes if node.node_id == line.split()[1]]
-        cluster.remove_node(doomed, allow_graceful=False)
+        match line.split():
+            case ["up", "head"]:
+                cluster.add_node(**head)
+            case ["down", "head"]:
+                cluster.remove_node(cluster.head_node, allow_graceful=False)
+            case ["down", node_id]:
+                [doomed] = [node for node in nodes if node.node_id == node_id]
+                cluster.remove_node(doomed, allow_graceful=False)
         print("done", flush=True)
     cluster.shutdown()  # type: ignore[no-untyped-call]
 

@@ -1,0 +1,37 @@
+"""The head of a cluster is killed under load, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.cluster.test_deployed import application, load, three_nodes
+
+pytestmark = [pytest.mark.cluster, pytest.mark.wide, pytest.mark.timeout(600)]
+
+ON_WORKERS = {"placement": {"labels": {"work": "yes"}}}
+
+
+async def test_replicas_serve_on_without_their_head_and_are_managed_again_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    with three_nodes(str(tmp_path / "control-store")) as nodes:
+        pool = {"replicas": 1, **ON_WORKERS}
+        app = application(nodes, tmp_path, "held", prefill=pool, decode=pool)
+        await asyncio.to_thread(app.deploy, gateway=ON_WORKERS)
+        before = await asyncio.to_thread(app.epochs)
+
+        async with load(app.url) as statuses:
+            await asyncio.to_thread(nodes.tell, "down head")
+            alone = len(statuses)
+            await asyncio.sleep(5)
+            assert len(statuses) > alone
+            await asyncio.to_thread(nodes.tell, "up head")
+            await asyncio.to_thread(nodes.baton, "scale", "prefill=2", "--app-name", "held")
+            after = await asyncio.to_thread(app.epochs)
+
+        assert set(statuses) == {200}
+        assert after["decode"] == before["decode"]
+        assert before["prefill"] < after["prefill"] and len(after["prefill"]) == 2
+        nodes.baton("undeploy", "--app-name", "held")
