@@ -245,9 +245,8 @@ class Planner:
 
     def _moved(self, known: Membership) -> int:
         """Prefill replicas that decode by now, or will, less those that went the other way."""
-        there: dict[ReplicaId, ReplicaInfo | StartingReplica] = {
-            one.replica_id: one for one in (*known.starting, *known.replicas)
-        }
+        all_known: list[StartingReplica | ReplicaInfo] = [*known.starting, *known.replicas]
+        there = {one.replica_id: one for one in all_known}
         now = self.clock()
         for replica_id, (role, until_s) in list(self._flipping.items()):
             one = there.get(replica_id)

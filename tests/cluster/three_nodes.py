@@ -32,7 +32,7 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     head = {**NODE, "num_cpus": 0, "include_dashboard": False, "gcs_server_port": port}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=4, labels={"work": "yes"}, **NODE) for _ in range(2)]
     print(cluster.address, *(node.node_id for node in nodes), flush=True)
     for line in sys.stdin:
@@ -45,7 +45,7 @@ def main() -> None:
                 [doomed] = [node for node in nodes if node.node_id == node_id]
                 cluster.remove_node(doomed, allow_graceful=False)
         print("done", flush=True)
-    cluster.shutdown()  # type: ignore[no-untyped-call]
+    cluster.shutdown()
 
 
 if __name__ == "__main__":
