@@ -12,6 +12,7 @@ from typing import Any
 
 import anthropic
 import httpx2
+import pytest
 from anthropic.types import Message
 from tests.in_process_fleet import running_fleet
 
@@ -74,6 +75,7 @@ def body_of(number: int) -> dict[str, Any]:
     return {"model": "demo", "system": system, "tools": TOOLS, "messages": messages}
 
 
+@pytest.mark.wide
 async def test_each_turn_of_an_agent_computes_only_what_is_new() -> None:
     async with running_fleet(make_engine=small_engine) as fleet:
         server = GatewayServer(

@@ -126,7 +126,12 @@ async def test_a_replica_that_came_back_elsewhere_is_followed_anew() -> None:
         )
         known = fleet.dispatcher.fleet.kv_knowledge()
         assert known[new.epoch].is_synced
-        await until(lambda: not fleet.dispatcher.fleet.kv_knowledge()[first.epoch].is_synced)
+
+        def is_followed() -> bool:
+            known = fleet.dispatcher.fleet.kv_knowledge()
+            return first.epoch in known and known[first.epoch].is_synced
+
+        await until(lambda: not is_followed())
 
 
 class LostRegistry:
