@@ -70,7 +70,10 @@ def _command(process: psutil.Process) -> str:
 
 
 def start_server(*options: str) -> Server:
-    environment = {**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    """Beside another cluster that is said to run: it must start its own."""
+    environment = {
+        **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1", "RAY_ADDRESS": "192.0.2.1:6379",
+    }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "baton.platform.cli.main", "serve", "--host", "127.0.0.1",
          "--port", "0", "--grpc-port", "0", "--dtype", "float32", *options],

@@ -152,6 +152,7 @@ def _start_ray(config: DeploymentConfig, worker_log: WorkerLog) -> None:
         else:
             os.environ.update(worker_environment())
             ray.init(
+                address="local",  # ours, also beside one that runs here already
                 num_cpus=num_logical_cpus(config),
                 object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=config.ray.dashboard,
