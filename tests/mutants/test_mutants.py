@@ -149,6 +149,11 @@ def test_the_table_counts_what_was_seen_and_names_what_was_not(tmp_path: Path) -
     assert "one too few" not in told
 
 
+def test_every_fault_is_a_mistake_in_the_code_as_it_is() -> None:
+    for fault in read_faults():
+        place_of(fault, TESTS.parent)
+
+
 def test_faults_have_names_of_their_own_and_tests_that_could_see_them() -> None:
     faults = read_faults()
     assert len({fault.name for fault in faults}) == len(faults) >= 60
