@@ -18,6 +18,7 @@ from baton.core.messages import ReplicaAddress
 from baton.core.wire_security import PLAIN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from baton.proto.cluster_token import RefuseStrangers
+from baton.proto.lasting_server import lasting_server
 from baton.proto.pulse import PingTiming, Pulse
 from baton.proto.relayed_channel import RelayedChannel
 from baton.proto.secured_channel import SecuredChannel
@@ -136,7 +137,7 @@ class Channels:
 
 def new_server(security: WireSecurity = PLAIN) -> grpc.aio.Server:
     """A server for our own processes; see `listen`."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(RefuseStrangers(security),))
+    return lasting_server(options=SERVER_OPTIONS, interceptors=(RefuseStrangers(security),))
 
 
 def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN) -> int:

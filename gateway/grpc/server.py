@@ -21,6 +21,7 @@ from baton.gateway.grpc.service import InferenceService
 from baton.gateway.requests.gateway import Gateway
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
+from baton.proto.lasting_server import lasting_server
 
 Behaviour = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
 
@@ -60,11 +61,17 @@ def _parsing(behaviour: Behaviour, parse: Callable[[bytes], Any]) -> Behaviour:
     return parse_and_call
 
 
+STRANGERS_WORDS = (
+    "Invalid encoding on",  # metadata that are no text
+    "ExecuteBatchError raised in core by servicer method",  # a client that left while answered
+)
+
+
 class WithoutStrangersWords(logging.Filter):
-    """Keeps out of the log what gRPC says, with a trace, of each metadatum that is no text."""
+    """Keeps out of the log what clients can make gRPC say as errors, with a trace each."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("Invalid encoding on")
+        return not record.getMessage().startswith(STRANGERS_WORDS)
 
 
 logging.getLogger("grpc._cython.cygrpc").addFilter(WithoutStrangersWords())
@@ -87,7 +94,7 @@ class GrpcServer:
         """Raises RuntimeError if the port cannot be bound."""
         config = self._gateway.config
         host = f"[{config.host}]" if ":" in config.host else config.host
-        server = grpc.aio.server(
+        server = lasting_server(
             interceptors=(RefuseMalformed(),),
             options=(
                 ("grpc.so_reuseport", 1),  # a successor starts beside this gateway

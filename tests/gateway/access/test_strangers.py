@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from tests.gateway.scripted import Serving, serving
+from tests.raw_grpc import answer_to_path
 
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.config import GatewayConfig, TenantConfig
@@ -211,6 +212,15 @@ async def test_grpc_knows_the_same_keys(served: Serving, key: str | None, status
     async with grpc.aio.insecure_channel(served.grpc_target) as channel:
         call = InferenceStub(channel).ListModels(pb.ListModelsRequest(), metadata=metadata)
         assert (await call.code()).name == status
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_path_closes_the_grpc_port(served: Serving) -> None:
+    await answer_to_path(served.grpc_target, b"/baton.v1.Inference/\xff")
+
+    async with grpc.aio.insecure_channel(served.grpc_target) as channel:
+        metadata = (("authorization", f"Bearer {HASHED}"),)
+        await InferenceStub(channel).ListModels(pb.ListModelsRequest(), metadata=metadata)
 
 
 @pytest.mark.asyncio(loop_scope="module")

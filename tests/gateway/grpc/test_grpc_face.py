@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -384,3 +385,13 @@ async def test_one_connection_too_many_is_closed() -> None:
                 await InferenceStub(second).ListModels(pb.ListModelsRequest(), timeout=5)
 
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_what_clients_make_grpc_complain_of_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("grpc._cython.cygrpc")
+
+    log.error("Invalid encoding on %r", b"\xff")
+    log.error("ExecuteBatchError raised in core by servicer method [/baton.v1.Inference/Chat]")
+    log.error("Unexpected [KeyError] raised by servicer method [/baton.v1.Inference/Chat]")
+
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["Unexpected"]
