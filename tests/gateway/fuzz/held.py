@@ -14,6 +14,8 @@ from baton.gateway.server import GatewayServer
 
 GROWTH_MIB = 150
 """Of the process, from when it is warm: Python's and torch's pools, and nothing that grows."""
+GROWTH_THREADS = 8
+"""gRPC's own, which come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Held:
     num_requests: int
     num_files: int
     num_tasks: int
+    num_threads: int
     mib: float
 
     def beyond(self, before: Held) -> list[str]:
@@ -31,6 +34,8 @@ class Held:
             found.append(f"{self.num_files - before.num_files} files")
         if self.num_tasks > before.num_tasks + 2:
             found.append(f"{self.num_tasks - before.num_tasks} tasks")
+        if self.num_threads > before.num_threads + GROWTH_THREADS:
+            found.append(f"{self.num_threads - before.num_threads} threads")
         if self.mib > before.mib + GROWTH_MIB:
             found.append(f"{self.mib - before.mib:.0f} MiB")
         return found
@@ -45,6 +50,7 @@ def held(server: GatewayServer) -> Held:
         num_requests=int(opened[1]),
         num_files=process.num_fds(),
         num_tasks=len(asyncio.all_tasks()),
+        num_threads=process.num_threads(),
         mib=process.memory_info().rss / (1 << 20),
     )
 

@@ -4,9 +4,10 @@
 
 Clients bend valid requests, send them whole, in pieces, in part or several at a time, and read all,
 some or nothing of the answer. Wrong is: a 5xx other than 503 and 504, over gRPC UNKNOWN, INTERNAL
-or DATA_LOSS; an error in the log; a connection that stays open; and, once all have left, a request
-that is still open, a block of KV that is held, a file or a task more than before. Each fault is
-told with the seed of its case. Ends with status 1 if there is one.
+or DATA_LOSS; an error in the log; a connection that is refused, or stays open; and, once all have
+left, a face that does not answer, a request that is still open, a block of KV that is held, a file,
+a task or a thread more than before. Each fault is told with the seed of its case. Ends with status
+1 if there is one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from tests.gateway.resumable.test_resumable_fleet import engine_for_text, gatewa
 from tests.in_process_fleet import Fleet, running_fleet
 
 from baton.gateway.server import GatewayServer
+from baton.proto import inference_pb2 as pb
+from baton.proto.inference_pb2_grpc import InferenceStub
 
 LIMITS: dict[str, Any] = {
     "admin_port": 0,
@@ -58,9 +61,13 @@ HANG_S = 20.0
 """Far beyond all of those limits, and a busy machine."""
 REST_S = 15.0
 """Within which nothing may be left of what clients have begun."""
+ENOUGH = 200
+"""Faults, after which clients begin no more cases: where nobody is let in, each would be one."""
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 SAID = {b"503", b"504"}
 WRONG = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS}
+NOT_LET_IN = "failed to connect"
+"""In the details of what is then UNAVAILABLE."""
 VALID = [*map(get, GETS), *(post(path, json.dumps(body).encode()) for path, body in POSTS)]
 CUT_OFF = struct.pack("ii", 1, 0)
 """Of SO_LINGER: closing resets the connection."""
@@ -74,6 +81,8 @@ class Fuzz:
     fleet: Fleet
     frames: Sequence[bytes]
     """What a client of gRPC sends in a connection, as bytes."""
+    cases: Counter[str] = field(default_factory=Counter)
+    """By the face that is tried."""
     seen: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
@@ -85,6 +94,8 @@ class Fuzz:
                 trouble = await kind(draw)
         except TimeoutError:
             trouble = "hangs"
+        except ConnectionRefusedError as error:
+            trouble = f"is not let in: {error}"
         if trouble:
             self.faults.append(f"case {seed}: {trouble}")
 
@@ -98,6 +109,7 @@ class Fuzz:
         if draw.random() < 0.1:
             sent = sent * draw.choice((2, 5, 40))
         port = self.server.admin_port if is_admin else self.server.http_port
+        self.cases["HTTP, for operators" if is_admin else "HTTP"] += 1
         answer = await self._exchange(draw, port, sent)
         statuses = STATUS.findall(answer)
         self.seen.update(f"HTTP {status.decode()}" for status in statuses or [b"none"])
@@ -107,6 +119,7 @@ class Fuzz:
     async def _frames(self, draw: random.Random) -> str:
         """HTTP/2, bent below what gRPC's own client would send."""
         sent = mutated(draw.choice(self.frames), draw, self.frames)
+        self.cases["gRPC, as frames"] += 1
         answer = await self._exchange(draw, self.server.grpc_port, sent, lasts_s=0.3)
         self.seen["frames answered" if answer else "frames unanswered"] += 1
         return ""
@@ -147,7 +160,9 @@ class Fuzz:
         others = [message.SerializeToString() for _, message in MESSAGES]
         method, message = draw.choice(MESSAGES)
         data = mutated(message.SerializeToString(), draw, others)
+        self.cases["gRPC, as messages"] += 1
         metadata = draw.choice(((), (("traceparent", "x"),), (("authorization", "Bearer"),)))
+        details: str | None = ""
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.grpc_port}", APART)
         try:
             ask: Any = channel.unary_stream(f"/baton.v1.Inference/{method}")
@@ -159,7 +174,7 @@ class Fuzz:
                     call.cancel()
             code = await call.code()
         except grpc.aio.AioRpcError as error:
-            code = error.code()
+            code, details = error.code(), error.details()
         except asyncio.CancelledError:
             if not call.cancelled():
                 raise
@@ -167,10 +182,17 @@ class Fuzz:
         finally:
             await channel.close()
         self.seen[f"gRPC {code.name}"] += 1
-        return f"{method} ends {code.name} for {data[:500]!r}" if code in WRONG else ""
+        is_wrong = code in WRONG or NOT_LET_IN in (details or "")
+        return f"{method} ends {code.name}, {details}, for {data[:500]!r}" if is_wrong else ""
 
     async def rest(self, before: Held) -> None:
-        """Whether all that clients have begun is over."""
+        """Whether all that clients have begun is over, and the next ones are served."""
+        for face, answers in (("HTTP", self._http_answers), ("gRPC", self._grpc_answers)):
+            try:
+                async with asyncio.timeout(HANG_S):
+                    await answers()
+            except (AssertionError, TimeoutError, OSError, grpc.aio.AioRpcError) as error:
+                self.faults.append(f"{face} answers no more: {error!r}")
         deadline = time.monotonic() + REST_S
         while (left := held(self.server).beyond(before)) and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
@@ -179,6 +201,18 @@ class Fuzz:
             await self.fleet.assert_nothing_is_held(timeout_s=REST_S)
         except (AssertionError, TimeoutError) as error:
             self.faults.append(f"KV is held: {error!r}")
+
+    async def _http_answers(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.http_port)
+        writer.write(get("/v1/models"))
+        answer = await reader.read()
+        writer.close()
+        assert STATUS.findall(answer) == [b"200"], answer
+
+    async def _grpc_answers(self) -> None:
+        target = f"127.0.0.1:{self.server.grpc_port}"
+        async with grpc.aio.insecure_channel(target, APART) as channel:
+            await InferenceStub(channel).ListModels(pb.ListModelsRequest())
 
 
 async def recorded_frames(port: int) -> list[bytes]:
@@ -232,7 +266,7 @@ async def fuzz(seed: int, seconds: float, num_clients: int) -> Fuzz:
             numbers = iter(range(1 << 62))
 
             async def client(until_s: float) -> None:
-                while time.monotonic() < until_s:
+                while time.monotonic() < until_s and len(found.faults) < ENOUGH:
                     await found.case(f"{seed}-{next(numbers)}")
 
             async def clients(lasts_s: float) -> None:
@@ -246,7 +280,8 @@ async def fuzz(seed: int, seconds: float, num_clients: int) -> Fuzz:
             await found.rest(before)
             after = held(found.server)
             logging.getLogger().removeHandler(errors)  # what follows is the end of the servers
-            print(f"{sum(found.seen.values())} exchanges: {dict(found.seen.most_common())}")
+            print(f"{sum(found.cases.values())} cases: {dict(found.cases.most_common())}")
+            print(f"answers: {dict(found.seen.most_common())}")
             print(f"before {before}, after {after}")
     finally:
         logging.getLogger().removeHandler(errors)
