@@ -33,6 +33,9 @@ The numbers are HTTP; each edge translates in exactly one place
 
 from __future__ import annotations
 
+ITEM = "\n- "
+"""Before each of several mistakes that one error tells of: a terminal gives each a line."""
+
 
 class BatonError(Exception):
     """The root of the tree drawn above."""

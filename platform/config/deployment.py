@@ -19,8 +19,6 @@ values embed it under one key.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,13 +26,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
-from baton.core.errors import InvalidConfig
+from baton.core.errors import ITEM, InvalidConfig
 from baton.core.messages import Role
 from baton.core.wire_security import PRIVATE_TRANSPORTS
 from baton.gateway.access.config import GatewayConfig
 from baton.kernels.paging.window import Streaming
 from baton.kv_transfer.config import ExchangeConfig
 from baton.kv_transfer.tiers.config import TiersConfig
+from baton.platform.config.mistakes import mistakes_in
 from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfig, PrefillConfig
 from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.config import MetricsConfig, TracingConfig
@@ -253,7 +252,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
 
 def read_config(path: Path) -> DeploymentConfig:
-    """Raises InvalidConfig with the path to the mistake."""
+    """Raises InvalidConfig with the paths to all mistakes."""
     try:
         raw = msgspec.yaml.decode(path.read_bytes())
     except OSError as error:
@@ -264,9 +263,9 @@ def read_config(path: Path) -> DeploymentConfig:
     try:
         return parse_config({} if raw is None else raw)
     except InvalidConfig as error:
-        raise InvalidConfig(
-            f"{path}: {error}; `baton config schema` says what it may hold"
-        ) from None
+        first, *others = str(error).split(ITEM)
+        schema = "`baton config schema` says what it may hold"
+        raise InvalidConfig(ITEM.join((f"{path}: {first}; {schema}", *others))) from None
 
 
 def configure(file: Path | None, changes: dict[str, Any]) -> DeploymentConfig:
@@ -275,12 +274,13 @@ def configure(file: Path | None, changes: dict[str, Any]) -> DeploymentConfig:
 
 
 def parse_config(raw: Any) -> DeploymentConfig:
-    try:
-        config = msgspec.convert(raw, DeploymentConfig)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(str(error)) from None
-    _check_keys_and_numbers(raw, DeploymentConfig, "$")
-    return config
+    """Raises InvalidConfig with the paths to all mistakes."""
+    mistakes = list(mistakes_in(raw, DeploymentConfig))
+    if mistakes[1:]:
+        raise InvalidConfig(ITEM.join((f"{len(mistakes)} mistakes", *mistakes)))
+    if mistakes:
+        raise InvalidConfig(mistakes[0])
+    return msgspec.convert(raw, DeploymentConfig)
 
 
 def override(config: DeploymentConfig, changes: dict[str, Any]) -> DeploymentConfig:
@@ -295,38 +295,3 @@ def override(config: DeploymentConfig, changes: dict[str, Any]) -> DeploymentCon
                 raise InvalidConfig(f"`{parent}` has no keys of its own - in `{path}`")
         node[key] = value
     return parse_config(raw)
-
-
-def _check_keys_and_numbers(raw: Any, node: type, path: str) -> None:
-    """Refuse what msgspec lets pass.
-
-    It refuses unknown keys of structs, but the engine's branches are dataclasses; and it accepts
-    infinity and NaN, which JSON, on the way to another process, cannot hold.
-    """
-    hints = typing.get_type_hints(node)
-    for key, value in raw.items():
-        if key not in hints:
-            raise InvalidConfig(f"Object contains unknown field `{key}` - at `{path}`")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidConfig(f"Expected a finite number, got {value} - at `{path}.{key}`")
-        child = hints[key]
-        if isinstance(value, dict) and _has_fields(child):
-            _check_keys_and_numbers(value, child, f"{path}.{key}")
-        elif isinstance(value, dict) and (named := node_by_name(child)) is not None:
-            for name, entry in value.items():
-                _check_keys_and_numbers(entry, named, f"{path}.{key}.{name}")
-        elif isinstance(value, list) and _has_fields(item := typing.get_args(child)[0]):
-            for number, entry in enumerate(value):
-                _check_keys_and_numbers(entry, item, f"{path}.{key}[{number}]")
-
-
-def node_by_name(hint: Any) -> type | None:
-    """The type that a setting holds by names of the operator's choosing, if that has settings."""
-    args = typing.get_args(hint)
-    return args[1] if typing.get_origin(hint) is dict and _has_fields(args[1]) else None
-
-
-def _has_fields(node: Any) -> bool:
-    return dataclasses.is_dataclass(node) or (
-        isinstance(node, type) and issubclass(node, msgspec.Struct)
-    )

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from baton.core.attribute_docs import attribute_docs
-from baton.platform.config.deployment import DeploymentConfig, node_by_name
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.mistakes import node_by_name
 
 SECRETS = (
     "gateway.api_keys",

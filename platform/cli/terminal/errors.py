@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from baton.core.errors import BatonError, CheckpointError, InvalidConfig, InvalidRequest
+from baton.core.errors import ITEM, BatonError, CheckpointError, InvalidConfig, InvalidRequest
 
 INTERRUPTED = 130
 THE_USERS_OWN = (InvalidConfig, CheckpointError, InvalidRequest)
@@ -57,9 +57,10 @@ class OneLineErrors(TyperGroup):
 
 
 def complain(command: str, text: str) -> None:
-    line = " ".join(text.split())
+    """On one line, or one for each of several mistakes."""
+    lines = ITEM.join(" ".join(item.split()) for item in text.split(ITEM))
     console = Console(stderr=True, highlight=False)
-    console.print(Text.assemble((f"{command}: ", "red"), line), soft_wrap=True)
+    console.print(Text.assemble((f"{command}: ", "red"), lines), soft_wrap=True)
 
 
 @contextmanager

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from baton.core.errors import CheckpointError, InvalidConfig, Unavailable
+from baton.core.errors import ITEM, CheckpointError, InvalidConfig, Unavailable
 from baton.platform.cli import commands
 from baton.platform.cli.main import COMMANDS, app
-from baton.platform.cli.terminal.errors import INTERRUPTED, told_in_one_line
+from baton.platform.cli.terminal.errors import INTERRUPTED, complain, told_in_one_line
 
 run = CliRunner().invoke
 REPLICA = {
@@ -183,12 +183,18 @@ def test_what_is_raised_on_purpose_becomes_a_line_and_a_status(
     assert capsys.readouterr().err == "baton test: a b\n"
 
 
+def test_each_of_several_mistakes_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("baton test", ITEM.join(("2  mistakes", "one\n  of them", "another")))
+
+    assert capsys.readouterr().err == "baton test: 2 mistakes\n- one of them\n- another\n"
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         (
             "gatway: {port: 1}",
-            "unknown field `gatway`; `baton config schema` says what it may hold",
+            "field `gatway`; did you mean `gateway`?; `baton config schema` says what it may hold",
         ),
         ("gateway: [", "not YAML: while parsing"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.errors import InvalidConfig
+from baton.core.errors import ITEM, InvalidConfig
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import (
@@ -113,7 +113,7 @@ def test_a_pool_hands_its_engine_the_engines_own_branch(tmp_path: Path) -> None:
         ("prefill: {cache: {block_size: yes}}", "got `bool` - at `$.prefill.cache.block_size`"),
         ("prefill: {cache: {memory_fraction: 85}}", "memory_fraction must be in (0, 1], not 85"),
         ("prefill: {cache: {memory_gib: .inf}}", "finite number, got inf"),
-        ("prefill: {cache: {memory_gib: .nan}}", "memory_gib must be greater than 0"),
+        ("prefill: {cache: {memory_gib: .nan}}", "finite number, got nan"),
         ("gateway: {request_timeout_s: .inf}", "at `$.gateway.request_timeout_s`"),
         (
             "decode: {cache: {num_blocks: 4, memory_gib: 1}}",
@@ -145,6 +145,33 @@ def test_a_mistake_is_refused_with_its_file_and_its_path(
 
     assert str(caught.value).startswith(f"{path}: ")
     assert complaint in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once_with_what_was_meant(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "quantise: int8\n"
+        "load_format: dumy\n"
+        "prefil: {replicas: 2}\n"
+        "app_name: mine\n"
+        "decode: {replicas: two, cache: {block_size: 0}}\n"
+        "gateway: {port: 8000, tenants: {a: {api_keys: [k], kv_share: 2}}}\n",
+    )
+
+    with pytest.raises(InvalidConfig) as caught:
+        read_config(path)
+
+    first, *mistakes = str(caught.value).split(ITEM)
+    assert first == f"{path}: 7 mistakes; `baton config schema` says what it may hold"
+    assert mistakes == [
+        "Object contains unknown field `quantise`; did you mean `quantize`?",
+        "Invalid enum value 'dumy' - at `$.load_format`; did you mean `dummy`?",
+        "Object contains unknown field `prefil`; did you mean `prefill`?",
+        "Object contains unknown field `app_name`; did you mean `ray.app_name`?",
+        "Expected `int`, got `str` - at `$.decode.replicas`",
+        "block_size must be greater than 0, not 0 - at `$.decode.cache`",
+        "Expected `float` <= 1.0 - at `$.gateway.tenants.a.kv_share`",
+    ]
 
 
 @pytest.mark.parametrize(

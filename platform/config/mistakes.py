@@ -1,0 +1,125 @@
+"""All that is wrong with a configuration, each mistake with its path and what was meant.
+
+    Object contains unknown field `cahce` - at `$.prefill`; did you mean `cache`?
+
+A branch is held to what it says of itself as a whole, such as that two ports differ, once each of
+its settings is right by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import msgspec
+
+ROOT = "$"
+MAX_ELSEWHERE = 2
+_TOLD = re.compile(r"(?P<text>.*?)(?: - at `(?P<where>.*)`)?", re.DOTALL)
+"""A complaint of msgspec: the path is missing where it is the root."""
+
+
+def mistakes_in(raw: Any, root: type) -> list[str]:
+    """In the order in which they are written."""
+    return list(_Tree(root).of_branch(raw, root, ROOT))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    root: type
+
+    def of_branch(self, raw: Any, kind: type, path: str) -> Iterator[str]:
+        """Those of one branch and of all below it."""
+        if not isinstance(raw, dict):
+            yield from _misfits(raw, kind, path)
+            return
+        hints = typing.get_type_hints(kind, include_extras=True)
+        is_right = True
+        for key, value in raw.items():
+            if not isinstance(key, str):
+                found = list(_misfits({key: value}, kind, path))
+            elif key in hints:
+                found = list(self.of_setting(value, hints[key], f"{path}.{key}"))
+            else:
+                found = [self.unknown(key, list(hints), path)]
+            is_right = is_right and not found
+            yield from found
+        if is_right:
+            yield from _misfits(raw, kind, path)
+
+    def of_setting(self, value: Any, hint: Any, path: str) -> Iterator[str]:
+        named, [item, *_] = node_by_name(hint), typing.get_args(hint) or [None]
+        if has_fields(hint):
+            yield from self.of_branch(value, hint, path)
+        elif named is not None and _has_names(value):
+            for name, entry in value.items():
+                yield from self.of_branch(entry, named, f"{path}.{name}")
+        elif isinstance(value, list) and has_fields(item):
+            for number, entry in enumerate(value):
+                yield from self.of_branch(entry, item, f"{path}[{number}]")
+        elif isinstance(value, float) and not math.isfinite(value):  # no JSON can hold it
+            yield f"Expected a finite number, got {value} - at `{path}`"
+        else:
+            for complaint in _misfits(value, hint, path):
+                yield complaint + _choices(value, hint)
+
+    def unknown(self, key: str, names: list[str], path: str) -> str:
+        where = "" if path == ROOT else f" - at `{path}`"
+        meant = get_close_matches(key, names, n=1) or self.elsewhere(key)
+        hint = f"; did you mean {' or '.join(f'`{name}`' for name in meant)}?" if meant else ""
+        return f"Object contains unknown field `{key}`{where}{hint}"
+
+    def elsewhere(self, key: str) -> list[str]:
+        """Settings of that very name in other branches, if they are few: who has all on one level
+        wants to know."""
+        found = [path for path in _paths(self.root, "") if path.rpartition(".")[2] == key]
+        return found if len(found) <= MAX_ELSEWHERE else []
+
+
+def node_by_name(hint: Any) -> type | None:
+    """The type that a setting holds by names of the operator's choosing, if that has settings."""
+    args = typing.get_args(hint)
+    return args[1] if typing.get_origin(hint) is dict and has_fields(args[1]) else None
+
+
+def has_fields(node: Any) -> bool:
+    return dataclasses.is_dataclass(node) or (
+        isinstance(node, type) and issubclass(node, msgspec.Struct)
+    )
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+
+
+def _misfits(raw: Any, kind: Any, path: str) -> Iterator[str]:
+    """What msgspec refuses it for, which stops at the first."""
+    try:
+        msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        told = _TOLD.fullmatch(str(error))
+        assert told is not None, "the pattern takes any text"
+        where = path + (told["where"] or ROOT).removeprefix(ROOT)
+        yield told["text"] if where == ROOT else f"{told['text']} - at `{where}`"
+
+
+def _choices(value: Any, hint: Any) -> str:
+    """What a word may be, of which msgspec says only that it is none of them."""
+    if typing.get_origin(hint) is not Literal or not isinstance(value, str):
+        return ""
+    words = [word for word in typing.get_args(hint) if isinstance(word, str)]
+    meant = get_close_matches(value, words, n=1)
+    return f"; did you mean `{meant[0]}`?" if meant else f"; there are {', '.join(words)}"
+
+
+def _paths(kind: type, prefix: str) -> Iterator[str]:
+    for name, hint in typing.get_type_hints(kind).items():
+        yield f"{prefix}{name}"
+        if has_fields(hint):
+            yield from _paths(hint, f"{prefix}{name}.")
