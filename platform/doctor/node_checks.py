@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.platform.doctor.finding import Finding, fail, ok, skipped, warn
-from baton.platform.machine.node import MemoryFacts, NodeFacts
+from baton.platform.machine.memory import MemoryFacts
+from baton.platform.machine.node import NodeFacts
 
 GIB = 1 << 30
 MIN_FILES = 4096

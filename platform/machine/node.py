@@ -18,7 +18,9 @@ from pathlib import Path
 
 import msgspec
 
+from baton.core.control_groups import text_of
 from baton.core.cores import usable_cores
+from baton.platform.machine.memory import MemoryFacts, read_memory
 
 PACKAGES = (
     "baton-llm", "torch", "ray", "grpcio", "protobuf", "msgspec", "safetensors", "tokenizers",
@@ -26,26 +28,7 @@ PACKAGES = (
 )  # fmt: skip
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 """The flags that make a difference to torch's kernels, on either architecture."""
-CGROUP_UNLIMITED = 1 << 60
-"""Version 1 says `unlimited` with a number near this or above."""
 COMMAND_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFacts:
-    total: int
-    """Bytes, as are all here."""
-    available: int
-    limit: int | None = None
-    """The limit of the control group (a container's); None: no limit."""
-    used_of_limit: int = 0
-
-    @property
-    def left(self) -> int:
-        """What may still be had before the kernel ends somebody."""
-        if self.limit is None:
-            return self.available
-        return max(0, min(self.available, self.limit - self.used_of_limit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +96,6 @@ def read_node(folders: Iterable[str] = (), root: Path = Path("/")) -> NodeFacts:
     )
 
 
-def read_memory(root: Path) -> MemoryFacts:
-    entries = {}
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        entries[name] = int(value.split()[0]) * 1024
-    group = root / "sys/fs/cgroup"
-    limit = _number(group / "memory.max") or _number(group / "memory/memory.limit_in_bytes")
-    used = _number(group / "memory.current") or _number(group / "memory/memory.usage_in_bytes")
-    has_limit = limit is not None and limit < CGROUP_UNLIMITED
-    return MemoryFacts(
-        total=entries.get("MemTotal", 0),
-        available=entries.get("MemAvailable", 0),
-        limit=limit if has_limit else None,
-        used_of_limit=used or 0,
-    )
-
-
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -151,7 +117,7 @@ def _torch_cuda() -> str:
 
 
 def _cpu_flags(root: Path) -> tuple[str, ...]:
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in text_of(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
             flags = set(value.split())
@@ -214,15 +180,3 @@ def _names(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(path.name for path in folder.iterdir()))
     except OSError:
         return ()
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

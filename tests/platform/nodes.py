@@ -7,7 +7,8 @@ from typing import Any
 
 from baton.platform.doctor.finding import Finding
 from baton.platform.doctor.node_checks import GIB
-from baton.platform.machine.node import GpuFacts, MemoryFacts, NodeFacts
+from baton.platform.machine.memory import MemoryFacts
+from baton.platform.machine.node import GpuFacts, NodeFacts
 
 VERSIONS = {"python": "3.11.7", "baton-llm": "0.1.0", "torch": "2.13.0+cu126", "ray": "2.60.0"}
 

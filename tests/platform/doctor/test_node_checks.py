@@ -29,7 +29,7 @@ from baton.platform.doctor.node_checks import (
     check_rdma,
     check_shm,
 )
-from baton.platform.machine.node import MemoryFacts
+from baton.platform.machine.memory import MemoryFacts
 
 DEMAND = Demand(memory_bytes=10 * GIB, num_threads=4, num_replicas=2, disk_bytes={})
 

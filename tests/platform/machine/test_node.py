@@ -8,7 +8,7 @@ import pytest
 from tests.platform.nodes import NODE, gpus, node
 from tests.platform.topologies import EIGHT_H100_WITH_CARDS
 
-from baton.platform.machine.node import NodeFacts, parse_gpus, read_memory, read_node
+from baton.platform.machine.node import NodeFacts, parse_gpus, read_node
 
 MEMINFO = "MemTotal:       65536000 kB\nMemFree: 1 kB\nMemAvailable:   32768000 kB\n"
 CPUINFO = "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c avx512f\n"
@@ -20,36 +20,6 @@ def machine(root: Path, **files: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
-
-
-def test_memory_without_a_control_group_is_the_machines(tmp_path: Path) -> None:
-    memory = read_memory(machine(tmp_path))
-
-    assert memory.limit is None
-    assert memory.left == memory.available == 32768000 * 1024
-
-
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
-    files = {
-        "sys/fs/cgroup/memory.max": "8589934592\n",
-        "sys/fs/cgroup/memory.current": "2147483648",
-    }
-
-    memory = read_memory(machine(tmp_path, **files))
-
-    assert memory.limit == 8 << 30
-    assert memory.left == 6 << 30
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("sys/fs/cgroup/memory.max", "max\n"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
-    ],
-)
-def test_an_unlimited_control_group_is_none(tmp_path: Path, name: str, text: str) -> None:
-    assert read_memory(machine(tmp_path, **{name: text})).limit is None
 
 
 def test_a_quota_counts_as_cores_and_flags_are_those_that_matter(tmp_path: Path) -> None:
