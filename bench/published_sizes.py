@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from baton.engine.mesh.mesh import Mesh
-from baton.engine.models.config.model_config import architecture_of
+from baton.engine.models.config.description import architecture_of
 from baton.engine.models.registry import family_of
 from baton.platform.config.deployment import configure
 from baton.platform.machine.accelerators import accelerator

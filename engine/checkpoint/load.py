@@ -34,13 +34,9 @@ from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader, Progress
 from baton.engine.checkpoint.tensor_check import STORED_DTYPES, check_tensors
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
+from baton.engine.models.config.description import architecture_of, read_json
 from baton.engine.models.config.info import ModelInfo
-from baton.engine.models.config.model_config import (
-    ModelConfig,
-    architecture_of,
-    parse_eos,
-    read_json,
-)
+from baton.engine.models.config.model_config import ModelConfig, parse_eos
 from baton.engine.models.registry import family_of
 from baton.engine.models.skeleton.decoder import Decoder
 from baton.engine.models.skeleton.family import Family

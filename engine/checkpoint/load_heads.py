@@ -25,8 +25,9 @@ from baton.engine.checkpoint.load import LoadedModel, read_config
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
 from baton.engine.checkpoint.reading import CheckpointReader
 from baton.engine.layers.attention import HeadShape
+from baton.engine.models.config.description import read_json
 from baton.engine.models.config.keys import ConfigKeys
-from baton.engine.models.config.model_config import ModelConfig, read_json
+from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.families.llama import LLAMA
 from baton.engine.models.heads import eagle, eagle3, medusa
 from baton.engine.models.heads.eagle import EagleHead

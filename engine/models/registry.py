@@ -1,60 +1,60 @@
-"""The architectures Baton serves, by the name `config.json` gives them."""
+"""The architectures Baton serves, by the name `config.json` gives them.
+
+A family is imported when it is asked for: whether there is one is known without torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from baton.core.errors import CheckpointError
-from baton.engine.models.families.deepseek_v2 import DEEPSEEK_V2
-from baton.engine.models.families.deepseek_v3 import DEEPSEEK_V3
-from baton.engine.models.families.deepseek_v4 import DEEPSEEK_V4
-from baton.engine.models.families.deepseek_v32 import DEEPSEEK_V32
-from baton.engine.models.families.falcon import FALCON
-from baton.engine.models.families.gemma2 import GEMMA2
-from baton.engine.models.families.gemma3 import GEMMA3
-from baton.engine.models.families.glm_moe_dsa import GLM_MOE_DSA
-from baton.engine.models.families.gpt2 import GPT2
-from baton.engine.models.families.gpt_oss import GPT_OSS
-from baton.engine.models.families.llama import LLAMA
-from baton.engine.models.families.llama4 import LLAMA4, LLAMA4_OF_SEEING
-from baton.engine.models.families.mistral import MISTRAL
-from baton.engine.models.families.mixtral import MIXTRAL
-from baton.engine.models.families.phi3 import PHI3
-from baton.engine.models.families.qwen2 import QWEN2
-from baton.engine.models.families.qwen2_moe import QWEN2_MOE
-from baton.engine.models.families.qwen3 import QWEN3
-from baton.engine.models.families.qwen3_moe import QWEN3_MOE
-from baton.engine.models.skeleton.family import Family
 
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": MISTRAL,
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen3ForCausalLM": QWEN3,
-    "Gemma2ForCausalLM": GEMMA2,
-    "Gemma3ForCausalLM": GEMMA3,
-    "Phi3ForCausalLM": PHI3,
-    "GPT2LMHeadModel": GPT2,
-    "FalconForCausalLM": FALCON,
-    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
-    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
-    "DeepseekV32ForCausalLM": DEEPSEEK_V32,
-    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
-    "GlmMoeDsaForCausalLM": GLM_MOE_DSA,
-    "GptOssForCausalLM": GPT_OSS,
-    "MixtralForCausalLM": MIXTRAL,
-    "Qwen2MoeForCausalLM": QWEN2_MOE,
-    "Qwen3MoeForCausalLM": QWEN3_MOE,
-    "Llama4ForCausalLM": LLAMA4,
-    "Llama4ForConditionalGeneration": LLAMA4_OF_SEEING,
+if TYPE_CHECKING:
+    from baton.engine.models.skeleton.family import Family
+
+_FAMILIES: Mapping[str, tuple[str, str]] = {
+    "LlamaForCausalLM": ("llama", "LLAMA"),
+    "MistralForCausalLM": ("mistral", "MISTRAL"),
+    "Qwen2ForCausalLM": ("qwen2", "QWEN2"),
+    "Qwen3ForCausalLM": ("qwen3", "QWEN3"),
+    "Gemma2ForCausalLM": ("gemma2", "GEMMA2"),
+    "Gemma3ForCausalLM": ("gemma3", "GEMMA3"),
+    "Phi3ForCausalLM": ("phi3", "PHI3"),
+    "GPT2LMHeadModel": ("gpt2", "GPT2"),
+    "FalconForCausalLM": ("falcon", "FALCON"),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", "DEEPSEEK_V2"),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "DEEPSEEK_V3"),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", "DEEPSEEK_V32"),
+    "DeepseekV4ForCausalLM": ("deepseek_v4", "DEEPSEEK_V4"),
+    "GlmMoeDsaForCausalLM": ("glm_moe_dsa", "GLM_MOE_DSA"),
+    "GptOssForCausalLM": ("gpt_oss", "GPT_OSS"),
+    "MixtralForCausalLM": ("mixtral", "MIXTRAL"),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", "QWEN2_MOE"),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", "QWEN3_MOE"),
+    "Llama4ForCausalLM": ("llama4", "LLAMA4"),
+    "Llama4ForConditionalGeneration": ("llama4", "LLAMA4_OF_SEEING"),
 }
+"""Modules of `baton.engine.models.families`, and what they call the family."""
+ARCHITECTURES = tuple(_FAMILIES)
+
+
+def check_architecture(architecture: str) -> None:
+    """Raises CheckpointError, with those that are known, on any other."""
+    if architecture not in _FAMILIES:
+        meant = get_close_matches(architecture, ARCHITECTURES, n=1, cutoff=0.8)
+        hint = f"did you mean {meant[0]}? Known" if meant else "known"
+        raise CheckpointError(
+            f"config.json: architecture {architecture!r} is not supported; "
+            f"{hint} are {', '.join(ARCHITECTURES)}"
+        )
 
 
 def family_of(architecture: str) -> Family:
-    """Raises CheckpointError, listing the known architectures, on any other."""
-    if architecture not in FAMILIES:
-        raise CheckpointError(
-            f"config.json: architecture {architecture!r} is not supported; "
-            f"known are {', '.join(FAMILIES)}"
-        )
-    return FAMILIES[architecture]
+    """Raises CheckpointError as `check_architecture`."""
+    check_architecture(architecture)
+    module, name = _FAMILIES[architecture]
+    family: Family = getattr(import_module(f"baton.engine.models.families.{module}"), name)
+    return family

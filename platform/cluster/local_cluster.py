@@ -28,6 +28,9 @@ def ray_environment() -> dict[str, str]:
         # Libraries with threads of their own would count the cores of the machine.
         "OMP_NUM_THREADS": str(max(1, int(usable_cores()))),
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # A loaded machine may need longer than half a minute, or one, to start a process.
+        "RAY_gcs_server_port_wait_time_s": "180",
+        "RAY_worker_register_timeout_seconds": "180",
         "RAY_COLOR_PREFIX": "0",  # its lines may go to a file
         # A replica that fails its health checks is not asked to leave in its own time first.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",

@@ -11,7 +11,8 @@ from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.mesh.mesh import Axis, Mesh
-from baton.engine.models.config.model_config import ModelConfig, read_json
+from baton.engine.models.config.description import read_json
+from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.sharding.cutting import check_context, share_of
 from baton.engine.sharding.held_experts import check_experts
 from baton.kv_transfer.transports import AUTO, TRANSPORTS

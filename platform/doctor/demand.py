@@ -20,23 +20,34 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
 
+RANK_BYTES = 240 << 20
+"""What the process of a rank takes without weights and KV: torch, Ray, gRPC."""
+RAY_BYTES = 800 << 20
+"""Ray's own processes, the registry, the gateway and `baton serve`."""
+
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
     """On a GPU weights and KV are its own. Raises CheckpointError if the model cannot be read, and
     InvalidConfig if it cannot be split among the ranks of a pool."""
     pools = (config.prefill, config.decode)
     num_replicas = sum(pool.num_engines for pool in pools)
-    memory_bytes = num_replicas * int(config.tiers.host.gib * GIB)
+    tier_bytes = num_replicas * int(config.tiers.host.gib * GIB)
+    weights = kv = 0
     if not is_on_gpu:
         model = read_config(folder)
         for pool in pools:
-            memory_bytes += pool.replicas * _replica_bytes(config, pool, model)
+            of_replica = _replica_bytes(config, pool, model)
+            weights += pool.replicas * of_replica.weight_bytes
+            kv += pool.replicas * of_replica.kv_bytes
         draft = draft_memory(config, model)
         if draft is not None:
-            memory_bytes += config.decode.num_engines * draft.num_bytes
+            weights += config.decode.num_engines * draft.weight_bytes
+            kv += config.decode.num_engines * draft.kv_bytes
     disk = config.tiers.disk
     return Demand(
-        memory_bytes=memory_bytes,
+        weight_bytes=weights,
+        cache_bytes=kv + tier_bytes,
+        process_bytes=RAY_BYTES + sum(p.replicas * p.parallel.size for p in pools) * RANK_BYTES,
         num_threads=sum(
             pool.replicas * pool.parallel.size * (pool.resources.num_threads or 1) for pool in pools
         ),
@@ -46,8 +57,8 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftMemory:
-    """What the draft model of one decode engine keeps."""
+class ModelMemory:
+    """What the weights of a model and its KV take."""
 
     weight_bytes: int
     kv_bytes: int
@@ -57,33 +68,34 @@ class DraftMemory:
         return self.weight_bytes + self.kv_bytes
 
 
-def draft_memory(config: DeploymentConfig, model: ModelConfig) -> DraftMemory | None:
-    """None without a draft model, which `config` names by its folder. Raises CheckpointError if it
-    cannot be read, InvalidConfig if its KV has no room."""
+def draft_memory(config: DeploymentConfig, model: ModelConfig) -> ModelMemory | None:
+    """What the draft model of one decode engine keeps. None without one, which `config` names by
+    its folder. Raises CheckpointError if it cannot be read, InvalidConfig if its KV has no room."""
     pool = config.decode
     if pool.speculation.method != "draft":
         return None
     draft, dtype = read_config(Path(pool.speculation.model)), served_dtype(config.dtype, model)
     layout = kv_layout(CacheConfig(block_size=pool.cache.block_size), draft, dtype)
     longest = min(draft.max_model_len, pool.scheduler.max_model_len or draft.max_model_len)
-    return DraftMemory(
+    return ModelMemory(
         weight_bytes=prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none"),
         kv_bytes=num_draft_blocks(pool.engine, layout, longest) * layout.block_bytes,
     )
 
 
-def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfig) -> int:
+def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfig) -> ModelMemory:
     """Weights and KV of all ranks of one replica on a CPU."""
     mesh, family = pool.parallel.mesh, family_of(model.architecture)
     share = share_of(model, mesh)
-    total = 0
+    weights = kv = 0
     for layers in spread_layers(family.build(share), share, mesh.pipeline):
         stage = family.build(share)
         keep_stage(stage, layers)
         kept = replace(share, layers=tuple(share.layers[layer] for layer in layers))
-        total += prepared_bytes(stage, served_dtype(config.dtype, model), config.quantize)
-        total += kv_bytes(pool.cache, kept, config.dtype)
-    return total * (mesh.size // mesh.pipeline)
+        weights += prepared_bytes(stage, served_dtype(config.dtype, model), config.quantize)
+        kv += kv_bytes(pool.cache, kept, config.dtype)
+    num_alike = mesh.size // mesh.pipeline
+    return ModelMemory(weight_bytes=weights * num_alike, kv_bytes=kv * num_alike)
 
 
 def kv_bytes(cache: CacheConfig, model: ModelConfig, dtype: str) -> int:

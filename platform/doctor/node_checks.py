@@ -23,12 +23,30 @@ RUNNING_RESERVE = 0.05
 class Demand:
     """What the replicas of one machine will want of it."""
 
-    memory_bytes: int
-    """Weights and KV."""
+    weight_bytes: int
+    cache_bytes: int
+    """KV on devices that are this machine's memory, and in host tiers: they fill with use."""
+    process_bytes: int
+    """What the processes take by themselves."""
     num_threads: int
     num_replicas: int
     disk_bytes: dict[str, int]
     """By folder of a tier."""
+
+    @property
+    def start_bytes(self) -> int:
+        """Without which nothing comes up."""
+        return self.weight_bytes + self.process_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights and caches."""
+        return self.weight_bytes + self.cache_bytes
+
+    @property
+    def full_bytes(self) -> int:
+        """Once all caches are full."""
+        return self.memory_bytes + self.process_bytes
 
 
 def check_node(facts: NodeFacts, demand: Demand | None) -> Iterator[Finding]:
@@ -46,21 +64,24 @@ def check_node(facts: NodeFacts, demand: Demand | None) -> Iterator[Finding]:
 
 
 def check_memory(memory: MemoryFacts, demand: Demand | None) -> Finding:
-    left = f"{_gib(memory.left)} of {_gib(memory.limit or memory.total)} left"
-    if memory.limit is not None:
-        left += " in this control group"
+    left = left_of(memory)
     if demand is None:
-        if memory.left < RUNNING_RESERVE * (memory.limit or memory.total):
+        if memory.left < RUNNING_RESERVE * memory.whole:
             remedy = "lower cache.memory_gib, or give the machine more memory"
             return warn("memory", left, remedy)
         return ok("memory", left)
-    wanted = f"{_gib(demand.memory_bytes)} wanted by {demand.num_replicas} replicas, {left}"
+    wanted = f"{gib(demand.full_bytes)} wanted by {demand.num_replicas} replicas, {left}"
     remedy = "lower cache.memory_gib or the number of replicas, or raise the container's limit"
-    if demand.memory_bytes > memory.left:
+    if demand.full_bytes > memory.left:
         return fail("memory", wanted, remedy)
-    if demand.memory_bytes > TIGHT * memory.left:
+    if demand.full_bytes > TIGHT * memory.left:
         return warn("memory", wanted, remedy)
     return ok("memory", wanted)
+
+
+def left_of(memory: MemoryFacts) -> str:
+    left = f"{gib(memory.left)} of {gib(memory.whole)} left"
+    return left if memory.limit is None else f"{left} in this control group"
 
 
 def check_shm(free: int | None) -> Finding:
@@ -68,8 +89,8 @@ def check_shm(free: int | None) -> Finding:
         return warn("/dev/shm", "there is none", "mount a tmpfs: Ray and RDMA libraries use it")
     if free < MIN_SHM:
         remedy = "mount a larger one (docker: --shm-size=8g; Kubernetes: an emptyDir of Memory)"
-        return warn("/dev/shm", f"{_gib(free)} free", remedy)
-    return ok("/dev/shm", f"{_gib(free)} free")
+        return warn("/dev/shm", f"{gib(free)} free", remedy)
+    return ok("/dev/shm", f"{gib(free)} free")
 
 
 def check_files(max_files: int) -> Finding:
@@ -86,7 +107,7 @@ def check_rdma(facts: NodeFacts) -> Finding:
     seen = ", ".join(facts.rdma_devices)
     if facts.max_locked is not None:
         remedy = "ulimit -l unlimited (a container: the capability IPC_LOCK)"
-        return warn("RDMA", f"{seen}; {_gib(facts.max_locked)} may be locked", remedy)
+        return warn("RDMA", f"{seen}; {gib(facts.max_locked)} may be locked", remedy)
     return ok("RDMA", f"{seen}; any amount of memory may be locked")
 
 
@@ -108,7 +129,7 @@ def check_disk(folder: str, wanted: int, free: int) -> Finding:
     name = f"disk {folder}"
     if free < 0:
         return fail(name, "it can be neither written nor made", "make it, or change tiers.disk")
-    seen = f"{_gib(wanted)} wanted, {_gib(free)} free"
+    seen = f"{gib(wanted)} wanted, {gib(free)} free"
     if wanted > free:
         return fail(name, seen, "lower tiers.disk.gib, or choose a larger disk")
     return ok(name, seen)
@@ -127,5 +148,5 @@ def unexamined(reason: str) -> Finding:
     return skipped("node", reason, "see /debug/status of the gateway, and the replica's log")
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"

@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from baton.platform.doctor.demand import DraftMemory
+from baton.platform.doctor.demand import ModelMemory
 from baton.platform.doctor.node_checks import GIB
 from baton.platform.layout_plan.layout import LayoutPlan, RankTransfers, Refused, Traffic
 from baton.platform.layout_plan.seats import seats_of
@@ -35,7 +35,7 @@ class Plan:
     """The checkpoint comes in few bits."""
     topology: GpuTopology | None
     """The topology of the machine it is for."""
-    draft: DraftMemory | None
+    draft: ModelMemory | None
     """What a draft model takes besides, on one rank of each decode engine."""
     layouts: Sequence[LayoutPlan]
     refused: Sequence[Refused]
@@ -100,7 +100,7 @@ def tree(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _draft(draft: DraftMemory) -> dict[str, int]:
+def _draft(draft: ModelMemory) -> dict[str, int]:
     return {"weight_bytes": draft.weight_bytes, "kv_bytes": draft.kv_bytes}
 
 

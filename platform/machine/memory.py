@@ -1,7 +1,7 @@
 """How much memory may still be had here: the machine's, or less where a control group limits it.
 
-    version 2   memory.max               memory.current           memory.stat   inactive_file, ...
-    version 1   memory.limit_in_bytes    memory.usage_in_bytes    memory.stat   total_inactive_file, ...
+    version 2   memory.max              memory.current          memory.stat  inactive_file
+    version 1   memory.limit_in_bytes   memory.usage_in_bytes   memory.stat  total_inactive_file
 
 Files that were read count as used until somebody else wants the room: those are no obstacle.
 """
@@ -84,7 +84,7 @@ def _num_killed(root: Path) -> int:
     for folder in folders_of_version_1(root, "memory"):
         if (folder / "memory.oom_control").exists():
             return _sum(folder / "memory.oom_control", ["oom_kill"])
-    return 0
+    return _sum(root / "proc/vmstat", ["oom_kill"])  # the machine's
 
 
 def _sum(path: Path, names: list[str] | tuple[str, ...]) -> int:

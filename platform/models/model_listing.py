@@ -16,7 +16,7 @@ from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.active_parameters import active_parameters
 from baton.engine.checkpoint.files.tensor_files import read_entries
 from baton.engine.checkpoint.load import check_model, read_config
-from baton.engine.models.config.model_config import architecture_of, read_json
+from baton.engine.models.config.description import architecture_of, read_json
 from baton.engine.models.registry import family_of
 from baton.platform.models.model_folder import BUILT_IN, find_model
 

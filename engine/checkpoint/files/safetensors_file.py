@@ -1,11 +1,7 @@
-"""One safetensors file: which tensors lie where in it, and the way to them.
-
-A file is 8 bytes N (little-endian), N bytes of JSON {tensor: {dtype, shape, data_offsets}}, data.
-"""
+"""One safetensors file: its tensors, and the way to them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +14,7 @@ from torch import Tensor
 
 from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.mapped_pages import give_back
-
-MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library accepts."""
+from baton.engine.checkpoint.files.safetensors_header import read_header
 
 
 class SafetensorsFile:
@@ -82,31 +76,14 @@ class SafetensorsEntry:
 def read_safetensors(path: Path) -> Mapping[str, SafetensorsEntry]:
     """The tensors of one file. Raises CheckpointError if it is missing, cut short or malformed."""
     file = SafetensorsFile(path)
-    try:
-        with path.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            if header_bytes > MAX_HEADER_BYTES:
-                raise CheckpointError(f"{path} is no safetensors file")
-            header = json.loads(stream.read(header_bytes))
-        data_start = 8 + header_bytes
-        entries = {
-            name: SafetensorsEntry(
-                file=file,
-                name=name,
-                dtype=str(entry["dtype"]),
-                shape=tuple(entry["shape"]),
-                start=data_start + entry["data_offsets"][0],
-                end=data_start + entry["data_offsets"][1],
-            )
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-        file_bytes = path.stat().st_size
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} is broken or cut short: {error}") from error
-    expected = max((entry.end for entry in entries.values()), default=data_start)
-    if file_bytes != expected:
-        raise CheckpointError(f"{path} has {file_bytes} bytes where {expected} are needed")
-    return entries
+    return {
+        name: SafetensorsEntry(
+            file=file,
+            name=name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            start=tensor.start,
+            end=tensor.end,
+        )
+        for name, tensor in read_header(path).items()
+    }

@@ -1,10 +1,4 @@
-"""The tensors of a model folder, found but not yet read.
-
-    model.safetensors     model.safetensors.index.json       preferred, if there are both
-    pytorch_model.bin     pytorch_model.bin.index.json
-
-An index is {"weight_map": {tensor: file}}; all tensors lie in the one file, or in those it names.
-"""
+"""The tensors of a model folder, found but not yet read."""
 
 from __future__ import annotations
 
@@ -15,10 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.core.errors import CheckpointError
 from baton.engine.checkpoint.files.bin_file import read_bin
 from baton.engine.checkpoint.files.safetensors_file import read_safetensors
-from baton.engine.models.config.model_config import read_json
+from baton.engine.checkpoint.files.weight_files import PICKLED, SAFETENSORS, find_weight_files
 
 
 class TensorEntry(Protocol):
@@ -55,38 +48,16 @@ class StoredEntry(TensorEntry, Protocol):
 
 
 READERS: Mapping[str, Callable[[Path], Mapping[str, StoredEntry]]] = {
-    "model.safetensors": read_safetensors,
-    "pytorch_model.bin": read_bin,
+    SAFETENSORS: read_safetensors,
+    PICKLED: read_bin,
 }
 
 
 def read_entries(folder: Path) -> Mapping[str, StoredEntry]:
     """All tensors of a folder, by name. Raises CheckpointError on missing or broken files."""
-    for name, read in READERS.items():
-        if (folder / name).exists():
-            return read(folder / name)
-        index = folder / f"{name}.index.json"
-        if index.exists():
-            return _read_shards(index, read)
-    names = " nor ".join(f"{name} nor {name}.index.json" for name in READERS)
-    raise CheckpointError(f"{folder} holds neither {names}")
-
-
-def _read_shards(
-    index: Path, read: Callable[[Path], Mapping[str, StoredEntry]]
-) -> Mapping[str, StoredEntry]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, Mapping):
-        raise CheckpointError(f"{index} has no `weight_map`")
-    names = {tensor: _checked(index, name) for tensor, name in weight_map.items()}
-    shards = {name: read(index.parent / name) for name in sorted(set(names.values()))}
-    lost = [tensor for tensor, name in names.items() if tensor not in shards[name]]
-    if lost:
-        raise CheckpointError(f"{index} promises tensors that its files lack: {', '.join(lost)}")
-    return {tensor: shards[name][tensor] for tensor, name in names.items()}
-
-
-def _checked(index: Path, name: object) -> str:
-    if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{index} names a file outside its folder: {name!r}")
-    return name
+    files = find_weight_files(folder)
+    found = {path: READERS[files.kind](path) for path in files.paths}
+    if files.path_by_tensor is None:
+        return found[files.paths[0]]
+    files.check_promises(found)
+    return {tensor: found[path][tensor] for tensor, path in files.path_by_tensor.items()}

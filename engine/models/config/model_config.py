@@ -7,10 +7,8 @@ as its authors meant it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.kv_layout import WIDE, SideCache
@@ -21,6 +19,7 @@ from baton.engine.layers.indexer import IndexConfig
 from baton.engine.layers.mla import LatentConfig
 from baton.engine.layers.rope import Rope
 from baton.engine.layers.rope_scaling import DynamicScaling, YarnScaling
+from baton.engine.models.config.description import architecture_of
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.moe import MoeConfig
 from baton.kernels.paging.window import Streaming
@@ -138,31 +137,6 @@ class ModelConfig:
         narrowed = [replace(kind, window=window) if kind.window is None else kind for kind in kinds]
         layers = zip(self.layers, narrowed, strict=True)
         return replace(self, layers=tuple(replace(layer, attention=kind) for layer, kind in layers))
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """Raises CheckpointError if there is no such file or it holds no JSON object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} does not exist; a model is a folder in Hugging Face's layout"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return value
-
-
-def architecture_of(raw: Mapping[str, object]) -> str:
-    match raw.get("architectures"):
-        case [str(architecture)]:
-            return architecture
-        case other:
-            raise CheckpointError(
-                f"config.json: `architectures` must name one architecture, not {other!r}"
-            )
 
 
 def parse_decoder(

@@ -34,9 +34,9 @@ def models(
 
 
 def _show_families(*, is_json: bool) -> None:
-    from baton.engine.models.registry import FAMILIES
+    from baton.engine.models.registry import ARCHITECTURES, family_of
 
-    described = {name: family.description for name, family in FAMILIES.items()}
+    described = {name: family_of(name).description for name in ARCHITECTURES}
     if is_json:
         typer.echo(_json(described))
         return

@@ -9,15 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from baton.core.errors import InvalidConfig
+from baton.engine.checkpoint.files.weight_files import check_folder
 from baton.gateway.access.tls import tls_identity
 from baton.gateway.text.model_files import ModelFiles
 from baton.platform.cli.options.completion import complete_model
 from baton.platform.cli.options.config_options import SERVE_OPTIONS, with_config_options
 from baton.platform.cli.runs.process_session import run_in_session
 from baton.platform.cli.runs.serve import run
+from baton.platform.cli.runs.start_check import StartCheck
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import DeploymentConfig, configure
+from baton.platform.machine.memory import read_memory
 from baton.platform.machine.ports import check_bindable
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
@@ -40,19 +43,26 @@ def serve(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show replicas' logs.")] = False,
 ) -> None:
     """Serve a model: OpenAI-compatible HTTP and gRPC, prefill and decode in separate processes."""
-    with told_in_one_line("baton serve"):
-        config = configure(config_file, changes if model is None else {**changes, "model": model})
-        _check_transport(config)
-        with download_bars() as bars:
-            folder = find_model(config.model, wants_weights=config.wants_weights, report=bars)
-            config = with_draft(config, folder, report=bars)
-        ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
-        if not config.ray.address:  # else they are needed where the gateway is placed
-            tls_identity(config.gateway)
-            load_security(config.security)
-        _check_ports(config)
-    grace_s = 2 * config.health.drain_s + 30.0
-    status = run_in_session(lambda: run(config, folder, is_verbose=verbose), stop_grace_s=grace_s)
+    with StartCheck() as check:
+        with told_in_one_line("baton serve"):
+            config = configure(
+                config_file, changes if model is None else {**changes, "model": model}
+            )
+            _check_transport(config)
+            with download_bars() as bars:
+                folder = find_model(config.model, wants_weights=config.wants_weights, report=bars)
+                config = with_draft(config, folder, report=bars)
+            check_folder(folder, wants_weights=config.wants_weights)
+            ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+            if not config.ray.address:  # else they are needed where the gateway is placed
+                tls_identity(config.gateway)
+                load_security(config.security)
+            _check_ports(config)
+        check.ask(config, folder, read_memory())
+        grace_s = 2 * config.health.drain_s + 30.0
+        status = run_in_session(
+            lambda: run(config, folder, check, is_verbose=verbose), stop_grace_s=grace_s
+        )
     raise typer.Exit(status)
 
 

@@ -35,9 +35,11 @@ STATUS_PERIOD_S = 1.0
 """How often Serve is asked whether it has given up."""
 
 
-def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> Ports:
-    """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, and
-    InvalidConfig if the application's name or a port of it is taken."""
+def deploy(
+    config: DeploymentConfig, folder: Path, report: StartReport, trouble: Callable[[], str]
+) -> Ports:
+    """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, or
+    once there is `trouble`, and InvalidConfig if the application's name or a port is taken."""
     from ray import serve
 
     from baton.platform.cluster.applications import check_ports, served, start_serve
@@ -60,10 +62,12 @@ def deploy(config: DeploymentConfig, folder: Path, report: StartReport) -> Ports
     start_serve()
     target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
-    return come_up(config, report)
+    return come_up(config, report, trouble)
 
 
-def come_up(config: DeploymentConfig, report: StartReport) -> Ports:
+def come_up(
+    config: DeploymentConfig, report: StartReport, trouble: Callable[[], str] = str
+) -> Ports:
     """Follow an application that Serve was told of; as `deploy`."""
     from ray import serve
 
@@ -71,7 +75,7 @@ def come_up(config: DeploymentConfig, report: StartReport) -> Ports:
 
     name = config.ray.app_name
     while GATEWAY not in _overview(name).deployments:  # a document is built first
-        _raise_if_given_up(name)
+        _raise_if_given_up(name, trouble)
         time.sleep(LOOK_S)
     gateway = serve.get_deployment_handle(GATEWAY, name)
     registry = _Answer(serve.get_deployment_handle(REGISTRY, name).membership.remote)
@@ -82,7 +86,7 @@ def come_up(config: DeploymentConfig, report: StartReport) -> Ports:
         if registry.has_come(LOOK_S):
             follow(registry.take(), config, report)
         if time.monotonic() > status_at:
-            _raise_if_given_up(name)
+            _raise_if_given_up(name, trouble)
             status_at = time.monotonic() + STATUS_PERIOD_S
 
     ports: Ports = wait_for(gateway.ports.remote, look)
@@ -147,7 +151,9 @@ def _counted(config: DeploymentConfig) -> str:
     return f"{' and '.join(counts)} replicas, {config.gateway.replicas} gateway"
 
 
-def _raise_if_given_up(name: str) -> None:
+def _raise_if_given_up(name: str, trouble: Callable[[], str]) -> None:
+    if told := trouble():
+        raise RuntimeError(told)
     overview = _overview(name)
     if overview.status == "DEPLOY_FAILED":
         raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")

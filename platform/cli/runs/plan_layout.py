@@ -12,7 +12,7 @@ from rich.console import Console
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.quantized.methods import parse_layout
-from baton.engine.models.config.model_config import read_json
+from baton.engine.models.config.description import read_json
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.doctor.demand import draft_memory, served_dtype
 from baton.platform.layout_plan.layout import LayoutPlan, Refused, Traffic, meshes, plan

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from baton.core.errors import InvalidConfig
 from baton.engine.checkpoint.load import read_config
-from baton.engine.models.config.model_config import ModelConfig, architecture_of, read_json
+from baton.engine.models.config.description import architecture_of, read_json
+from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of
 from baton.platform.cli.runs.simulate import FILE_WIDTH, read
 from baton.platform.cli.terminal.output_files import check_writable

@@ -25,11 +25,14 @@ from rich.console import Console
 from baton.core.errors import BatonError
 from baton.gateway.text.model_files import ModelFiles
 from baton.platform.cli.runs.deploy import Ports, deploy
+from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.process_session import end_with_parent
+from baton.platform.cli.runs.start_check import StartCheck
 from baton.platform.cli.terminal.errors import complain, status_of
 from baton.platform.cli.terminal.progress import StartBars, start_bars
+from baton.platform.cli.terminal.rays_words import in_one_line
 from baton.platform.cli.terminal.start_report import StartReport
-from baton.platform.cli.terminal.worker_log import WorkerLog, follow_workers
+from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog, follow_workers
 from baton.platform.cluster.local_cluster import (
     OBJECT_STORE_BYTES,
     num_logical_cpus,
@@ -43,13 +46,15 @@ from baton.platform.observe.logs import Lines, start_log
 
 log = logging.getLogger(__name__)
 console = Console(highlight=False)
+WATCH_PERIOD_S = 1.0
+"""How often it is looked whether the kernel had to end somebody."""
 
 
 class _Stop(BaseException):
     """SIGTERM, wherever the main thread is."""
 
 
-def run(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
+def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose: bool) -> int:
     """Serve until SIGTERM, and return the exit status."""
     end_with_parent()
     signal.signal(signal.SIGTERM, _raise_stop)
@@ -62,15 +67,25 @@ def run(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
             out = _start_log(config, bars, is_verbose)
             report = StartReport(log.info, bars)
             with report.ticking():
+                report.enter("checking the model")
+                importlib.import_module("ray")  # meanwhile
+                if warning := check.warning():
+                    log.warning("%s", warning)
                 report.enter("starting Ray")
-                checking = _in_background(lambda: _check_ranks(config, folder))
-                _start_ray(config, WorkerLog(out, config.log_format, shows_all=is_verbose))
+                out_of_memory = OutOfMemory()
+                _start_ray(
+                    config,
+                    WorkerLog(out, config.log_format, shows_all=is_verbose),
+                    NodeLog(shows_all=is_verbose),
+                )
                 signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
                 is_started = True
-                checking.result()
-                ports = deploy(config, folder, report)
+                ports = deploy(config, folder, report, out_of_memory.news)
         _announce(config, folder, ports, time.monotonic() - started)
-        signal.pause()
+        while True:
+            time.sleep(WATCH_PERIOD_S)
+            if news := out_of_memory.news():
+                log.warning("%s", news)
     except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
@@ -79,6 +94,11 @@ def run(config: DeploymentConfig, folder: Path, *, is_verbose: bool) -> int:
         return status_of(error)
     except (ConnectionError, RuntimeError) as error:
         _complain(config, error)
+        return 1
+    except Exception as error:
+        if not type(error).__module__.startswith("ray."):
+            raise
+        _complain(config, RuntimeError(in_one_line(f"{type(error).__name__}: {error}")))
         return 1
     finally:
         if is_started:
@@ -119,47 +139,31 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
     return future
 
 
-def _check_ranks(config: DeploymentConfig, folder: Path) -> None:
-    """Refuse what the ranks of a replica cannot share, while Ray comes up.
-
-    What one process alone cannot load it says itself, as soon: importing torch for that here would
-    take the time from the replicas.
-    """
-    if config.prefill.parallel.size == config.decode.parallel.size == 1:
-        return
-    from baton.engine.assemble import find_device
-    from baton.engine.checkpoint.load import check_model
-    from baton.platform.cluster.rank_check import check_ranks
-
-    check_ranks(config, folder)
-    check_model(
-        folder,
-        load_format=config.load_format,
-        dtype=config.dtype,
-        quantize=config.quantize,
-        streaming=config.streaming,
-        device=None if config.ray.address else find_device(config.device),  # else theirs, unknown
-    )
-
-
-def _start_ray(config: DeploymentConfig, worker_log: WorkerLog) -> None:
+def _start_ray(config: DeploymentConfig, worker_log: WorkerLog, node_log: NodeLog) -> None:
     with collector_at_rest():
-        import ray
-
         importing = _in_background(_import_serve)
-        if config.ray.address:
-            ray.init(address=config.ray.address, logging_level=logging.ERROR)
-        else:
-            os.environ.update(worker_environment())
-            ray.init(
-                address="local",  # ours, also beside one that runs here already
-                num_cpus=num_logical_cpus(config),
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=config.ray.dashboard,
-                logging_level=logging.ERROR,
-            )
-        follow_workers(worker_log, prints_rays_own=config.log_format == "text")
+        try:
+            _join_or_start(config)
+        except Exception as error:  # Ray raises what it has
+            raise RuntimeError(in_one_line(f"{type(error).__name__}: {error}")) from error
+        follow_workers(worker_log, node_log)
         importing.result()
+
+
+def _join_or_start(config: DeploymentConfig) -> None:
+    import ray
+
+    if config.ray.address:
+        ray.init(address=config.ray.address, logging_level=logging.ERROR)
+        return
+    os.environ.update(worker_environment())
+    ray.init(
+        address="local",  # never one that happens to run here: it is stopped at the end
+        num_cpus=num_logical_cpus(config),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=config.ray.dashboard,
+        logging_level=logging.ERROR,
+    )
 
 
 def _import_serve() -> None:

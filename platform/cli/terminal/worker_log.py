@@ -2,7 +2,8 @@
 
     replica --stderr--> Ray's log monitor --batches of lines--> WorkerLog --> our standard error
 
-Ray's workers also print what is of no use to an operator; that is shown with --verbose only.
+Ray's workers also print what is of no use to an operator; that is shown with --verbose only. What
+Ray's node says, such as of a worker that was killed, becomes a line of our log (`rays_words.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baton.platform.cli.terminal.rays_words import in_one_line
 from baton.platform.observe.logs import CONTINUED, Lines, LogFormat, as_info, level_of
+
+log = logging.getLogger(__name__)
 
 
 class WorkerLog:
@@ -43,16 +47,27 @@ class WorkerLog:
         return self._is_shown_by_stream.get(stream, False)
 
 
-def follow_workers(log: WorkerLog, *, prints_rays_own: bool) -> None:
-    """Take the place of Ray's own printing, once `ray.init(log_to_driver=True)` has returned.
+class NodeLog:
+    """Takes the place of Ray's printing: says each thing once until another is said."""
 
-    What is left of that are lines of the raylet, such as of a worker that was killed: free text,
-    which may not stand between objects of JSON.
-    """
+    def __init__(self, *, shows_all: bool) -> None:
+        self._shows_all = shows_all
+        self._last = ""
+
+    def __call__(self, batch: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        for text in batch.get("lines", ()):
+            line = text.strip() if self._shows_all else in_one_line(text)
+            if line and line != self._last:
+                log.warning("%s", line)
+                self._last = line
+
+
+def follow_workers(worker_log: WorkerLog, node_log: NodeLog) -> None:
+    """Take the place of Ray's own printing, once `ray.init(log_to_driver=True)` has returned."""
     from ray._private import worker
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-    worker._worker_logs_enabled = prints_rays_own
+    worker.print_to_stdstream = node_log
 
     dispatcher.remove_handler("ray_print_logs")
-    dispatcher.add_handler("baton", log)
+    dispatcher.add_handler("baton", worker_log)

@@ -12,7 +12,8 @@ from tests.tiny_checkpoints import LLAMA3_ROPE
 from baton.core.errors import CheckpointError
 from baton.engine.layers.attention import HeadShape
 from baton.engine.layers.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling
-from baton.engine.models.config.model_config import ModelConfig, parse_eos, read_json
+from baton.engine.models.config.description import read_json
+from baton.engine.models.config.model_config import ModelConfig, parse_eos
 from baton.engine.models.registry import FAMILIES, family_of
 from baton.kernels.paging.window import Window
 

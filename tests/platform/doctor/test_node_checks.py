@@ -31,11 +31,18 @@ from baton.platform.doctor.node_checks import (
 )
 from baton.platform.machine.memory import MemoryFacts
 
-DEMAND = Demand(memory_bytes=10 * GIB, num_threads=4, num_replicas=2, disk_bytes={})
+DEMAND = Demand(
+    weight_bytes=10 * GIB,
+    cache_bytes=0,
+    process_bytes=0,
+    num_threads=4,
+    num_replicas=2,
+    disk_bytes={},
+)
 
 
 def demand(gib: float) -> Demand:
-    return replace(DEMAND, memory_bytes=int(gib * GIB))
+    return replace(DEMAND, weight_bytes=int(gib * GIB))
 
 
 def test_a_healthy_machine_has_nothing_to_mend() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from baton.platform.cli.terminal.worker_log import WorkerLog
+from baton.platform.cli.terminal.rays_words import in_one_line
+from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog
 from baton.platform.observe.logs import JsonLines, LogFormat, TextLines, level_of, start_log
 
 
@@ -111,3 +112,42 @@ def test_with_all_that_workers_write_json_remains_an_object_a_line() -> None:
     first, second = map(msgspec.json.decode, out.getvalue().splitlines())
     assert (first["source"], first["message"]) == ("decode-1", "a stage")
     assert (second["source"], second["message"]) == ("Decode 7", "a library prints")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "\x1b[33m(raylet) WARNING: 8 PYTHON worker processes have been started on node: 3ff07a",
+            "",
+        ),
+        (
+            "(raylet, ip=10.0.0.2) 2 Workers (tasks / actors) killed due to memory pressure (OOM), "
+            "0 Workers crashed due to other reasons at node.\nTo see more, use `ray logs`",
+            "Ray ended a process, for the machine's memory is nearly full; quantize the weights",
+        ),
+        (
+            "A worker died or was killed while executing a task by an unexpected system error.\n"
+            "To troubleshoot the problem, check the logs for the dead worker.",
+            "a process died unasked; Serve starts another",
+        ),
+        ("Exception: The current node timed out during startup. This", "Ray did not come up in"),
+        ("(raylet) Something new. And why.\n  File x", "Ray says: Something new"),
+        ("\n", ""),
+    ],
+)
+def test_what_ray_says_is_one_line_with_what_to_do(text: str, line: str) -> None:
+    told = in_one_line(text)
+
+    assert told.startswith(line)
+    assert bool(told) == bool(line)
+    assert "\n" not in told
+
+
+def test_rays_node_is_heard_once_and_in_our_log(caplog: pytest.LogCaptureFixture) -> None:
+    node_log = NodeLog(shows_all=False)
+
+    for _ in range(3):
+        node_log({"pid": "raylet", "is_err": False, "lines": ["Something new. And why."]}, False)
+
+    assert [one.getMessage() for one in caplog.records] == ["Ray says: Something new"]

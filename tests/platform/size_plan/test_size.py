@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from baton.engine.mesh.mesh import Mesh
-from baton.engine.models.config.model_config import architecture_of
+from baton.engine.models.config.description import architecture_of
 from baton.engine.models.registry import family_of
 from baton.platform.config.deployment import configure
 from baton.platform.machine.accelerators import ACCELERATORS, accelerator

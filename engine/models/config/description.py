@@ -1,0 +1,34 @@
+"""What a model folder says of itself in JSON, before anybody knows what it means. Without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.core.errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Raises CheckpointError if there is no such file or it holds no JSON object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist; a model is a folder in Hugging Face's layout"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return value
+
+
+def architecture_of(raw: Mapping[str, object]) -> str:
+    match raw.get("architectures"):
+        case [str(architecture)]:
+            return architecture
+        case other:
+            raise CheckpointError(
+                f"config.json: `architectures` must name one architecture, not {other!r}"
+            )

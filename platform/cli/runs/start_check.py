@@ -1,0 +1,92 @@
+"""A process that judges a deployment beside the one that prepares its start.
+
+    serve    -> check    the configuration and the model folder, JSON, on its standard input
+    check    -> serve    the verdict, JSON, on its standard output; nothing: it could not judge
+
+Judging needs torch, which takes a second or two to import: meanwhile Ray is.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from baton.core.errors import BatonError, CheckpointError, InvalidConfig
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.machine.memory import MemoryFacts
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    config: DeploymentConfig
+    folder: str
+    memory: MemoryFacts
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    refusal: str = ""
+    is_of_model: bool = False
+    """Whether that is the model's fault; else it is the configuration's."""
+    warning: str = ""
+
+
+class StartCheck:
+    """The process. It is asked once, and ends with its answer or with this context."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is ours to take
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> None:
+        assert self._process.stdin is not None, "it is a pipe"
+        question = Question(config=config, folder=str(folder), memory=memory)
+        self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+        self._process.stdin.flush()
+
+    def warning(self) -> str:
+        """Wait for the verdict; also in a fork of the process that asked. Raises CheckpointError or
+        InvalidConfig where nothing may be started."""
+        assert self._process.stdout is not None, "it is a pipe"
+        line = self._process.stdout.readline()
+        verdict = msgspec.json.decode(line, type=Verdict) if line else Verdict()
+        if verdict.refusal:
+            kind = CheckpointError if verdict.is_of_model else InvalidConfig
+            raise kind(verdict.refusal)
+        return verdict.warning
+
+
+def judge(question: Question) -> Verdict:
+    from baton.platform.doctor.start_check import check_start
+
+    try:
+        warning = check_start(question.config, Path(question.folder), question.memory)
+    except BatonError as error:
+        return Verdict(refusal=str(error), is_of_model=isinstance(error, CheckpointError))
+    return Verdict(warning=warning)
+
+
+def main() -> None:
+    import baton.platform.doctor.start_check  # noqa: F401  # while the question is prepared
+
+    line = sys.stdin.buffer.readline()
+    if line:
+        verdict = judge(msgspec.json.decode(line, type=Question))
+        sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

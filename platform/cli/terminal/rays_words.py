@@ -1,0 +1,64 @@
+"""What Ray says of itself, in one line each and with what to do; or not at all.
+
+Ray writes paragraphs: each is known by a phrase of it. What is not known is shown as far as its
+first sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+MEMORY = (
+    "quantize the weights (--quantize int8), start fewer replicas, or keep smaller caches "
+    "(--cache-gib, --max-model-len)"
+)
+"""What helps where there is too little of it."""
+SAYINGS: Sequence[tuple[str, str]] = (
+    (
+        r"memory pressure|low on memory|OutOfMemory",
+        f"Ray ended a process, for the machine's memory is nearly full; {MEMORY}",
+    ),
+    (r"worker processes have been started", ""),  # as many as replicas: meant
+    (
+        r"worker died or was killed",
+        "a process died unasked; Serve starts another, and its last words are in its log (-v)",
+    ),
+    (
+        r"is over \d+(\.\d+)?% full",
+        "the disk with Ray's files is nearly full: free some of it, or set RAY_TMPDIR",
+    ),
+    (
+        r"missed too many heartbeats|failed to be health checked|marked dead",
+        "a node of Ray does not answer any more: it is overloaded, or its machine is gone",
+    ),
+    (
+        r"cannot be scheduled|insufficient resources",
+        "Ray has no room for an actor: ask for fewer replicas, or give the cluster more nodes",
+    ),
+    (
+        r"timed out during startup|failed to start.*(GCS|raylet)|did not start",
+        "Ray did not come up in time: the machine is overloaded, or /tmp or /dev/shm is full; "
+        "start again when it is quieter",
+    ),
+    (
+        r"does not match the client|[Vv]ersion mismatch",
+        "the cluster runs another version of Ray or of Python: install the same here",
+    ),
+    (
+        r"Failed to connect to GCS|Could not find any running Ray|ConnectionError",
+        "no cluster of Ray answers at ray.address: is it running, and is its port open?",
+    ),
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PREFIX = re.compile(r"^\((raylet|autoscaler)[^)]*\)\s*")
+
+
+def in_one_line(text: str) -> str:
+    """Empty where nobody needs to know."""
+    plain = _PREFIX.sub("", " ".join(_COLOUR.sub("", text).split()))
+    for phrase, line in SAYINGS:
+        if re.search(phrase, plain):
+            return line
+    first, _, _ = plain.partition(". ")
+    return f"Ray says: {first}" if first else ""

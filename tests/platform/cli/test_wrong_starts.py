@@ -1,0 +1,130 @@
+"""What cannot come up is refused before anything is started, with what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.platform.cli.wrong_starts import LLAMA_70B, WRONG_STARTS, WrongStart, changed
+from typer.testing import CliRunner
+
+from baton.platform.cli.main import app
+from baton.platform.cli.runs.out_of_memory import OutOfMemory
+from baton.platform.cli.runs.start_check import Question, StartCheck, Verdict, judge
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.machine.memory import MemoryFacts
+from baton.platform.models.model_folder import find_model
+
+GIB = 1 << 30
+DEMO = find_model("demo")
+
+
+def having(gib: float, *, num_killed: int = 0) -> MemoryFacts:
+    """What a container has whose limit leaves so much."""
+    return MemoryFacts(
+        total=256 * GIB, available=256 * GIB, limit=int(gib * GIB), num_killed=num_killed
+    )
+
+
+def verdict(folder: Path, memory: MemoryFacts, **changes: object) -> Verdict:
+    config = override(DeploymentConfig(), {k.replace("__", "."): v for k, v in changes.items()})
+    question = Question(config=config, folder=str(folder), memory=memory)
+    on_the_way = msgspec.json.decode(msgspec.json.encode(question), type=Question)
+    return judge(on_the_way)
+
+
+def by_name(starts: tuple[WrongStart, ...]) -> list[object]:
+    return [pytest.param(start, id=start.name) for start in starts]
+
+
+@pytest.mark.parametrize(
+    "start", by_name(tuple(start for start in WRONG_STARTS if not start.needs_torch))
+)
+def test_what_files_tell_is_told_at_once(start: WrongStart, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", *start.words(tmp_path)])
+
+    assert result.exit_code == 2
+    assert start.complaint in result.stderr
+    assert "Ray" not in result.output
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("start", by_name(WRONG_STARTS))
+def test_ray_is_not_started_for_what_cannot_come_up(start: WrongStart, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "baton.platform.cli.main", "serve", *start.words(tmp_path)]
+    ports = [] if "-f" in words else ["--port", "0", "--grpc-port", "0"]
+
+    found = subprocess.run([*words, *ports], capture_output=True, text=True, env=os.environ)
+
+    assert found.returncode == 2
+    assert start.complaint in found.stderr
+    assert "starting Ray" not in found.stdout
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    "start", by_name(tuple(start for start in WRONG_STARTS if "tensor" in start.name))
+)
+def test_tensors_are_held_to_the_model_by_their_headers(start: WrongStart, tmp_path: Path) -> None:
+    found = verdict(Path(start.words(tmp_path)[0]), having(8))
+
+    assert found.is_of_model
+    assert start.complaint in found.refusal
+
+
+@pytest.mark.parametrize(
+    ("gib", "changes", "remedy"),
+    [
+        (20, {}, "quantize the weights (--quantize int8): 14."),
+        (10, {"quantize": "int8"}, "start fewer replicas (one, --prefill 0 --decode 1): 7."),
+        (5, {}, "quantize it (--prefill 0 --decode 1 --quantize int4): "),
+        (1, {}, "one replica of it does not fit, however quantized: take a smaller model"),
+    ],
+)
+def test_a_model_without_room_is_refused_with_the_least_change_that_fits(
+    gib: int, changes: dict[str, object], remedy: str, tmp_path: Path
+) -> None:
+    folder = Path(changed(tmp_path, **{**LLAMA_70B, "num_hidden_layers": 8})[0])
+
+    found = verdict(folder, having(gib), load_format="dummy", dtype="bfloat16", **changes)
+
+    assert not found.is_of_model
+    assert f"{gib:.1f} GiB of {gib:.1f} GiB left in this control group" in found.refusal
+    assert remedy in found.refusal
+
+
+def test_caches_that_cannot_grow_full_are_a_warning_and_others_none() -> None:
+    assert verdict(DEMO, having(8)) == Verdict()
+
+    found = verdict(DEMO, having(2))
+
+    assert not found.refusal
+    assert "caches may grow to 2.0 GiB" in found.warning
+
+
+def test_the_memory_of_a_cluster_that_is_joined_is_not_this_machines() -> None:
+    assert verdict(DEMO, having(0.1), ray__address="10.0.0.1:6379") == Verdict()
+
+
+def test_a_check_that_dies_refuses_nothing() -> None:
+    with StartCheck() as check:
+        check._process.kill()
+
+        assert check.warning() == ""
+
+
+def test_who_was_killed_for_want_of_memory_is_told_once_with_the_numbers() -> None:
+    now = [having(4, num_killed=3)]
+    out_of_memory = OutOfMemory(read=lambda: now[0])
+    assert out_of_memory.news() == ""
+
+    now[0] = having(4, num_killed=5)
+
+    told = out_of_memory.news()
+    assert "the kernel has ended 2 processes, and now there are 4.0 GiB of 4.0 GiB left" in told
+    assert "quantize the weights (--quantize int8), start fewer replicas" in told
+    assert out_of_memory.news() == ""
