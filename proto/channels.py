@@ -179,6 +179,6 @@ _REMEDY_BY_SIGN = {
     "security.tls_server_name",
     "WRONG_VERSION_NUMBER": "the peer does not speak TLS: all processes need one `security` "
     "configuration",
-    "Socket closed": "the peer hung up: it has just ended, or it refuses our certificate "
-    "(security.tls_cert_file), or only one side speaks TLS",
+    "Socket closed": "the peer hung up: it has just ended, or its `security` is not ours, so that "
+    "only one side speaks TLS or trusts the other",
 }

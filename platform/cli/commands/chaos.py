@@ -47,7 +47,7 @@ def list_scenarios() -> None:
 def run(  # noqa: PLR0913 - one parameter an option
     scenario: Annotated[str, typer.Argument(help="One of `baton chaos list`, or a YAML file.")],
     url: AdminUrl = None,
-    target: Annotated[
+    grpc_url: Annotated[
         str, typer.Option(help="host:port of the gateway's gRPC service.")
     ] = "localhost:8001",
     api_key: ApiKey = None,
@@ -72,7 +72,7 @@ def run(  # noqa: PLR0913 - one parameter an option
         pages = admin_pages(url, api_key, ca_file)
         security = load_security(configure(config_file, {}).security)
         console = Console(stderr=as_json)
-        outcome = asyncio.run(_run(planned, pages, target, security, console))
+        outcome = asyncio.run(_run(planned, pages, grpc_url, security, console))
     if as_json:
         typer.echo(msgspec.json.encode(dataclasses.asdict(outcome)).decode())
     else:
@@ -81,13 +81,13 @@ def run(  # noqa: PLR0913 - one parameter an option
 
 
 async def _run(
-    scenario: Scenario, pages: GatewayPages, target: str, security: WireSecurity, console: Console
+    scenario: Scenario, pages: GatewayPages, grpc_url: str, security: WireSecurity, console: Console
 ) -> Outcome:
     channels = Channels(security)
     ca_cert = pages.ca_file.read_bytes() if pages.ca_file else None
     is_tls = pages.url.startswith("https:")
     async with AsyncBatonClient(
-        target, api_key=pages.api_key, tls=is_tls, ca_cert=ca_cert
+        grpc_url, api_key=pages.api_key, tls=is_tls, ca_cert=ca_cert
     ) as client:
         deployment = LiveDeployment(pages, client, channels)
         try:

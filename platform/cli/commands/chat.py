@@ -17,7 +17,7 @@ console = Console(highlight=False)
 
 
 def chat(  # noqa: PLR0913 - one parameter an option
-    target: Annotated[str, typer.Option(help="host:port of the gRPC service.")] = "localhost:8001",
+    url: Annotated[str, typer.Option(help="host:port of the gRPC service.")] = "localhost:8001",
     system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Length of an answer.")] = None,
@@ -40,7 +40,7 @@ def chat(  # noqa: PLR0913 - one parameter an option
         options["seed"] = seed
     messages = [{"role": "system", "content": system}] if system else []
     is_encrypted = tls or ca_cert is not None
-    with BatonClient(target, api_key=api_key, tls=is_encrypted, ca_cert=ca_cert) as client:
+    with BatonClient(url, api_key=api_key, tls=is_encrypted, ca_cert=ca_cert) as client:
         while question := _ask():
             messages.append({"role": "user", "content": question})
             answer: list[str] = []
@@ -52,7 +52,7 @@ def chat(  # noqa: PLR0913 - one parameter an option
             except KeyboardInterrupt:
                 console.print(" [dim](stopped)[/dim]", end="")
             except Unavailable as error:
-                complain("baton chat", f"{target}: {error.message}; choose another with --target")
+                complain("baton chat", f"{url}: {error.message}; choose another with --url")
                 raise typer.Exit(1) from None
             except BatonClientError as error:
                 complain("baton chat", error.message)

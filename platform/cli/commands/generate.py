@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -61,7 +61,7 @@ def generate(  # noqa: PLR0913 - one parameter an option
     ] = False,
 ) -> None:
     """Continue prompts offline, in this process: no server, no Ray, no ports."""
-    texts = list(_texts(prompts or ["-"], sys.stdin))
+    texts = list(texts_of(prompts or ["-"], sys.stdin))
     with told_in_one_line("baton generate"):
         config = configure(None, {**changes, "model": model})
         with download_bars() as bars:
@@ -94,9 +94,12 @@ def _grammar(json_schema: Path | None, regex: str | None) -> Grammar | None:
     return None if rule is None else rule.grammar
 
 
-def _texts(prompts: Iterable[str], lines: Iterable[str]) -> Iterator[str]:
+def texts_of(prompts: Iterable[str], stdin: TextIO) -> Iterator[str]:
+    """Who would type the lines of standard input is told so: else nothing seems to happen."""
     for prompt in prompts:
-        if prompt == "-":
-            yield from (text for line in lines if (text := line.rstrip("\r\n")))
-        else:
+        if prompt != "-":
             yield prompt
+            continue
+        if stdin.isatty():
+            typer.echo("prompts from standard input, one a line; Ctrl-D ends them", err=True)
+        yield from (text for line in stdin if (text := line.rstrip("\r\n")))

@@ -39,8 +39,11 @@ class Job:
 def run(config: DeploymentConfig, folder: Path, job: Job) -> None:
     """Raises CheckpointError, or InvalidConfig, also if the one layout that is given is refused."""
     topology = _topology(job.topology)
-    wanted = [config.prefill.parallel.mesh] if job.is_given else list(meshes(job.num_ranks))
     model = read_config(folder)
+    wanted = [config.prefill.parallel.mesh]
+    if not job.is_given:
+        has_experts = any(layer.moe is not None for layer in model.layers)
+        wanted = [mesh for mesh in meshes(job.num_ranks) if has_experts or mesh.expert == 1]
     found = [plan(config, model, mesh, job.traffic, job.device_gib) for mesh in wanted]
     if job.is_given and isinstance(found[0], Refused):
         raise InvalidConfig(f"{found[0].name}: {found[0].reason}")

@@ -186,7 +186,7 @@ def _announce(config: DeploymentConfig, folder: Path, ports: Ports, seconds: flo
         console.print(
             f"[bold]Baton serves {name}[/bold] with {config.prefill.num_engines} prefill and "
             f"{config.decode.num_engines} decode replicas, after {seconds:.1f} s\n"
-            f"  OpenAI API   {url}/v1\n"
+            f"  OpenAI API   {url}/v1   its endpoints: {url}/docs\n"
             f"  gRPC         {host}:{grpc_port}  (baton.v1.Inference)\n"
             f"  pages        {url}/docs{console_path}\n"
             + (f"  operators    {admin}/debug/status   /metrics{console_path}\n" if admin else "")

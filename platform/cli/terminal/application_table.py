@@ -7,12 +7,17 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-COLUMNS = ("running", "waiting", "queued\ntokens", "KV blocks\nused")
+COLUMNS = ("runs", "waits", "queued\ntokens", "KV\nused")
 
 
 def application_table(application: dict[str, Any]) -> Table:
     """As `baton top` knows it: by Serve's word, and by its gateway's."""
-    said = "\n".join(filter(None, [application["message"], *application["trouble"]]))
+    troubles = [
+        f"{row['replica']}: {trouble}"
+        for row in application["replicas"]
+        if (trouble := row["says"].get("trouble"))
+    ]
+    said = "\n".join(filter(None, [application["message"], *application["trouble"], *troubles]))
     table = Table(
         title=f"{application['application']}: {application['status']}",
         caption=said or None,
@@ -20,15 +25,15 @@ def application_table(application: dict[str, Any]) -> Table:
         pad_edge=False,
         padding=0,
     )
-    for name in ("replica", "Serve says", "it takes requests", "node", "pid"):
+    for name in ("replica", "state", "node"):
         table.add_column(name, no_wrap=True)
+    table.add_column("pid", justify="right", no_wrap=True)
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for row in application["replicas"]:
         table.add_row(
             row["replica"],
-            row["state"].lower(),
-            _readiness(row),
+            _state(row),
             row["node"],
             str(row["pid"] or ""),
             *_load(row["says"]),
@@ -36,15 +41,18 @@ def application_table(application: dict[str, Any]) -> Table:
     return table
 
 
-def _readiness(row: dict[str, Any]) -> str:
-    said = row["says"]
+def _state(row: dict[str, Any]) -> str:
+    """Of what runs by Serve's word, the gateway's."""
+    said, state = row["says"], row["state"].lower()
+    if state != "running" or row["deployment"] in ("Gateway", "Registry"):
+        return str(state)
     if not said:
-        return "" if row["deployment"] in ("Gateway", "Registry") else "not yet"
+        return "not ready"
     if not said["is_reachable"]:
-        return f"[red]{said.get('trouble') or 'unreachable'}[/red]"
+        return "[red]unreachable[/red]"
     if not said["is_ready"]:
         return "[yellow]draining[/yellow]"
-    return f"[green]yes, as {said['role']}[/green]" if said["is_flipped"] else "[green]yes[/green]"
+    return f"[green]ready as {said['role']}[/green]" if said["is_flipped"] else "[green]ready[/green]"
 
 
 def _load(said: dict[str, Any]) -> list[str]:
@@ -55,5 +63,5 @@ def _load(said: dict[str, Any]) -> list[str]:
         str(said["num_running"]),
         str(said["num_waiting"]),
         str(said["num_queued_tokens"]),
-        f"{used} of {said['num_blocks']}",
+        f"{used / said['num_blocks']:.0%}",
     ]

@@ -14,7 +14,7 @@ from baton.engine.layers.attention import HeadShape
 from baton.engine.layers.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling
 from baton.engine.models.config.description import read_json
 from baton.engine.models.config.model_config import ModelConfig, parse_eos
-from baton.engine.models.registry import FAMILIES, family_of
+from baton.engine.models.registry import ARCHITECTURES, family_of
 from baton.kernels.paging.window import Window
 
 RAW: dict[str, Any] = {
@@ -58,9 +58,9 @@ def test_what_is_absent_has_the_defaults_of_llama() -> None:
 
 
 def test_every_family_says_what_it_is_in_a_line() -> None:
-    descriptions = [family.description for family in FAMILIES.values()]
+    descriptions = [family_of(name).description for name in ARCHITECTURES]
 
-    assert len(set(descriptions)) == len(FAMILIES)
+    assert len(set(descriptions)) == len(ARCHITECTURES)
     assert all(0 < len(text) < 80 and "\n" not in text for text in descriptions)
 
 

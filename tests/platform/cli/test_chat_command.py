@@ -24,7 +24,7 @@ async def typed(lines: str, *arguments: str) -> Any:
 
 async def test_each_question_is_answered_with_what_was_said_before() -> None:
     async with serving(Script(tokens=tokens_of("the fox"), ends_with_eos=True)) as gateway:
-        result = await typed("Hello\nyou\n\n", "--target", gateway.grpc_target, "--seed", "7")
+        result = await typed("Hello\nyou\n\n", "--url", gateway.grpc_target, "--seed", "7")
 
     assert result.exit_code == 0, result.output
     assert result.output.count("the fox") == 2
@@ -35,7 +35,7 @@ async def test_each_question_is_answered_with_what_was_said_before() -> None:
 
 async def test_a_mistake_is_told_in_one_line() -> None:
     async with serving() as gateway:
-        result = await typed("Hello\n", "--target", gateway.grpc_target, "--temperature", "-1")
+        result = await typed("Hello\n", "--url", gateway.grpc_target, "--temperature", "-1")
 
     assert result.exit_code == 2
     assert "temperature" in result.stderr
@@ -43,11 +43,11 @@ async def test_a_mistake_is_told_in_one_line() -> None:
 
 
 def test_where_nobody_listens_another_target_is_asked_for() -> None:
-    result = CliRunner().invoke(app, ["--target", "127.0.0.1:1"], input="hi\n")
+    result = CliRunner().invoke(app, ["--url", "127.0.0.1:1"], input="hi\n")
 
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
-    assert "choose another with --target" in result.stderr
+    assert "choose another with --url" in result.stderr
 
 
 async def test_the_connection_can_be_encrypted(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ async def test_the_connection_can_be_encrypted(tmp_path: Path) -> None:
     }
     async with serving(Script(tokens=tokens_of("the fox")), **files) as gateway:
         result = await typed(
-            "Hello\n\n", "--target", gateway.grpc_target, "--ca-cert", str(made.cert_file)
+            "Hello\n\n", "--url", gateway.grpc_target, "--ca-cert", str(made.cert_file)
         )
 
     assert "the fox" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -21,7 +22,14 @@ from tests.gateway.scripted import (
 from tests.tiny_checkpoints import make_llama, transformers_greedy
 from typer.testing import CliRunner, Result
 
+from baton.platform.cli.commands.generate import texts_of
 from baton.platform.cli.main import app
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
 
 PROMPTS = ["the quick brown fox", "Hello world, how are", "x"]
 NUM_TOKENS = 12
@@ -217,3 +225,17 @@ def test_ctrl_c_ends_it_without_a_trace(folder: Path) -> None:
 
     assert process.returncode == 130
     assert error == b""
+
+
+@pytest.mark.parametrize(
+    ("stdin", "told"),
+    [
+        (io.StringIO("b\n\nc"), ""),
+        (Terminal("b\n\nc"), "prompts from standard input, one a line; Ctrl-D ends them\n"),
+    ],
+)
+def test_who_would_type_prompts_is_told_that_they_are_read(
+    stdin: io.StringIO, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(texts_of(["a", "-"], stdin)) == ["a", "b", "c"]
+    assert capsys.readouterr().err == told

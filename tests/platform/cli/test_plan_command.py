@@ -80,6 +80,7 @@ def test_what_no_model_could_take_is_not_told_of(folder: Path) -> None:
     never = [each for each in found["refused"] if each["context"] > 1 and each["pipeline"] > 1]
     assert found["refused"] and never == []
     assert all("data" not in each["reason"] for each in found["refused"])
+    assert all(each["expert"] == 1 for each in found["refused"])  # there are no experts
 
 
 def test_more_ranks_keep_less_each_and_send_more(folder: Path) -> None:
