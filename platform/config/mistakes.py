@@ -13,7 +13,7 @@ import math
 import re
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -25,16 +25,30 @@ _TOLD = re.compile(r"(?P<text>.*?)(?: - at `(?P<where>.*)`)?", re.DOTALL)
 """A complaint of msgspec: the path is missing where it is the root."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    text: str
+    path: str
+    hint: str = ""
+
+
 def mistakes_in(raw: Any, root: type) -> list[str]:
-    """In the order in which they are written."""
-    return list(_Tree(root).of_branch(raw, root, ROOT))
+    """In the order in which they are written; what one option has set for both pools is one."""
+    paths_by_mistake: dict[tuple[str, str], list[str]] = {}
+    for mistake in _Tree(root).of_branch(raw, root, ROOT):
+        paths_by_mistake.setdefault((mistake.text, mistake.hint), []).append(mistake.path)
+    return [f"{text}{_at(paths)}{hint}" for (text, hint), paths in paths_by_mistake.items()]
+
+
+def _at(paths: list[str]) -> str:
+    return "" if paths == [ROOT] else f" - at {' and '.join(f'`{path}`' for path in paths)}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
     root: type
 
-    def of_branch(self, raw: Any, kind: type, path: str) -> Iterator[str]:
+    def of_branch(self, raw: Any, kind: type, path: str) -> Iterator[_Mistake]:
         """Those of one branch and of all below it."""
         if not isinstance(raw, dict):
             yield from _misfits(raw, kind, path)
@@ -53,7 +67,7 @@ class _Tree:
         if is_right:
             yield from _misfits(raw, kind, path)
 
-    def of_setting(self, value: Any, hint: Any, path: str) -> Iterator[str]:
+    def of_setting(self, value: Any, hint: Any, path: str) -> Iterator[_Mistake]:
         named, [item, *_] = node_by_name(hint), typing.get_args(hint) or [None]
         if has_fields(hint):
             yield from self.of_branch(value, hint, path)
@@ -64,16 +78,15 @@ class _Tree:
             for number, entry in enumerate(value):
                 yield from self.of_branch(entry, item, f"{path}[{number}]")
         elif isinstance(value, float) and not math.isfinite(value):  # no JSON can hold it
-            yield f"Expected a finite number, got {value} - at `{path}`"
+            yield _Mistake(f"Expected a finite number, got {value}", path)
         else:
-            for complaint in _misfits(value, hint, path):
-                yield complaint + _choices(value, hint)
+            for found in _misfits(value, hint, path):
+                yield replace(found, hint=_choices(value, hint))
 
-    def unknown(self, key: str, names: list[str], path: str) -> str:
-        where = "" if path == ROOT else f" - at `{path}`"
+    def unknown(self, key: str, names: list[str], path: str) -> _Mistake:
         meant = get_close_matches(key, names, n=1) or self.elsewhere(key)
         hint = f"; did you mean {' or '.join(f'`{name}`' for name in meant)}?" if meant else ""
-        return f"Object contains unknown field `{key}`{where}{hint}"
+        return _Mistake(f"Object contains unknown field `{key}`", path, hint)
 
     def elsewhere(self, key: str) -> list[str]:
         """Settings of that very name in other branches, if they are few: who has all on one level
@@ -98,7 +111,7 @@ def _has_names(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
 
 
-def _misfits(raw: Any, kind: Any, path: str) -> Iterator[str]:
+def _misfits(raw: Any, kind: Any, path: str) -> Iterator[_Mistake]:
     """What msgspec refuses it for, which stops at the first."""
     try:
         msgspec.convert(raw, kind)
@@ -106,7 +119,7 @@ def _misfits(raw: Any, kind: Any, path: str) -> Iterator[str]:
         told = _TOLD.fullmatch(str(error))
         assert told is not None, "the pattern takes any text"
         where = path + (told["where"] or ROOT).removeprefix(ROOT)
-        yield told["text"] if where == ROOT else f"{told['text']} - at `{where}`"
+        yield _Mistake(told["text"], where)
 
 
 def _choices(value: Any, hint: Any) -> str:

@@ -36,7 +36,10 @@ STATUS_PERIOD_S = 1.0
 
 
 def deploy(
-    config: DeploymentConfig, folder: Path, report: StartReport, trouble: Callable[[], str]
+    config: DeploymentConfig,
+    folder: Path,
+    report: StartReport,
+    trouble: Callable[[], str] = str,
 ) -> Ports:
     """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, or
     once there is `trouble`, and InvalidConfig if the application's name or a port is taken."""

@@ -174,6 +174,17 @@ def test_all_mistakes_are_told_at_once_with_what_was_meant(tmp_path: Path) -> No
     ]
 
 
+def test_what_one_option_sets_for_both_pools_is_one_mistake() -> None:
+    changes = {"prefill.cache.block_size": 0, "decode.cache.block_size": 0}
+
+    with pytest.raises(InvalidConfig) as caught:
+        override(DeploymentConfig(), changes)
+
+    assert str(caught.value) == (
+        "block_size must be greater than 0, not 0 - at `$.prefill.cache` and `$.decode.cache`"
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
