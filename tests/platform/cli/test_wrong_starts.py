@@ -106,6 +106,12 @@ def test_caches_that_cannot_grow_full_are_a_warning_and_others_none() -> None:
     assert "caches may grow to 2.0 GiB" in found.warning
 
 
+def test_many_replicas_of_a_small_model_want_room_for_their_processes() -> None:
+    found = verdict(DEMO, having(20), decode__replicas=100)
+
+    assert "for weights and 24.5 GiB for their processes" in found.refusal
+
+
 def test_the_memory_of_a_cluster_that_is_joined_is_not_this_machines() -> None:
     assert verdict(DEMO, having(0.1), ray__address="10.0.0.1:6379") == Verdict()
 
@@ -122,7 +128,9 @@ def test_who_was_killed_for_want_of_memory_is_told_once_with_the_numbers() -> No
     out_of_memory = OutOfMemory(read=lambda: now[0])
     assert out_of_memory.news() == ""
 
-    now[0] = having(4, num_killed=5)
+    now[0] = having(4, num_killed=4)
+    assert "the kernel has ended a process" in out_of_memory.news()
+    now[0] = having(4, num_killed=6)
 
     told = out_of_memory.news()
     assert "the kernel has ended 2 processes, and now there are 4.0 GiB of 4.0 GiB left" in told
