@@ -68,7 +68,8 @@ class _Tree:
             yield from _misfits(raw, kind, path)
 
     def of_setting(self, value: Any, hint: Any, path: str) -> Iterator[_Mistake]:
-        named, [item, *_] = node_by_name(hint), typing.get_args(hint) or [None]
+        named = node_by_name(hint)
+        item: Any = next(iter(typing.get_args(hint)), None)
         if has_fields(hint):
             yield from self.of_branch(value, hint, path)
         elif named is not None and _has_names(value):

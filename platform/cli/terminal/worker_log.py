@@ -54,8 +54,8 @@ class NodeLog:
         self._shows_all = shows_all
         self._last = ""
 
-    def __call__(self, batch: Mapping[str, Any], ignore_prefix: bool = False) -> None:
-        for text in batch.get("lines", ()):
+    def __call__(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        for text in data.get("lines", ()):
             line = text.strip() if self._shows_all else in_one_line(text)
             if line and line != self._last:
                 log.warning("%s", line)
