@@ -52,7 +52,8 @@ def _state(row: dict[str, Any]) -> str:
         return "[red]unreachable[/red]"
     if not said["is_ready"]:
         return "[yellow]draining[/yellow]"
-    return f"[green]ready as {said['role']}[/green]" if said["is_flipped"] else "[green]ready[/green]"
+    role = f" as {said['role']}" if said["is_flipped"] else ""
+    return f"[green]ready{role}[/green]"
 
 
 def _load(said: dict[str, Any]) -> list[str]:
