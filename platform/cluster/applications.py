@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ from baton.platform.cluster.serve_document import (
 )
 from baton.platform.cluster.sole_change import sole_change
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.config.live import GATEWAY, Plain
+from baton.platform.config.live import GATEWAY, REGISTRY, Plain
 
 LEAVING = "DELETING"
 """The status of an application that is on its way out."""
 PORTS_TIMEOUT_S = 5.0
+REGISTRY_TIMEOUT_S = 5.0
 FLIP_TIMEOUT_S = 10.0
 
 
@@ -112,22 +114,26 @@ def apply(document: Plain) -> Plain:
     start_serve()
     with sole_change():
         check_name(document)
-        document = with_planned(_standing(document["name"]), document)
+        name = document["name"]
+        document = with_planned(_standing(name), document, partial(registry_time, name))
         _put(document)
     return document
 
 
 def apply_scaled(name: str, counts: Mapping[str, int], hold_s: float | None = None) -> Plain:
     """Give pools of an application other numbers of replicas, and return its new document. Its
-    planner leaves them so for `hold_s`; None: for as long as it is configured.
+    planner leaves them so for `hold_s`; None: for as long as it is configured. What holds of other
+    pools stays.
 
     Raises InvalidConfig for what is no pool, or no number of replicas of it.
     """
     with sole_change():
         known = known_document(name)
         planner, held_until = configuration(known).planner, None
-        if planner.sets_counts and any(role in counts for role in Role):
-            held_until = time.time() + (planner.hold_s if hold_s is None else hold_s)
+        roles = [role for role in Role if role.value in counts]
+        if planner.sets_counts and roles:
+            until = registry_time(name) + (planner.hold_s if hold_s is None else hold_s)
+            held_until = dict.fromkeys(roles, until)
         document = scaled(known, counts, held_until=held_until)
         _put(document)
     return document
@@ -142,13 +148,24 @@ def apply_planned(name: str, before: Mapping[Role, int], counts: Mapping[Role, i
     with sole_change():
         known = known_document(name)
         config = configuration(known)
-        is_held = config.planner.held_until > time.time()
         wanted = {role: config.pool(role).replicas for role in Role}
-        if is_held or not config.planner.sets_counts or wanted != dict(before):
+        if not config.planner.sets_counts or wanted != dict(before):
             return False
         changed = {role.value: n for role, n in counts.items() if n != before[role]}
+        if any(config.planner.held_s(Role(role), time.time()) for role in changed):
+            return False
         _send([*_others(name), scaled(known, changed)])
     return True
+
+
+def registry_time(name: str) -> float:
+    """Unix time by the clock that an application's holds are kept by; by our own if its registry
+    does not answer."""
+    try:
+        handle = serve.get_deployment_handle(REGISTRY, name)
+        return float(handle.unix_time.remote().result(timeout_s=REGISTRY_TIMEOUT_S))
+    except (TimeoutError, RayError, RayServeException):
+        return time.time()
 
 
 def messages(name: str) -> dict[str, str]:

@@ -73,7 +73,7 @@ async def keep_planned(
                 looked_s = planner.clock()
                 said = await asyncio.to_thread(messages)
                 for role, name in ((Role.PREFILL, PREFILL), (Role.DECODE, DECODE)):
-                    planner.trouble_by_role[role] = said.get(name, "")
+                    planner.told_of(role, said.get(name, ""))
             proposal = planner.propose(membership())
             if proposal is not None:
                 planner.keep(proposal, await _carry_out(planner, proposal, scale, flip))
@@ -83,11 +83,9 @@ async def keep_planned(
 
 async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: Flip) -> str:
     if not proposal.is_change:
-        return AS_IT_IS
+        return HELD if proposal.is_held else AS_IT_IS
     if planner.rules.mode == "observe":
         return TOLD
-    if proposal.is_held:
-        return HELD
     giver, taker = Role.PREFILL, Role.DECODE
     if proposal.flips < 0:
         giver, taker = taker, giver
@@ -99,11 +97,13 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
         return f"not done: {error}"
     if dict(proposal.started) == dict(proposal.started_before):
         return FLIPPED
+    looked_at = planner.planned
     try:
         is_done = await asyncio.to_thread(scale, proposal.started_before, proposal.started)
     except Exception as error:  # no document, no turn, no head: it is tried again
         return f"not done: {error}"
     if not is_done:
         return OVERTAKEN
-    planner.want(proposal.started)
+    if planner.planned is looked_at:  # else it was told meanwhile, of these numbers or later ones
+        planner.want(proposal.started)
     return SCALED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,6 +87,10 @@ class RegistryActor:
             return {}
         self._planner.hear(gateway, report)
         return {role.value: count for role, count in self._planner.counts.items()}
+
+    async def unix_time(self) -> float:
+        """By which what `baton scale` sets is held."""
+        return time.time()
 
     async def explain_planner(self) -> dict[str, Any]:
         return {"is_enabled": False} if self._planner is None else self._planner.explain()

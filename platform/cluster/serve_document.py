@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
 from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
 from baton.platform.config.deployment import DeploymentConfig, override, parse_config
 from baton.platform.config.live import (
     COUNTED,
@@ -82,11 +84,13 @@ def configuration(deployed: Plain) -> DeploymentConfig:
     return override(config, {**_counts(deployed), **ray})
 
 
-def scaled(deployed: Plain, counts: Mapping[str, int], *, held_until: float | None = None) -> Plain:
+def scaled(
+    deployed: Plain, counts: Mapping[str, int], *, held_until: Mapping[Role, float] | None = None
+) -> Plain:
     """The same application with other numbers of replicas, by pool; nobody is started anew.
 
-    `held_until`: the planner, if there is one, leaves them so until then. Raises InvalidConfig for
-    what cannot be in place.
+    `held_until`: the planner, if there is one, leaves these roles so until then. Raises
+    InvalidConfig for what cannot be in place.
     """
     before = configuration(deployed)
     for pool, count in counts.items():
@@ -109,7 +113,7 @@ def scaled(deployed: Plain, counts: Mapping[str, int], *, held_until: float | No
             result["deployments"].append(one)
         one["user_config"] = merged(one.get("user_config") or {}, told)
         if name == REGISTRY and held_until is not None:
-            held = {"planner": {"held_until": held_until}}
+            held = {"planner": {"held_until": {role.value: at for role, at in held_until.items()}}}
             one["user_config"] = merged(one["user_config"], held)
         for pool, count in counts.items():
             if POOLS[pool] == name:
@@ -117,9 +121,15 @@ def scaled(deployed: Plain, counts: Mapping[str, int], *, held_until: float | No
     return result
 
 
-def with_planned(deployed: Plain | None, wanted: Plain) -> Plain:
+def with_planned(
+    deployed: Plain | None, wanted: Plain, clock: Callable[[], float] = time.time
+) -> Plain:
     """A document that is deployed over another, as the planner of both would have it: numbers that
-    follow the load stay as they are, within the new limits, and so does a hold of them."""
+    follow the load stay as they are, within the new limits, and so does a hold of them. Those that
+    are held stay whatever the limits are: so the planner, too, leaves them.
+
+    `clock`: the one that holds are kept by.
+    """
     after = configuration(wanted)
     if deployed is None or not after.planner.sets_counts:
         return wanted
@@ -129,12 +139,18 @@ def with_planned(deployed: Plain | None, wanted: Plain) -> Plain:
         return wanted
     if not before.planner.sets_counts:
         return wanted
+    now = clock() if before.planner.held_until else 0.0
     counts = {
-        role.value: min(max(count, after.planner.least(role)), after.planner.most(role))
+        role.value: count
+        if before.planner.held_s(role, now)
+        else min(max(count, after.planner.least(role)), after.planner.most(role))
         for role, count in before.wanted_replicas.items()
         if count and after.wanted_replicas.get(role)
     }
-    held_until = max(before.planner.held_until, after.planner.held_until)
+    both = before.planner.held_until.keys() | after.planner.held_until.keys()
+    held_until = {
+        role: max(one.planner.held_until.get(role, 0.0) for one in (before, after)) for role in both
+    }
     return scaled(wanted, counts, held_until=held_until or None)
 
 

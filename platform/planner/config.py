@@ -20,8 +20,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     `replicas` are the numbers to begin with then."""
     mode: Literal["observe", "scale"] = "scale"
     """`observe` only tells what it would do. `scale` does it, to what `baton deploy` started."""
-    held_until: float = 0.0
-    """Unix time until which the numbers stay as they are; `baton scale` sets it."""
+    held_until: dict[Role, float] = msgspec.field(default_factory=dict)
+    """Unix time until which a role's number stays as it is, by the registry's clock; `baton scale`
+    sets it."""
     hold_s: float = 600.0
     """For so long what `baton scale` sets stays, unless it says `--hold`."""
     ttft_s: Seconds = 1.0
@@ -54,8 +55,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         for role in ("prefill", "decode"):
             if getattr(self, f"min_{role}") > getattr(self, f"max_{role}"):
                 raise ValueError(f"planner.min_{role} is more than planner.max_{role}")
-        for name in ("idle_s", "hold_s", "held_until"):
-            if getattr(self, name) < 0:
+        holds = {f"held_until.{role.value}": until for role, until in self.held_until.items()}
+        for name, number in {"idle_s": self.idle_s, "hold_s": self.hold_s, **holds}.items():
+            if number < 0:
                 raise ValueError(f"planner.{name} must not be negative; 0 is none")
         if self.enabled and (self.idle_s or not self.min_decode):
             raise ValueError(
@@ -68,6 +70,10 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
 
     def most(self, role: Role) -> int:
         return self.max_prefill if role is Role.PREFILL else self.max_decode
+
+    def held_s(self, role: Role, now: float) -> float:
+        """For how long its number still stays as it is; 0 of one that is free. Unix time."""
+        return max(self.held_until.get(role, 0.0) - now, 0.0)
 
     @property
     def sets_counts(self) -> bool:

@@ -80,6 +80,7 @@ class Proposal:
     notes: tuple[str, ...] = ()
     """Why they are not what was decided, or are not to be changed now."""
     is_held: bool = False
+    """Whether a number that a person set is left against what was decided."""
 
     @property
     def is_change(self) -> bool:
@@ -150,6 +151,13 @@ class Planner:
         """So many there are to be from now on."""
         self.planned = replace(self.planned, wanted=counts)
 
+    def told_of(self, role: Role, trouble: str) -> None:
+        """Why replicas of this role do not come, by the word of who places them; or nothing."""
+        if trouble and role in self.short():
+            self.trouble_by_role[role] = trouble
+        else:
+            self.trouble_by_role.pop(role, None)
+
     def flips(self, replica_id: ReplicaId, role: Role) -> None:
         """It was told to take this role."""
         self._flipping[replica_id] = (role, self.clock() + self.planned.flip_s)
@@ -186,16 +194,20 @@ class Planner:
             if counts[role] > self._pools[role].wanted:
                 counts[role] = self._pools[role].wanted
                 notes.append(self._told_of_short(role))
-        may_flip = planned.can_flip and self.clock() >= self._no_flips_until_s
+        held_s = {
+            role: left_s for role in Role if (left_s := rules.held_s(role, self.wall_clock()))
+        }
+        is_held = any(counts[role] != self._pools[role].wanted for role in held_s)
+        for role, left_s in held_s.items():
+            counts[role] = self._pools[role].wanted
+            notes.append(f"{role.value}: set by hand, which holds for {left_s:.0f} s more")
+        may_flip = planned.can_flip and not held_s and self.clock() >= self._no_flips_until_s
         flips = decision.flips if may_flip and not self._flipping else 0
         moved = self._moved(known) + flips
         started = {
             Role.PREFILL: counts[Role.PREFILL] + moved,
             Role.DECODE: counts[Role.DECODE] - moved,
         }
-        held_s = rules.held_until - self.wall_clock()
-        if held_s > 0:
-            notes.append(f"numbers set by hand hold for {held_s:.0f} s more")
         return Proposal(
             decision=decision,
             before={role: pool.wanted for role, pool in self._pools.items()},
@@ -207,7 +219,7 @@ class Planner:
                 for role, number in started.items()
             },
             notes=tuple(notes),
-            is_held=held_s > 0,
+            is_held=is_held,
         )
 
     def keep(self, proposal: Proposal, outcome: str) -> None:
@@ -218,7 +230,7 @@ class Planner:
             outcome,
             proposal.counts,
         )
-        if proposal.is_change and is_news:
+        if (proposal.is_change or proposal.is_held) and is_news:
             self._kept.append(kept)
             log.info("planner: %s, %s: %s", _shown(proposal), outcome, "; ".join(proposal.reasons))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import typer
 
@@ -24,14 +25,15 @@ STATUS_TIMEOUT_S = 10.0
 def told_before(wanted: Plain, name: str) -> list[str]:
     """What a deployment of `wanted` would do to what runs, in lines. Raises InvalidConfig if the
     name is another's."""
-    from baton.platform.cluster.applications import check_name, deployed
+    from baton.platform.cluster.applications import check_name, deployed, registry_time
     from baton.platform.cluster.serve_document import difference, with_planned
 
     check_name(wanted)
     known = deployed(name)
     if known is None:
         return [f"{name} starts: nothing of this name runs"]
-    found, restarts = difference(known, with_planned(known, wanted))
+    clock = partial(registry_time, name)
+    found, restarts = difference(known, with_planned(known, wanted, clock))
     if not found and not restarts:
         return [f"{name} stays as it is"]
     width = max((len(one.path) for one in found), default=0)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
+from baton.core.messages import Role
 from baton.platform.cluster.serve_document import (
     application,
     configuration,
@@ -159,7 +161,7 @@ def planned(**changes: Any) -> dict[str, Any]:
 
 
 def test_numbers_that_the_planner_set_outlive_another_document_as_a_hold_of_them_does() -> None:
-    before = scaled(planned(), {"prefill": 5, "decode": 8}, held_until=9e9)
+    before = scaled(planned(), {"prefill": 5, "decode": 8}, held_until={Role.PREFILL: 9e9})
 
     [same, freed] = [
         configuration(with_planned(before, wanted))
@@ -170,9 +172,31 @@ def test_numbers_that_the_planner_set_outlive_another_document_as_a_hold_of_them
     ]
 
     assert (same.prefill.replicas, same.decode.replicas) == (5, 6)  # within the new limits
-    assert (same.planner.held_until, same.log_level) == (9e9, "error")
+    assert (same.planner.held_until, same.log_level) == ({Role.PREFILL: 9e9}, "error")
     assert (freed.prefill.replicas, freed.decode.replicas) == (2, 3)
     assert with_planned(None, planned()) == planned()
+
+
+def test_a_held_number_stays_beyond_new_limits_until_its_hold_is_over() -> None:
+    before = scaled(planned(), {"prefill": 5, "decode": 8}, held_until={Role.DECODE: 1000.0})
+    wanted = planned(**{"planner.max_prefill": 4, "planner.max_decode": 6})
+
+    [held, over] = [
+        configuration(with_planned(before, wanted, ManualClock(now))) for now in (999.0, 1000.0)
+    ]
+
+    assert (held.prefill.replicas, held.decode.replicas) == (4, 8)
+    assert (over.prefill.replicas, over.decode.replicas) == (4, 6)
+
+
+def test_who_sets_one_pool_leaves_what_holds_of_the_other() -> None:
+    long = scaled(planned(), {"decode": 6}, held_until={Role.DECODE: 90_000.0})
+
+    document = scaled(long, {"prefill": 2}, held_until={Role.PREFILL: 600.0})
+
+    found = configuration(document)
+    assert found.planner.held_until == {Role.DECODE: 90_000.0, Role.PREFILL: 600.0}
+    assert document == application(found)
 
 
 def test_the_registry_hears_of_rules_and_numbers_in_place_and_gateways_that_there_are_some() -> (

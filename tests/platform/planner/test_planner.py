@@ -97,7 +97,7 @@ class Deployment:
             self.hear_of(rate, 5, hears=hears)
             found = self.planner.propose(self.known)
             assert found is not None
-            is_done = found.is_change and not found.is_held
+            is_done = found.is_change
             self.planner.keep(found, "scaled" if is_done else "as it is")
             if is_done:
                 self.planner.want(found.counts)
@@ -151,20 +151,31 @@ def test_a_planner_that_begins_anew_counts_from_then_on_and_lets_nobody_go_at_on
     assert prefill(anew.live(1.0, 60)) < prefill(busy)
 
 
-def test_numbers_set_by_hand_hold_until_their_time_is_over() -> None:
+def test_a_number_set_by_hand_holds_until_its_time_is_over_and_the_other_role_is_free() -> None:
     deployment = Deployment(
         PlannerConfig(
-            enabled=True, ttft_s=1.5, cold_start_s=10.0, window_s=30.0, held_until=1e9 + 60
+            enabled=True, ttft_s=1.5, itl_s=0.1, cold_start_s=10.0, window_s=30.0,
+            held_until={Role.PREFILL: 1e9 + 60},
         )
-    )
+    )  # fmt: skip
+    planner = deployment.planner
+    planner.planned = replace(planner.planned, max_running=dict.fromkeys(Role, 2), can_flip=True)
 
     held = deployment.live(4.0, 30)
-    assert held.is_held and held.is_change
-    assert "numbers set by hand hold for 30 s more" in held.reasons
-    assert deployment.planner.planned.wanted[Role.PREFILL] == 1
+
+    assert held.is_held and held.flips == 0
+    assert "prefill: set by hand, which holds for 30 s more" in held.reasons
+    assert planner.planned.wanted[Role.PREFILL] == 1
+    assert planner.planned.wanted[Role.DECODE] > 2
+    assert any("prefill: set by hand" in " ".join(one["reasons"]) for one in told_changes(planner))
 
     deployment.live(4.0, 40)
-    assert deployment.planner.planned.wanted[Role.PREFILL] > 2
+    assert planner.planned.wanted[Role.PREFILL] > 2
+
+
+def told_changes(planner: Planner) -> list[dict[str, Any]]:
+    changes: list[dict[str, Any]] = planner.explain()["changes"]
+    return changes
 
 
 def test_no_more_are_asked_for_while_replicas_find_no_place_and_why_is_told() -> None:
@@ -172,13 +183,20 @@ def test_no_more_are_asked_for_while_replicas_find_no_place_and_why_is_told() ->
     deployment.placeable[Role.PREFILL] = 2
     deployment.live(5.0, 60)
     stuck = deployment.planner.planned.wanted[Role.PREFILL]
-    deployment.planner.trouble_by_role[Role.PREFILL] = "0 GPUs are free"
+    untold = deployment.live(9.0, 30)
+    for role in Role:
+        deployment.planner.told_of(role, "")
+    deployment.planner.told_of(Role.DECODE, "is whole")
+    unknown = deployment.live(9.0, 30)
+    deployment.planner.told_of(Role.PREFILL, "0 GPUs are free")
 
     proposal = deployment.live(9.0, 30)
 
     assert deployment.planner.short() == (Role.PREFILL,)
     assert prefill(proposal) == stuck  # and no fewer: a node may come
-    assert "have not come for" in proposal.reasons[-1] and "0 GPUs" in proposal.reasons[-1]
+    assert "have not come for" in proposal.reasons[-1] and "(0 GPUs" in proposal.reasons[-1]
+    assert not any("(" in one.reasons[-1] for one in (untold, unknown))
+    assert Role.DECODE not in deployment.planner.trouble_by_role
     deployment.placeable[Role.PREFILL] = 8
     assert prefill(deployment.live(9.0, 30)) > stuck
 
@@ -269,6 +287,34 @@ async def test_what_is_proposed_is_carried_out_and_what_came_of_it_is_kept(
     assert latest["outcome"] == outcome
     is_done = deployment.planner.planned.wanted != planned.wanted
     assert is_done is (outcome == "scaled")
+
+
+async def test_numbers_that_it_is_told_while_it_makes_a_change_are_those_it_goes_by() -> None:
+    """A person sets others at once, and Serve tells of them before the change is over."""
+    deployment = Deployment()
+    deployment.hear_of(9.0, 10)
+    planner = deployment.planner
+    rules = PlannerConfig(enabled=True, ttft_s=1.5, period_s=0.001, window_s=30.0)
+    planner.planned = replace(planner.planned, rules=rules)
+    later = {Role.PREFILL: 6, Role.DECODE: 5}
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def scale(before: object, counts: object) -> bool:
+        planner.planned = replace(planner.planned, wanted=later)
+        loop.call_soon_threadsafe(done.set)
+        return True
+
+    planning = asyncio.create_task(
+        keep_planned(planner, lambda: deployment.known, scale, nobody_flips, dict)
+    )
+    async with asyncio.timeout(10):
+        await done.wait()
+        while planner.explain()["latest"] is None:
+            await asyncio.sleep(0.001)
+    planning.cancel()
+
+    assert planner.planned.wanted == later
 
 
 @pytest.mark.parametrize(
