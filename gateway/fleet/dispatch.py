@@ -204,7 +204,9 @@ class ReplicaDispatcher:
     def traffic(self) -> TrafficReport:
         """For the planner."""
         links: tuple[ReplicaLink[Any], ...] = (*self.fleet.connected, *self.fleet.lending)
-        return self._traffic.report(speeds_of(links, self._clock()))
+        decode = self.fleet.view(PromptNames()).decode
+        can_decode = bool(decode.pool.is_open.any())
+        return self._traffic.report(speeds_of(links, self._clock()), can_decode=can_decode)
 
     @property
     def max_model_len(self) -> int:

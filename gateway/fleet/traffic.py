@@ -54,6 +54,8 @@ class TrafficReport:
     num_open: int = 0
     """Now: requests that have a place; so are the next."""
     num_waiting: int = 0
+    num_for_decode: int = 0
+    """Of those, whom no decode replica has room for; others wait for a prefill replica."""
     waiting_tokens: int = 0
     oldest_wait_s: float = 0.0
     speeds: Mapping[Epoch, ReplicaSpeed] = field(default_factory=dict)
@@ -103,7 +105,8 @@ class Traffic:
             self._num_ended += 1
             self._output_tokens += num_output
 
-    def report(self, speeds: Mapping[Epoch, ReplicaSpeed]) -> TrafficReport:
+    def report(self, speeds: Mapping[Epoch, ReplicaSpeed], *, can_decode: bool) -> TrafficReport:
+        """`can_decode`: whether any decode replica has room."""
         now, waiting = self._clock(), self._waiting.values()
         return TrafficReport(
             age_s=now - self._began_s,
@@ -117,6 +120,7 @@ class Traffic:
             output_tokens=self._output_tokens,
             num_open=len(self._open),
             num_waiting=len(waiting),
+            num_for_decode=0 if can_decode else len(waiting),
             waiting_tokens=sum(one.num_tokens for one in waiting),
             oldest_wait_s=max((now - one.since_s for one in waiting), default=0.0),
             speeds=speeds,

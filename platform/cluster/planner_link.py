@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from baton.core.clock import Clock, monotonic
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
 from baton.core.messages import Role
@@ -28,10 +29,16 @@ class PlannerRegistry(Protocol):
 
 
 class PlannerLink:
-    def __init__(self, dispatcher: ReplicaDispatcher, wanted: Mapping[Role, int]) -> None:
+    def __init__(
+        self,
+        dispatcher: ReplicaDispatcher,
+        wanted: Mapping[Role, int],
+        clock: Clock = monotonic,
+    ) -> None:
         self.wanted = wanted
         """Replicas, as configured at the moment."""
         self._dispatcher = dispatcher
+        self._clock = clock
         self._planned: Mapping[str, int] = {}
         self._registry: PlannerRegistry | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -74,9 +81,11 @@ class PlannerLink:
             yield _family("planned", help, self._planned)
 
     async def _report(self, registry: PlannerRegistry) -> None:
-        """For ever. What is not heard is in the next report."""
+        """For ever. What is not heard is in the next report, which does not wait for longer if
+        the one before took its time."""
         is_away = False
         while True:
+            began_s = self._clock()
             try:
                 report = self._dispatcher.traffic()
                 self._planned = await registry.report_traffic(self._dispatcher.epoch, report)
@@ -85,7 +94,7 @@ class PlannerLink:
                 if not is_away:
                     log.warning("the planner is away (%r); the pools stay as they are", error)
                 is_away = True
-            await asyncio.sleep(REPORTS_S)
+            await asyncio.sleep(max(REPORTS_S - (self._clock() - began_s), 0.0))
 
 
 def _family(which: str, help: str, counts: Mapping[str, int]) -> Family:

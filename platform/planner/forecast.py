@@ -2,6 +2,7 @@
 
     level    of the window; of its last third, if that differs by more than chance
     trend    of the window, if both of its halves rise: a ramp goes on, a step is over
+    open     requests that replicas have: so many lately; if each third had more, they go on so
 
 Arrivals scatter as Poisson's numbers do, so what n of them tell is known to sqrt(n).
 """
@@ -17,8 +18,8 @@ from baton.platform.planner.observation import Observation
 
 SURE = 2.0
 """Standard deviations from which on a difference is none of chance."""
-LEAST_OF_HALF = 3
-"""Observations that a trend is told from."""
+LEAST_OF_PART = 3
+"""Observations of a half, or a third, that a trend is told from."""
 MOST_GROWTH = 2.0
 """Times the level that a trend may reach."""
 ENOUGH_ENDED = 10
@@ -31,6 +32,9 @@ class Forecast:
     ahead: Load
     per_minute: float
     """By which the rate grows, as far as that is believed; 0 of what falls."""
+    num_open: float
+    """Requests that replicas will have then, if those they have now go on: by no length of answers,
+    as the longest are the last to tell theirs."""
 
 
 def forecast(observations: Sequence[Observation], horizon_s: float) -> Forecast:
@@ -40,7 +44,10 @@ def forecast(observations: Sequence[Observation], horizon_s: float) -> Forecast:
     ahead = min(rate + slope * horizon_s, MOST_GROWTH * rate)
     lengths = _lengths(observations)
     return Forecast(
-        now=Load(rate=rate, **lengths), ahead=Load(rate=ahead, **lengths), per_minute=60 * slope
+        now=Load(rate=rate, **lengths),
+        ahead=Load(rate=ahead, **lengths),
+        per_minute=60 * slope,
+        num_open=_open_ahead(observations, horizon_s),
     )
 
 
@@ -49,8 +56,12 @@ def _rate(observations: Sequence[Observation]) -> float:
     return sum(one.num_arrived for one in observations) / lasted_s if lasted_s else 0.0
 
 
+def _late(observations: Sequence[Observation]) -> Sequence[Observation]:
+    return observations[-max(len(observations) // 3, 1) :]
+
+
 def _level(observations: Sequence[Observation]) -> float:
-    late = observations[-max(len(observations) // 3, 1) :]
+    late = _late(observations)
     whole, lately = _rate(observations), _rate(late)
     lasted_s = sum(one.lasted_s for one in late)
     chance = SURE * sqrt(max(whole, lately) / lasted_s) if lasted_s else 0.0
@@ -61,7 +72,7 @@ def _slope(observations: Sequence[Observation]) -> float:
     """Requests a second, a second: the flattest of the window and its halves, so that of a step,
     which is in one of them, nothing is left; 0 of what falls, or may be chance."""
     half = len(observations) // 2
-    if half < LEAST_OF_HALF or not _is_sure(observations):
+    if half < LEAST_OF_PART or not _is_sure(observations):
         return 0.0
     parts = (observations, observations[:half], observations[half:])
     return max(min(_fitted_slope(part) for part in parts), 0.0)
@@ -85,6 +96,23 @@ def _is_sure(observations: Sequence[Observation]) -> bool:
     return abs(_fitted_slope(observations)) > SURE * deviation
 
 
+def _open_ahead(observations: Sequence[Observation], horizon_s: float) -> float:
+    third = len(observations) // 3
+    if third < LEAST_OF_PART:
+        return _mean_open(_late(observations))
+    parts = (observations[:third], observations[third:-third], observations[-third:])
+    first, middle, last = map(_mean_open, parts)
+    growth = min(middle - first, last - middle)
+    if growth <= 0 or last - first <= SURE * sqrt(first + last):
+        return last
+    third_s = (observations[-1].at_s - observations[0].at_s) / 3
+    return min(last + growth * horizon_s / third_s, MOST_GROWTH * last)
+
+
+def _mean_open(observations: Sequence[Observation]) -> float:
+    return sum(one.num_open for one in observations) / len(observations)
+
+
 def _lengths(observations: Sequence[Observation]) -> dict[str, float]:
     num_arrived = sum(one.num_arrived for one in observations)
     num_ended = sum(one.num_ended for one in observations)
@@ -92,7 +120,7 @@ def _lengths(observations: Sequence[Observation]) -> dict[str, float]:
     squared = sum(one.squared_prompt_tokens for one in observations) / max(num_arrived, 1)
     cached = sum(one.cached_tokens for one in observations) / max(num_arrived, 1)
     output = sum(one.output_tokens for one in observations) / max(num_ended, 1)
-    num_open = observations[-1].num_open
+    num_open = observations[-1].num_open + observations[-1].num_for_decode
     return {
         "prompt_tokens": max(prompt, 1.0),
         "cached_tokens": cached,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.messages import Role
+from baton.platform.planner.capacity import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Observation:
     """Of those that ended."""
     num_waiting: int
     """Requests that no replica has yet."""
+    num_for_decode: int = 0
+    """Of those, whom no decode replica has room for; others wait for a prefill replica."""
     waiting_tokens: int
     oldest_wait_s: float
     num_open: int
@@ -72,3 +75,5 @@ class Memory:
     wanted: Sequence[Wanted] = ()
     last_busy_s: float | None = None
     """When a request was last seen anywhere."""
+    load: Load | None = None
+    """What came while anything last did."""

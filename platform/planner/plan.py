@@ -2,6 +2,7 @@
 
     observation --> forecast --> need of each role --> limits --> steady --> flips --> counts
                                  + what waits, if it would still wait after a cold start
+                                 + who decodes: all that are open have a place
 
 A pool grows at once, and shrinks only to what was enough for `steady_s`: so a load that goes up and
 down makes a pool do so once. What one role can spare and the other lacks is flipped, not added.
@@ -11,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 
 from baton.core.messages import Role
 from baton.platform.planner.capacity import (
     Load,
     Need,
-    Promise,
     ReplicaModel,
     decode_need,
     prefill_need,
@@ -26,6 +25,7 @@ from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.forecast import Forecast, forecast
 from baton.platform.planner.mixed import mixed_need
 from baton.platform.planner.observation import Memory, Observation, Wanted
+from baton.platform.planner.waiting import for_what_waits, holding, promise_of
 
 KEPT_OBSERVATIONS = 4096
 DEADBAND = 0.05
@@ -60,6 +60,10 @@ def plan(
     memory = _remembering(memory, observation, rules)
     window = [one for one in memory.observations if one.at_s > observation.at_s - rules.window_s]
     seen = forecast(window, rules.cold_start_s + rules.period_s)
+    if seen.now.rate > 0:
+        memory = replace(memory, load=seen.now)
+    elif memory.load is not None:  # those that are open are as long as what came
+        seen = replace(seen, now=_times(memory.load, 0.0), ahead=_times(memory.load, 0.0))
     found = {role: _find(role, seen, observation, models, rules) for role in Role}
     if _is_idle(observation, rules, memory):
         quiet_s = observation.at_s - (memory.last_busy_s or 0.0)
@@ -87,7 +91,7 @@ def plan(
 
 
 def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig) -> Memory:
-    since_s = observation.at_s - max(rules.window_s, rules.steady_s)
+    since_s = observation.at_s - max(rules.window_s, rules.steady_s, rules.cold_start_s)
     is_busy = observation.num_arrived or observation.num_waiting or observation.num_open
     is_first = memory.last_busy_s is None
     return Memory(
@@ -97,11 +101,8 @@ def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig)
         ),
         wanted=tuple(one for one in memory.wanted if one.at_s > since_s),
         last_busy_s=observation.at_s if is_busy or is_first else memory.last_busy_s,
+        load=memory.load,
     )
-
-
-def _promise(rules: PlannerConfig) -> Promise:
-    return Promise(ttft_s=rules.ttft_s, itl_s=rules.itl_s, share=rules.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +149,26 @@ def _find(
     }
     need = needs[-DEADBAND] if needs[0.0].num_replicas > kept > 0 else needs[0.0]
     why = _told(role, need, seen, rules)
-    extra = 0
-    if role is Role.PREFILL or not rules.max_prefill:
-        extra = _for_what_waits(seen.now, observation, model, rules)
+    num_waiting, extra = for_what_waits(role, seen.now, observation, model, rules)
     if extra > need.num_replicas:
         why += (
-            f"; {observation.num_waiting} wait, the oldest for {observation.oldest_wait_s:.1f} s: "
+            f"; {num_waiting} wait, the oldest for {observation.oldest_wait_s:.1f} s: "
             f"{extra} work that off"
         )
-    if max(extra, need.num_replicas) > most:
+    holds = dict.fromkeys(needs, 0)
+    if role is Role.DECODE:
+        holds = {
+            share: holding(seen.num_open * (1 + share), seen.now, model, rules) for share in needs
+        }
+    held = holds[-DEADBAND] if holds[0.0] > kept > 0 else holds[0.0]
+    if held > max(need.num_replicas, extra):
+        why += f"; {observation.num_open} are open: {held} hold {seen.num_open:.0f}"
+    needed = max(need.num_replicas, extra, held)
+    if needed > most:
         why += f"; {most} are the most that planner.max_{role.value} allows"
     return _Found(
-        min(max(need.num_replicas, extra, least), most),
-        min(max(needs[COMFORT].num_replicas, extra, least), most),
+        min(max(needed, least), most),
+        min(max(needs[COMFORT].num_replicas, extra, holds[COMFORT], least), most),
         why,
     )
 
@@ -173,27 +181,11 @@ def _need(role: Role, load: Load, model: ReplicaModel, rules: PlannerConfig) -> 
     if load.rate <= 0:
         return Need(num_replicas=0, busy=0.0, seconds=0.0)
     if role is Role.PREFILL:
-        return prefill_need(load, model, _promise(rules))
+        return prefill_need(load, model, promise_of(rules))
     if not rules.max_prefill:
-        first, later = mixed_need(load, model, _promise(rules))
+        first, later = mixed_need(load, model, promise_of(rules))
         return first if first.seconds / rules.ttft_s > later.seconds / rules.itl_s else later
-    return decode_need(load, model, _promise(rules))
-
-
-def _for_what_waits(
-    load: Load, observation: Observation, model: ReplicaModel, rules: PlannerConfig
-) -> int:
-    """As many as work the line off in the time that a cold start takes, unless those who are
-    there do so before; 0 while nobody waits for long."""
-    if observation.oldest_wait_s <= rules.ttft_s or not observation.num_waiting:
-        return 0
-    mean = observation.waiting_tokens / observation.num_waiting
-    work_s = observation.num_waiting * model.prefill_s(mean, load.cached_tokens)
-    asked = load.rate * model.mean_prefill_s(load)
-    spare = observation.pool(Role.PREFILL if rules.max_prefill else Role.DECODE).num_kept - asked
-    if spare > 0 and work_s / spare < rules.cold_start_s:
-        return 0
-    return ceil(asked + work_s / max(rules.cold_start_s, rules.ttft_s))
+    return decode_need(load, model, promise_of(rules))
 
 
 def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> bool:
@@ -209,10 +201,15 @@ def _steady(
     kept = observation.pool(role).num_kept
     if found.needed >= kept or _is_idle(observation, rules, memory):
         return found.needed
-    since_s = observation.at_s - rules.steady_s
-    if memory.observations[0].at_s - memory.observations[0].lasted_s > since_s:
-        return kept  # it has not been watched for so long
+    if not _is_watched(memory, observation.at_s - rules.steady_s):
+        return kept
     return min(max(one.count(role) for one in memory.wanted), kept)
+
+
+def _is_watched(memory: Memory, since_s: float) -> bool:
+    """Whether anybody was looking then."""
+    first = memory.observations[0]
+    return first.at_s - first.lasted_s <= since_s
 
 
 def _flips(
@@ -221,6 +218,8 @@ def _flips(
     """What one role lacks and the other can spare; what it can spare must have been so for a
     cold start's time."""
     since_s = observation.at_s - rules.cold_start_s
+    if not _is_watched(memory, since_s):
+        return 0
     lately = [one for one in memory.wanted if one.at_s > since_s]
 
     def spare(role: Role) -> int:

@@ -2,13 +2,14 @@
 
     hear(gateway, report) ...  observe(pools) -> what came since the observation before
 
-A gateway that is heard for the first time after a silence may have counted for long: only what
-comes from then on is counted. One that is silent is left out; whoever decides is told so.
+A gateway that is heard for the first time may have counted for long: only what comes from then on
+is counted. One that is silent is left out, and whoever decides is told so; what it tells afterwards
+came all the while, so that of it only the share of the last period counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.clock import Clock
@@ -20,6 +21,8 @@ from baton.platform.planner.observation import Observation, PoolCount
 REPORTS_S = 1.0
 SILENT_S = 3.5 * REPORTS_S
 """A gateway that says nothing for so long is gone, or cannot be heard."""
+FORGOTTEN_S = 600.0
+"""One that was silent for so long does not come back, or is heard for the first time again."""
 NOTHING = TrafficReport(age_s=0.0)
 
 
@@ -29,20 +32,26 @@ class _Heard:
     at_s: float
     counted: TrafficReport
     """What of it has been in an observation."""
+    counted_s: float
+    """Until when that came."""
 
 
 class TrafficWatch:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._observed_s = clock()
+        self._has_heard = False
         self._heard_by_gateway: dict[Epoch, _Heard] = {}
 
     def hear(self, gateway: Epoch, report: TrafficReport) -> None:
         """Reports may come late and twice."""
         now, known = self._clock(), self._heard_by_gateway.get(gateway)
-        if known is None or now - known.at_s > SILENT_S:
-            counted = NOTHING if report.age_s <= SILENT_S else report
-            self._heard_by_gateway[gateway] = _Heard(report, now, counted)
+        if known is None:
+            is_new = report.age_s <= SILENT_S
+            counted, counted_s = (NOTHING, now - report.age_s) if is_new else (report, now)
+            if not self._has_heard:
+                self._has_heard, self._observed_s = True, counted_s
+            self._heard_by_gateway[gateway] = _Heard(report, now, counted, counted_s)
         elif report.age_s >= known.report.age_s:
             known.report, known.at_s = report, now
 
@@ -64,23 +73,27 @@ class TrafficWatch:
     def observe(self, pools: Mapping[Role, PoolCount], num_gateways: int) -> Observation:
         now, audible = self._clock(), self._audible()
         lasted_s, self._observed_s = now - self._observed_s, now
-        came = _Sums.of((one.report, one.counted) for one in self._heard_by_gateway.values())
+        came = _Sums()
         for one in self._heard_by_gateway.values():
-            one.counted = one.report
+            came.add(one, lasted_s)
+            one.counted, one.counted_s = one.report, one.at_s
         self._heard_by_gateway = {
-            gateway: one for gateway, one in self._heard_by_gateway.items() if one in audible
+            gateway: one
+            for gateway, one in self._heard_by_gateway.items()
+            if now - one.at_s <= FORGOTTEN_S
         }
         reports = [one.report for one in audible]
         return Observation(
             at_s=now,
             lasted_s=lasted_s,
-            num_arrived=came.num_arrived,
+            num_arrived=round(came.num_arrived),
             prompt_tokens=round(came.num_arrived * came.mean_prompt),
             squared_prompt_tokens=came.num_arrived * came.mean_squared_prompt,
             cached_tokens=round(came.num_arrived * came.mean_cached),
-            num_ended=came.num_ended,
-            output_tokens=came.output_tokens,
+            num_ended=round(came.num_ended),
+            output_tokens=round(came.output_tokens),
             num_waiting=sum(one.num_waiting for one in reports),
+            num_for_decode=sum(one.num_for_decode for one in reports),
             waiting_tokens=sum(one.waiting_tokens for one in reports),
             oldest_wait_s=max((one.oldest_wait_s for one in reports), default=0.0),
             num_open=sum(one.num_open for one in reports),
@@ -98,31 +111,30 @@ class TrafficWatch:
 class _Sums:
     """Of what came to all gateways."""
 
-    num_arrived: int = 0
-    arrived_tokens: int = 0
-    num_placed: int = 0
-    computed_tokens: int = 0
-    squared_computed_tokens: int = 0
-    cached_tokens: int = 0
-    num_ended: int = 0
-    output_tokens: int = 0
+    num_arrived: float = 0.0
+    arrived_tokens: float = 0.0
+    num_placed: float = 0.0
+    computed_tokens: float = 0.0
+    squared_computed_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    num_ended: float = 0.0
+    output_tokens: float = 0.0
 
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[TrafficReport, TrafficReport]]) -> _Sums:
-        """Differences of each pair."""
-        found = cls()
-        for later, earlier in pairs:
-            for name in cls.__slots__:
-                more = getattr(later, name) - getattr(earlier, name)
-                setattr(found, name, getattr(found, name) + more)
-        return found
+    def add(self, one: _Heard, lasted_s: float) -> None:
+        """What it told since it was counted: all of it, or the last period's share if it was silent
+        when others were counted."""
+        told_s = one.at_s - one.counted_s
+        share = lasted_s / told_s if told_s > lasted_s + SILENT_S else 1.0
+        for name in self.__slots__:
+            more = getattr(one.report, name) - getattr(one.counted, name)
+            setattr(self, name, getattr(self, name) + share * more)
 
     @property
     def mean_prompt(self) -> float:
         """What had to be computed of prompts that were placed; where none was, whole prompts."""
         if self.num_placed:
             return self.computed_tokens / self.num_placed
-        return self.arrived_tokens / max(self.num_arrived, 1)
+        return self.arrived_tokens / self.num_arrived if self.num_arrived else 0.0
 
     @property
     def mean_squared_prompt(self) -> float:
@@ -132,4 +144,4 @@ class _Sums:
 
     @property
     def mean_cached(self) -> float:
-        return self.cached_tokens / max(self.num_placed, 1)
+        return self.cached_tokens / self.num_placed if self.num_placed else 0.0

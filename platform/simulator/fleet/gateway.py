@@ -86,6 +86,11 @@ class SimulatedGateway:
         yield from self._in_line.values()
         yield from (entry.item for entry in self._outside)
 
+    @property
+    def can_decode(self) -> bool:
+        """Whether any decode replica has room, as far as it has heard."""
+        return bool(self._known.view(PromptNames()).decode.pool.is_open.any())
+
     # From clients.
 
     def come(self, turn: Turn) -> bool:

@@ -110,6 +110,9 @@ class Pilot:
             num_ended=seen.num_ended - before.num_ended,
             output_tokens=seen.output_tokens - before.output_tokens,
             num_waiting=len(waiting),
+            num_for_decode=sum(
+                gateway.num_waiting for gateway in self.fleet.gateways if not gateway.can_decode
+            ),
             waiting_tokens=sum(len(turn.prompt) for turn in waiting),
             oldest_wait_s=max((now - turn.arrived_s for turn in waiting), default=0.0),
             num_open=seen.num_under_way - len(waiting),

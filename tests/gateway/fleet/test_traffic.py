@@ -33,5 +33,6 @@ async def test_requests_are_counted_from_their_arrival_to_their_end_wherever_the
     assert (told.num_arrived, told.num_placed, told.num_ended) == (4, 2, 1)
     assert (told.num_open, told.num_waiting, told.waiting_tokens) == (1, 1, len(PROMPT))
     assert told.output_tokens == 1 and told.oldest_wait_s > 0
+    assert (told.num_for_decode, after.num_for_decode) == (1, 0)
     assert (told.computed_tokens, told.cached_tokens) == (2 * len(PROMPT), 0)
     assert (after.num_open, after.num_waiting, after.num_ended) == (0, 0, 3)

@@ -39,7 +39,7 @@ def observed(at_s: float, num_arrived: int, **changes: object) -> Observation:
         num_waiting=0,
         waiting_tokens=0,
         oldest_wait_s=0.0,
-        num_open=num_arrived,
+        num_open=num_arrived // 2,
         prefill=PoolCount(1),
         decode=PoolCount(1),
     )
@@ -153,10 +153,12 @@ def test_what_one_role_can_spare_becomes_what_the_other_lacks() -> None:
     rules = replace_rules(max_prefill=6, max_decode=6)
     pools = Pools(rules=rules, counts={Role.PREFILL: 4, Role.DECODE: 1})
     flips = []
-    for number in range(1, 16):
-        long = {"prompt_tokens": 400 * 10, "squared_prompt_tokens": 160_000.0 * 10}
+    for number in range(1, 8):
+        pools.see(observed(5.0 * number, 8))
+    for number in range(8, 16):
+        short = {"prompt_tokens": 400 * 10, "squared_prompt_tokens": 160_000.0 * 10}
         answers = {"output_tokens": 500 * 10}
-        flips.append(pools.see(observed(5.0 * number, 10, **long, **answers)).flips)
+        flips.append(pools.see(observed(5.0 * number, 10, **short, **answers)).flips)
 
     assert sum(flips) >= 1
     first = next(decision for decision in pools.decisions if decision.flips)
@@ -213,3 +215,118 @@ def test_answers_that_have_not_ended_are_not_taken_for_short_ones() -> None:
         pools.see(observed(number * PERIOD_S, 5, num_ended=0, output_tokens=0, num_open=5 * number))
 
     assert pools.of(Role.DECODE)[-1] >= 30 / MODEL.max_requests
+
+
+def test_a_planner_that_has_watched_for_less_than_a_cold_start_flips_nobody() -> None:
+    """Prefill lacks replicas, and so few answers have ended that decode seems to need but one."""
+    pools = {"prefill": PoolCount(1), "decode": PoolCount(4)}
+    hardly = {"num_ended": 1, "output_tokens": 20, "num_open": 1}
+    seen = observed(5.0, 30, **pools, **hardly)
+
+    decision, memory = plan(seen, MODELS, RULES, Memory())
+    for number in range(2, 8):
+        later, memory = plan(replace(seen, at_s=5.0 * number), MODELS, RULES, memory)
+
+    assert decision.prefill > 1
+    assert (decision.decode, decision.flips) == (4, 0)
+    assert later.flips < 0
+
+
+FULL = {"prefill": PoolCount(2), "decode": PoolCount(4), "num_open": 4 * MODEL.max_requests}
+IN_LINE = {"num_waiting": 40, "waiting_tokens": 160_000, "oldest_wait_s": 50.0}
+
+
+def test_a_line_for_room_to_decode_takes_no_decode_replica_away_and_adds_none_that_prefill() -> (
+    None
+):
+    memory = Memory()
+    for number in range(1, 12):
+        seen = observed(5.0 * number, 5, **FULL, **IN_LINE, num_for_decode=40)
+        decision, memory = plan(seen, MODELS, RULES, memory)
+        assert decision.decode >= 4
+        assert decision.prefill == 2
+
+    for_prompts, _ = plan(replace(seen, num_for_decode=0), MODELS, RULES, Memory())
+    assert for_prompts.prefill > 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"oldest_wait_s": 50.0}, 4),  # those that serve are soon through, as foreseen
+        ({"oldest_wait_s": 70.0}, 5),  # they are not
+        ({"oldest_wait_s": 70.0, "decode": PoolCount(4, starting=1)}, 5),  # one is on its way
+        ({"output_tokens": 9000}, 7),  # a long line of long answers
+    ],
+    ids=["foreseen", "too-slow", "on-its-way", "long"],
+)
+def test_who_waits_for_room_to_decode_is_worth_as_many_as_give_it_to_them(
+    changes: dict[str, object], wanted: int
+) -> None:
+    line = {**FULL, **IN_LINE, "num_for_decode": 40, "num_ended": 10, "output_tokens": 500}
+    decision, _ = plan(observed(5.0, 5, **{**line, **changes}), MODELS, RULES, Memory())
+
+    assert decision.decode == wanted
+
+
+def test_no_more_than_give_all_who_wait_room_to_decode_are_added() -> None:
+    """Their answers take longer than a cold start."""
+    line = {"num_waiting": 6, "num_for_decode": 6, "waiting_tokens": 6000, "oldest_wait_s": 9.0}
+    long = {"num_ended": 10, "output_tokens": 15_000}
+    rules = replace_rules(cold_start_s=5.0)
+
+    decision, _ = plan(observed(5.0, 1, **{**FULL, **line, **long}), MODELS, rules, Memory())
+
+    assert decision.decode == 5  # work for 6
+
+
+def test_who_is_open_keeps_replicas_that_the_answers_which_have_ended_do_not_ask_for() -> None:
+    """The shortest end first: of one request a second one in five does, and four more are open."""
+    memory, rules = Memory(), replace_rules(max_decode=16)
+    decode = 8
+    for number in range(1, 41):
+        few = {"num_ended": 1, "output_tokens": 50, "num_open": min(4 * number, 100)}
+        seen = observed(5.0 * number, 5, **few, prefill=PoolCount(1), decode=PoolCount(decode))
+        decision, memory = plan(seen, MODELS, rules, memory)
+        decode = decision.decode
+        assert decode * MODEL.max_requests >= few["num_open"]
+        if number == 14:
+            grown = decode
+
+    assert grown * MODEL.max_requests >= 4 * 14 + 20  # seen coming: a cold start takes 30 s
+    assert "are open: " in decision.reasons[1]
+
+
+def test_a_pool_stays_as_large_as_who_decodes_while_nobody_comes() -> None:
+    """28 long prompts: the KV of five is as much as a replica holds."""
+    memory = Memory()
+    for number in range(1, 61):
+        came = {"prompt_tokens": 8 * 3900, "squared_prompt_tokens": 8 * 3900.0**2}
+        quiet = {"num_ended": 0, "output_tokens": 0, "num_open": 28, "decode": PoolCount(6)}
+        seen = observed(5.0 * number, 8 if number < 4 else 0, **(came if number < 4 else {}))
+        decision, memory = plan(replace(seen, **quiet), MODELS, RULES, memory)  # type: ignore[arg-type]
+
+    assert decision.decode == 6
+    assert decision.reasons[1].startswith("decode: 6 -> 6; nothing arrives; 28 are open: 6 hold 28")
+
+
+def test_prefill_is_planned_for_what_caches_lack_and_decode_for_whole_prompts() -> None:
+    cached = {"cached_tokens": 3000 * 10, "num_ended": 50, "output_tokens": 5000}
+    whole = {"prompt_tokens": 4000 * 10, "squared_prompt_tokens": 1.6e8}
+
+    [few, all_computed, no_cache] = [
+        plan(observed(5.0, 10, **changes), MODELS, RULES, Memory())[0]
+        for changes in (cached, whole, {})
+    ]
+
+    assert few.decode == all_computed.decode > no_cache.decode
+    assert few.prefill == no_cache.prefill < all_computed.prefill
+
+
+def test_of_prompts_that_wait_caches_hold_as_much_as_of_those_before_them() -> None:
+    line = {"num_waiting": 80, "waiting_tokens": 80_000, "oldest_wait_s": 9.0}
+    cached = {"prompt_tokens": 100, "squared_prompt_tokens": 5000.0, "cached_tokens": 1900}
+
+    decision, _ = plan(observed(5.0, 2, **line, **cached), MODELS, RULES, Memory())
+
+    assert decision.prefill == 1  # and two of them where nothing is cached
