@@ -164,6 +164,8 @@ def explain(error: grpc.aio.AioRpcError) -> str:
         return f"more than fits one message between replicas: shorten the prompt ({text})"
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return text
+    if "Socket closed" in text and "failed to connect" not in text:  # no handshake's matter
+        return f"the peer hung up: it has just ended ({text})"
     for sign, remedy in _REMEDY_BY_SIGN.items():
         if sign in text:
             return f"{remedy} ({text})"
@@ -179,6 +181,6 @@ _REMEDY_BY_SIGN = {
     "security.tls_server_name",
     "WRONG_VERSION_NUMBER": "the peer does not speak TLS: all processes need one `security` "
     "configuration",
-    "Socket closed": "the peer hung up: it has just ended, or its `security` is not ours, so that "
-    "only one side speaks TLS or trusts the other",
+    "Socket closed": "the peer hung up: it has just ended, or it refuses our certificate "
+    "(security.tls_cert_file), or only one side speaks TLS",
 }

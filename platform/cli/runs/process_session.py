@@ -24,6 +24,7 @@ PR_SET_PDEATHSIG = 1
 PARENT_PID = "BATON_PARENT_PID"
 """The environment variable that tells a child who started it."""
 PROC = Path("/proc")
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
 
@@ -37,8 +38,6 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
     A child that died of a signal has the status that shells give it, 128 + the signal's number.
     """
     child = multiprocessing.get_context("fork").Process(target=_lead, args=(run, os.getpid()))
-    child.start()
-    assert child.pid is not None
     num_signals = 0
     asked_at = 0.0
 
@@ -48,8 +47,12 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
         asked_at = asked_at or time.monotonic()
         child.terminate()
 
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {signum: signal.signal(signum, ask_to_stop) for signum in handled}
+    # From the fork on a signal is for both: one that comes before it is handled waits.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    child.start()
+    assert child.pid is not None
+    previous = {signum: signal.signal(signum, ask_to_stop) for signum in HANDLED}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     try:
         while child.is_alive():
             is_late = num_signals and time.monotonic() - asked_at > stop_grace_s
@@ -69,6 +72,7 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
 
 def _lead(run: Callable[[], int], parent: int) -> None:
     """Be the child: `run` as the leader of a session."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     os.setsid()
     os.environ[PARENT_PID] = str(parent)
     status = run()

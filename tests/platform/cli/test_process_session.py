@@ -32,6 +32,16 @@ assert [signal.getsignal(number) for number in handled] == before
 sys.exit(status)
 """
 
+PAUSING = """
+import multiprocessing.process, time
+start = multiprocessing.process.BaseProcess.start
+def start_and_pause(process):
+    start(process)
+    time.sleep(0.5)
+multiprocessing.process.BaseProcess.start = start_and_pause
+"""
+"""Lets a parent do nothing for a while once its child runs."""
+
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -90,11 +100,11 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def running(
-    program: str, *, stop_grace_s: float = 60.0, proc: Path = Path("/proc")
+    program: str, *, stop_grace_s: float = 60.0, proc: Path = Path("/proc"), before: str = ""
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A parent as `baton serve` is one, with `program` as its child."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, program, str(stop_grace_s), str(proc)],
+        [sys.executable, "-c", before + PARENT, program, str(stop_grace_s), str(proc)],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     try:
@@ -152,6 +162,16 @@ def test_without_proc_the_childs_process_group_is_ended(tmp_path: Path) -> None:
     assert status_after(child, proc=tmp_path / "no such folder") == 0
 
     assert is_gone(pid_of(tmp_path, "grandchild"))
+
+
+def test_a_signal_that_comes_right_behind_the_fork_leaves_no_child_behind(tmp_path: Path) -> None:
+    with running(report_pid(tmp_path, "child") + SLEEPER, before=PAUSING) as parent:
+        child = pid_of(tmp_path, "child")
+
+        parent.send_signal(signal.SIGTERM)
+
+        assert parent.wait(30) == 0
+    assert is_gone(child)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
