@@ -7,6 +7,9 @@ uvicorn has a time limit for idle connections alone, which any byte calls off. A
 answered before all of its body has come has `body_timeout_s` for the rest, which nobody reads.
 An answer that is not taken holds what uvicorn and the system buffer of it, and its request: from
 time to time each connection is looked at, and aborted if it is behind and too little was taken.
+
+A body in chunks may have fields behind it (trailers), which the parser tells as it tells headers.
+They are counted with the headers and dropped: what a proxy sets or strips does not come in there.
 """
 
 from __future__ import annotations
@@ -70,8 +73,11 @@ class PatientProtocol(HttpToolsProtocol):
         """Bytes that waited for the client when it was looked at last, if it has been behind."""
         self._is_in_body = False
         """Headers are in, and the end of what follows them is not."""
-        self._num_header_bytes = 0
-        """Of headers that are not in yet."""
+        self._num_fields = self._num_field_bytes = 0
+        """Headers of the request whose body is to come, and what came behind it."""
+        self._num_beside = 0
+        """Bytes since a request began, or a piece of its body came: of headers that are not in yet,
+        of a chunk's size, or of a field behind the body."""
         self._has_asked = False
         """Something of the next request's headers has come."""
 
@@ -96,10 +102,9 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_asked = True
-        if not self._is_in_body:
-            self._num_header_bytes += len(data)
+        self._num_beside += len(data)
         super().data_received(data)
-        if self._num_header_bytes > self._limits.max_header_bytes and not self._is_in_body:
+        if self._num_beside > self._limits.max_header_bytes:
             self._refuse(Refusal.LARGE_HEADERS, HeadersTooLarge(self._limits))
             return
         is_asking = self._is_answered and not self._is_in_body
@@ -107,26 +112,46 @@ class PatientProtocol(HttpToolsProtocol):
         if is_asking and not is_idle and self._timer is None:
             self._wait(self._limits.header_timeout_s, self._on_late_headers)
 
-    def on_headers_complete(self) -> None:
-        self._stop_waiting()
-        num_bytes = sum(len(name) + len(value) for name, value in self.headers)
+    def on_message_begin(self) -> None:
+        self._num_fields = self._num_field_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
+        self._num_field_bytes += len(name) + len(value)
         limits = self._limits
-        if num_bytes > limits.max_header_bytes or len(self.headers) > limits.max_headers:
+        if self._num_fields > limits.max_headers or self._num_field_bytes > limits.max_header_bytes:
             self._why = Refusal.LARGE_HEADERS
             raise HeadersTooLarge(limits)  # the parser ends: 400
+        if not self._is_in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._why = Refusal.TOO_MANY_REQUESTS
             raise TooManyPipelined
-        self._is_in_body, self._num_header_bytes = True, 0
+        self._is_in_body, self._num_beside = True, 0
         super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._num_beside = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._num_beside = 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         """Of the parser, which says nothing more of what it met."""
         self._connections.refuse(self._why or Refusal.MALFORMED, self._address)
-        super().send_400_response(msg)
+        if self._is_being_answered:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
 
     def on_message_complete(self) -> None:
         self._is_in_body = self._has_asked = False
+        self._num_beside = 0
         super().on_message_complete()
         if self._is_answered:  # that was the rest of a body which nobody has read
             self._stop_waiting()
@@ -148,6 +173,13 @@ class PatientProtocol(HttpToolsProtocol):
     def _is_answered(self) -> bool:
         """Whether no request is under way."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_being_answered(self) -> bool:
+        """Whether another answer would stand within one, or behind the one to the same request."""
+        if self.cycle is None or not self.cycle.response_started:
+            return False
+        return self._is_in_body or not self.cycle.response_complete
 
     def _look_after(self) -> None:
         """Abort if the client has taken too little since the last look.
@@ -184,7 +216,8 @@ class PatientProtocol(HttpToolsProtocol):
     def _refuse(self, why: Refusal, error: BatonError) -> None:
         if not self.transport.is_closing():
             self._connections.refuse(why, self._address)
-            self.transport.write(_refusal(error))
+            if not self._is_being_answered:
+                self.transport.write(_refusal(error))
         self.transport.close()
 
     def _wait(self, limit_s: float, on_late: Callable[[], None]) -> None:

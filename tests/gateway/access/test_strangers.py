@@ -51,6 +51,14 @@ COMPLETE = "POST /v1/completions"
 DRAIN = '{"replica": "d0"}'
 PAGE = {"origin": "https://elsewhere.example"}
 
+CHUNKED = {"transfer-encoding": "chunked"}
+
+
+def chunked(behind: str) -> str:
+    """The body in one chunk, and what stands behind it."""
+    return f"{len(BODY):x}\r\n{BODY}\r\n0\r\n{behind}\r\n"
+
+
 Row = tuple[str, str | None, dict[str, str], str, int]
 
 ROWS: dict[str, Row] = {
@@ -116,6 +124,22 @@ ROWS: dict[str, Row] = {
         "0\r\n\r\n",
         400,
     ),
+    "fields behind the body": (COMPLETE, ACME, CHUNKED, chunked("x-a: b\r\n"), 200),
+    "a key behind the body": (
+        COMPLETE,
+        None,
+        CHUNKED,
+        chunked(f"authorization: Bearer {ACME}\r\n"),
+        401,
+    ),
+    "too many fields behind the body": (COMPLETE, ACME, CHUNKED, chunked("x: y\r\n" * 120), 400),
+    "a large field behind the body": (
+        COMPLETE,
+        ACME,
+        CHUNKED,
+        chunked(f"x: {'y' * 30_000}\r\n"),
+        400,
+    ),
     "a negative length": (COMPLETE, ACME, {"content-length": "-1"}, "", 400),
     "a folded header": (COMPLETE, ACME, {"x-a": "b\r\n c"}, BODY, 400),
     "a space before the colon": (COMPLETE, ACME, {"content-length ": "5"}, BODY, 400),
@@ -168,7 +192,7 @@ async def status_of(port: int, row: Row) -> int:
         lines.append("host: x")
     if key is not None:
         lines.append(f"authorization: Bearer {key}")
-    if not any(name.strip().startswith("content-length") for name in headers):
+    if not any(name.strip().startswith(("content-length", "transfer-")) for name in headers):
         lines.append(f"content-length: {len(data)}")
     lines += [f"{name}: {value}" for name, value in headers.items()]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

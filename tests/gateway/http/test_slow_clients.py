@@ -27,6 +27,7 @@ SHORT: dict[str, Any] = {
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
 UNREAD = b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+CHUNKED = b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def drip(writer: asyncio.StreamWriter, drop: bytes) -> None:
@@ -162,6 +163,28 @@ def refused(gateway: Serving, reason: str) -> str:
     line = f'refused_connections_total{{model="{MODEL}",reason="{reason}"}} '
     _, _, rest = gateway.server.metrics_page().partition(line)
     return rest.partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        pytest.param(b"0\r\n", b"a: b\r\n" * 30, id="fields behind the body"),
+        pytest.param(b"0\r\na: ", b"y" * 9000, id="one of them without end"),
+        pytest.param(b"5;a=", b"y" * 9000, id="the size of a chunk"),
+    ],
+)
+async def test_what_stands_beside_a_body_in_chunks_has_the_limits_of_headers(
+    first: bytes, drop: bytes
+) -> None:
+    async with (
+        serving() as gateway,
+        dripping(gateway.server.http_port, CHUNKED + first, drop) as reader,
+    ):
+        answer = await until_closed(reader)
+        num_refused = refused(gateway, "large headers")
+
+    assert answer.count(b"HTTP/1.1 ") == 1  # it was answered, and no other answer stands behind it
+    assert num_refused == "1"
 
 
 @pytest.mark.parametrize(
