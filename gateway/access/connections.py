@@ -26,6 +26,7 @@ ADMIN_CONNECTIONS = 64
 class Refusal(StrEnum):
     TOO_MANY = "too many connections"
     TOO_MANY_OF_ADDRESS = "too many connections of one address"
+    HANDSHAKE = "failed handshake"
     LATE_HEADERS = "late headers"
     LARGE_HEADERS = "large headers"
     TOO_MANY_REQUESTS = "too many requests at once"

@@ -81,11 +81,28 @@ class PatientProtocol(HttpToolsProtocol):
         self._has_asked = False
         """Something of the next request's headers has come."""
 
+    def enter(self, address: str) -> Refusal | None:
+        """Take a place, or say why there is none. A connection that has none takes one when it is
+        made, and gives back what it has when it is lost."""
+        self._address = address
+        why = self._connections.open(address)
+        self._is_counted = why is None
+        return why
+
+    def leave(self) -> None:
+        """Give back its place. Safe to repeat."""
+        if self._is_counted:
+            self._is_counted = False
+            self._connections.close(self._address)
+
+    def note(self, why: Refusal) -> None:
+        """It is refused, or cut off."""
+        self._connections.refuse(why, self._address)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
-        why = self._connections.open(self._address)
-        self._is_counted = why is None
+        has_place = self._is_counted
+        why = None if has_place else self.enter(self.client[0] if self.client else "")
         self._look = self.loop.call_later(self._limits.unread_timeout_s, self._look_after)
         if why is None:
             self._wait(self._limits.header_timeout_s, self._on_late_headers)
@@ -96,8 +113,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if self._look is not None:
             self._look.cancel()
-        if self._is_counted:
-            self._connections.close(self._address)
+        self.leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -143,7 +159,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Of the parser, which says nothing more of what it met."""
-        self._connections.refuse(self._why or Refusal.MALFORMED, self._address)
+        self.note(self._why or Refusal.MALFORMED)
         if self._is_being_answered:
             self.transport.close()
         else:
@@ -191,7 +207,7 @@ class PatientProtocol(HttpToolsProtocol):
         waiting = self._num_waiting() if is_behind else 0
         least = period_s * self._limits.min_body_bytes_per_s
         if waiting and self._unread is not None and self._unread - waiting < least:
-            self._connections.refuse(Refusal.UNREAD, self._address)
+            self.note(Refusal.UNREAD)
             self.transport.abort()
             return
         self._unread = waiting or None
@@ -215,7 +231,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _refuse(self, why: Refusal, error: BatonError) -> None:
         if not self.transport.is_closing():
-            self._connections.refuse(why, self._address)
+            self.note(why)
             if not self._is_being_answered:
                 self.transport.write(_refusal(error))
         self.transport.close()
@@ -229,7 +245,7 @@ class PatientProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def patient_protocol(gateway: GatewayConfig, connections: Connections) -> type[asyncio.Protocol]:
+def patient_protocol(gateway: GatewayConfig, connections: Connections) -> type[PatientProtocol]:
     """A class, as that is what uvicorn wants: it makes one of it for each connection."""
 
     class Protocol(PatientProtocol):

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
 from baton.gateway.access.tls import TlsIdentity
-from baton.gateway.http.patience import patient_protocol
+from baton.gateway.http.patience import PatientProtocol, patient_protocol
+from baton.gateway.http.tls_entry import TlsEntry
 
 START_POLL_S = 0.005
 
@@ -40,7 +41,8 @@ class HttpServer:
                 timeout_keep_alive=config.keep_alive_s,
                 ssl_certfile=None if tls is None else tls.cert_file,
                 ssl_keyfile=None if tls is None else tls.key_file,
-            )
+            ),
+            handshake_limit_s=config.header_timeout_s,
         )
         self._task: asyncio.Task[None] | None = None
         self.port = 0
@@ -65,6 +67,27 @@ class HttpServer:
 
 
 class _Guest(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, *, handshake_limit_s: float) -> None:
+        super().__init__(config)
+        self._handshake_limit_s = handshake_limit_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        context = self.config.ssl
+        if context is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        for listener in sockets or ():
+            entry = TlsEntry(listener, self._make_protocol, context, self._handshake_limit_s)
+            entry.open()
+            self.servers.append(entry)  # type: ignore[arg-type]  # as far as it is asked, it is one
+
+    def _make_protocol(self) -> PatientProtocol:
+        made: PatientProtocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to whoever owns the process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
 from pathlib import Path
@@ -63,6 +64,34 @@ async def test_a_server_that_others_vouch_for_is_not_trusted(tmp_path: Path, kin
     ):
         with pytest.raises(Unavailable):
             await client.models()
+
+
+async def test_who_opens_a_connection_and_shakes_no_hands_has_a_place_and_loses_it(
+    tmp_path: Path,
+) -> None:
+    made = make_certificate(tmp_path)
+    few: dict[str, Any] = {"max_connections": 2, "header_timeout_s": 0.5}
+    async with serving(**few, **settings_of(made)) as gateway, asyncio.timeout(20):
+        port = gateway.server.http_port
+        first, second, third = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await third[0].read() == b""  # at once, as there is no place
+        assert await first[0].read() + await second[0].read() == b""  # when they are late
+        gone = await asyncio.open_connection("127.0.0.1", port)
+        gone[1].close()
+        babbler = await asyncio.open_connection("127.0.0.1", port)
+        babbler[1].write(b"GET / HTTP/1.1\r\n\r\n")
+        await babbler[0].read()
+        trust = ssl.create_default_context(cafile=made.cert_file)
+        url = f"https://127.0.0.1:{port}"
+        for _ in range(3):  # each leaves its place to the next
+            async with httpx.AsyncClient(base_url=url, verify=trust) as http:
+                assert (await http.get("/health")).status_code == 200
+        page = gateway.server.metrics_page()
+        for _, writer in (first, second, third, babbler):
+            writer.close()
+
+    assert 'reason="too many connections"} 1\n' in page
+    assert 'reason="failed handshake"} 3\n' in page
 
 
 def test_without_files_nothing_is_encrypted() -> None:
