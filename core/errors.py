@@ -7,6 +7,7 @@
     │   ├── RequestNotFound   this gateway does not know of such a request any more  404
     │   ├── Forbidden         not with this API key                                  403
     │   ├── RequestTooLarge   the body is larger than this server reads              413
+    │   ├── RequestTooSlow    what was begun, or announced, does not come            408
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
     ├── Unauthenticated       no API key, or not one of ours                         401
     ├── Overloaded            refused before any work was done; try again later      429
@@ -72,6 +73,10 @@ class Forbidden(InvalidRequest):
 
 class RequestTooLarge(InvalidRequest):
     """The body is larger than this server is willing to read."""
+
+
+class RequestTooSlow(InvalidRequest):
+    """A client that holds a connection without sending what it began, or announced."""
 
 
 class ContextExceeded(InvalidRequest):

@@ -50,7 +50,7 @@ class GatewayServer:
         public, admin = public_connections(config, refused), admin_connections(refused)
         self._http = HttpServer(build_app(self._gateway), config, public, tls=tls)
         self._admin = HttpServer(build_admin_app(self._gateway), config, admin, tls=tls)
-        self._grpc = GrpcServer(self._gateway, tls=tls)
+        self._grpc = GrpcServer(self._gateway, public, tls=tls)
 
     @property
     def limits(self) -> RateLimits:
@@ -100,7 +100,7 @@ class GatewayServer:
     async def begin_drain(self) -> None:
         """Turn unready, so that balancers look elsewhere. Safe to repeat."""
         self._gateway.is_draining = True
-        await self._grpc.report_health()
+        self._grpc.report_health()
 
     async def stop(self, grace_s: float) -> None:
         """Close the ports and return when all requests have ended; cancel them after `grace_s`."""

@@ -167,6 +167,11 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     def needs_key(self) -> bool:
         return bool(self.api_keys or self.operator_keys or self.tenants)
 
+    def body_limit_s(self, num_bytes: int) -> float:
+        """For more of a body of which `num_bytes` have come, from its beginning on."""
+        earned_s = num_bytes / self.min_body_bytes_per_s
+        return min(self.body_timeout_s + earned_s, self.request_timeout_s)
+
     @property
     def kv_shares(self) -> dict[str, float]:
         """By tenant, of those that have one."""

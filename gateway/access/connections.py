@@ -29,6 +29,7 @@ class Refusal(StrEnum):
     HANDSHAKE = "failed handshake"
     LATE_HEADERS = "late headers"
     LARGE_HEADERS = "large headers"
+    LATE_REQUEST = "late request"
     TOO_MANY_REQUESTS = "too many requests at once"
     MALFORMED = "malformed"
     UNREAD = "unread answer"

@@ -7,19 +7,15 @@ EndStream. A stream that has sent nothing yet ends with its call: nobody knows i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import grpc.aio
-from baton.core.errors import Cancelled, StreamNotFound
-from baton.gateway.requests.gateway import Gateway
+from baton.core.errors import StreamNotFound
+from baton.gateway.grpc.patience import Context, Patience
 from baton.gateway.resumable.keeper import StreamKeeper, StreamReading
 from baton.gateway.resumable.streams import owner_of
 from baton.proto import inference_pb2 as pb
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 KINDS = (pb.GenerateResponse.__name__, pb.ChatResponse.__name__)
 
@@ -27,19 +23,19 @@ R = TypeVar("R", pb.GenerateResponse, pb.ChatResponse)
 
 
 class StreamWriter(Generic[R]):
-    """Writes one call's responses, each within a time limit for clients that do not read."""
+    """Writes one call's responses."""
 
-    def __init__(self, context: Context, gateway: Gateway, kind: type[R]) -> None:
+    def __init__(self, context: Context, patience: Patience, kind: type[R]) -> None:
         self._context = context
-        self._keeper = gateway.keeper
-        self._limit_s = gateway.config.unread_timeout_s
+        self._patience = patience
+        self._keeper = patience.gateway.keeper
         self._kind: type[R] = kind
 
     async def write_all(self, responses: AsyncGenerator[R]) -> None:
         """A stream that ends with its connection."""
         async with aclosing(responses):
             async for response in responses:
-                await self._write(response)
+                await self._patience.write(self._context, response)
 
     async def write_resumable(self, responses: AsyncGenerator[R]) -> None:
         """A stream that outlives its connection. Raises Overloaded if there is no room for it."""
@@ -60,15 +56,7 @@ class StreamWriter(Generic[R]):
             async for sequence, data in reading:
                 response = self._kind.FromString(data)
                 response.stream_id, response.sequence = reading.stream.id, sequence
-                await self._write(response)
-
-    async def _write(self, response: R) -> None:
-        """Raises Cancelled if it is not taken."""
-        try:
-            async with asyncio.timeout(self._limit_s):
-                await self._context.write(response)
-        except TimeoutError as error:
-            raise Cancelled(f"the client has read nothing for {self._limit_s:g} s") from error
+                await self._patience.write(self._context, response)
 
 
 def end_stream(context: Context, request: pb.EndStreamRequest, keeper: StreamKeeper) -> None:

@@ -1,25 +1,27 @@
 """The public gRPC face, `baton.v1.Inference`: the HTTP face's checks and streams, as protobuf."""
 
+# mypy: disable-error-code="override"
+# the stub's methods begin with a request that has come
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
-import grpc.aio
 from baton.core.clock import monotonic
 from baton.core.tracing import UNTRACED, TracedCall
 from baton.gateway.access.api_keys import ANYBODY, Caller
 from baton.gateway.access.call_log import EndedCall, log_call
+from baton.gateway.grpc.arriving import Arriving
 from baton.gateway.grpc.chat import chatted
 from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.grpc.estimates import answer_estimate
 from baton.gateway.grpc.generate import generated
+from baton.gateway.grpc.patience import Context, Patience
 from baton.gateway.grpc.resuming import StreamWriter, end_stream
 from baton.gateway.grpc.text import answer_detokenize, answer_embed, answer_tokenize
 from baton.gateway.requests.call_span import begin_call
-from baton.gateway.requests.gateway import Gateway
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceServicer
 from grpc import StatusCode
@@ -38,8 +40,6 @@ SERVERS_FAULT = frozenset(
 )
 """What OpenTelemetry takes for an error of the server; others are the client's affair."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class InferenceService(InferenceServicer):
     """gRPC cancels a method when its client goes away, which stops what it runs.
@@ -47,72 +47,79 @@ class InferenceService(InferenceServicer):
     Streams are written here rather than returned: the stub knows generators only.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._gateway = patience.gateway
 
-    async def Generate(  # type: ignore[override]
-        self, request: pb.GenerateRequest, context: Context
-    ) -> None:
+    async def Generate(self, given: Arriving[pb.GenerateRequest], context: Context) -> None:
         async with self._answering(context, "Generate") as caller:
+            request = await given.read()
             responses = generated(self._gateway, request, caller, context.time_remaining())
-            writer = StreamWriter(context, self._gateway, pb.GenerateResponse)
+            writer = StreamWriter(context, self._patience, pb.GenerateResponse)
             if request.resumable:
                 await writer.write_resumable(responses)
             else:
                 await writer.write_all(responses)
 
-    async def Chat(  # type: ignore[override]
-        self, request: pb.ChatRequest, context: Context
-    ) -> None:
+    async def Chat(self, given: Arriving[pb.ChatRequest], context: Context) -> None:
         async with self._answering(context, "Chat") as caller:
+            request = await given.read()
             responses = chatted(self._gateway, request, caller, context.time_remaining())
-            writer = StreamWriter(context, self._gateway, pb.ChatResponse)
+            writer = StreamWriter(context, self._patience, pb.ChatResponse)
             if request.resumable:
                 await writer.write_resumable(responses)
             else:
                 await writer.write_all(responses)
 
-    async def ResumeGenerate(  # type: ignore[override]
-        self, request: pb.ResumeRequest, context: Context
-    ) -> None:
+    async def ResumeGenerate(self, given: Arriving[pb.ResumeRequest], context: Context) -> None:
         async with self._answering(context, "ResumeGenerate"):
-            await StreamWriter(context, self._gateway, pb.GenerateResponse).write_rest(request)
+            writer = StreamWriter(context, self._patience, pb.GenerateResponse)
+            await writer.write_rest(await given.read())
 
-    async def ResumeChat(  # type: ignore[override]
-        self, request: pb.ResumeRequest, context: Context
-    ) -> None:
+    async def ResumeChat(self, given: Arriving[pb.ResumeRequest], context: Context) -> None:
         async with self._answering(context, "ResumeChat"):
-            await StreamWriter(context, self._gateway, pb.ChatResponse).write_rest(request)
+            writer = StreamWriter(context, self._patience, pb.ChatResponse)
+            await writer.write_rest(await given.read())
 
     async def EndStream(
-        self, request: pb.EndStreamRequest, context: Context
+        self, given: Arriving[pb.EndStreamRequest], context: Context
     ) -> pb.EndStreamResponse:
         async with self._answering(context, "EndStream"):
+            request = await given.read()
             end_stream(context, request, self._gateway.keeper)
             return pb.EndStreamResponse()
 
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+    async def Tokenize(
+        self, given: Arriving[pb.TokenizeRequest], context: Context
+    ) -> pb.TokenizeResponse:
         async with self._answering(context, "Tokenize"):
+            request = await given.read()
             return await answer_tokenize(self._gateway, request)
 
     async def Detokenize(
-        self, request: pb.DetokenizeRequest, context: Context
+        self, given: Arriving[pb.DetokenizeRequest], context: Context
     ) -> pb.DetokenizeResponse:
         async with self._answering(context, "Detokenize"):
+            request = await given.read()
             return await answer_detokenize(self._gateway, request)
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+    async def Embed(self, given: Arriving[pb.EmbedRequest], context: Context) -> pb.EmbedResponse:
         async with self._answering(context, "Embed") as caller:
+            request = await given.read()
             return await answer_embed(self._gateway, request, caller, context.time_remaining())
 
-    async def Estimate(self, request: pb.EstimateRequest, context: Context) -> pb.EstimateResponse:
+    async def Estimate(
+        self, given: Arriving[pb.EstimateRequest], context: Context
+    ) -> pb.EstimateResponse:
         async with self._answering(context, "Estimate") as caller:
+            request = await given.read()
             return await answer_estimate(self._gateway, request, caller)
 
     async def ListModels(
-        self, request: pb.ListModelsRequest, context: Context
+        self, given: Arriving[pb.ListModelsRequest], context: Context
     ) -> pb.ListModelsResponse:
         async with self._answering(context, "ListModels"):
+            await given.read()
             model = self._gateway.model
             max_len = self._gateway.max_model_len
             known = pb.Model(id=model.name, created=model.created, max_model_len=max_len)

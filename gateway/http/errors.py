@@ -19,10 +19,10 @@ from baton.core.errors import (
     InvalidRequest,
     Overloaded,
     RequestTooLarge,
+    RequestTooSlow,
     Unauthenticated,
 )
 from baton.gateway.http.messages.errors import MessagesErrors, is_messages
-from baton.gateway.http.request_body import RequestTooSlow
 from baton.gateway.http.translations import INTERNAL, TRANSLATIONS, told, translate
 
 LINGER_S = 5.0

@@ -27,11 +27,10 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from baton.core.errors import BatonError, InvalidRequest, Unavailable
+from baton.core.errors import BatonError, InvalidRequest, RequestTooSlow, Unavailable
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections, Refusal
 from baton.gateway.http.errors import error_body
-from baton.gateway.http.request_body import RequestTooSlow
 from baton.gateway.http.translations import translate
 
 MAX_PIPELINED = 16

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from baton.core.errors import Cancelled, InvalidRequest, RequestTooLarge
+from baton.core.errors import Cancelled, InvalidRequest, RequestTooLarge, RequestTooSlow
 from baton.gateway.access.config import GatewayConfig
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -30,10 +30,6 @@ class UnknownField(InvalidRequest):
         self.name = name
 
 
-class RequestTooSlow(InvalidRequest):
-    """A client that holds a connection without sending what it began, or announced."""
-
-
 async def read_body(request: Request, config: GatewayConfig) -> bytes:
     """Raises RequestTooLarge as soon as that is known: at best before anything is read.
 
@@ -41,10 +37,10 @@ async def read_body(request: Request, config: GatewayConfig) -> bytes:
     """
     began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout_at(began + time_limit_s(config, 0)) as limit:
+        async with asyncio.timeout_at(began + config.body_limit_s(0)) as limit:
 
             def on_progress(num_bytes: int) -> None:
-                limit.reschedule(began + time_limit_s(config, num_bytes))
+                limit.reschedule(began + config.body_limit_s(num_bytes))
 
             return await _read(request, config.max_body_bytes, on_progress)
     except TimeoutError as error:
@@ -52,12 +48,6 @@ async def read_body(request: Request, config: GatewayConfig) -> bytes:
             f"the request's body did not arrive in time: it has {config.body_timeout_s:g} s, and "
             f"a second more for each {config.min_body_bytes_per_s} bytes that have come"
         ) from error
-
-
-def time_limit_s(config: GatewayConfig, num_bytes: int) -> float:
-    """For more of a body of which `num_bytes` have come, from its beginning on."""
-    earned_s = num_bytes / config.min_body_bytes_per_s
-    return min(config.body_timeout_s + earned_s, config.request_timeout_s)
 
 
 async def _read(request: Request, max_bytes: int, on_progress: Callable[[int], None]) -> bytes:

@@ -7,6 +7,7 @@ import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -83,7 +84,8 @@ class _Guest(uvicorn.Server):
             self.servers.append(entry)  # type: ignore[arg-type]  # as far as it is asked, it is one
 
     def _make_protocol(self) -> PatientProtocol:
-        made: PatientProtocol = self.config.http_protocol_class(
+        make: Any = self.config.http_protocol_class
+        made: PatientProtocol = make(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made

@@ -19,11 +19,11 @@ from baton.core.errors import (
     RateLimited,
     RequestNotFound,
     RequestTooLarge,
+    RequestTooSlow,
     StreamNotFound,
     Unauthenticated,
     Unavailable,
 )
-from baton.gateway.http.request_body import RequestTooSlow
 from baton.gateway.requests.request_ids import logged_request_id
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ class GatewayMetrics:
         )
         self.refused_connections = _counter(
             "refused_connections_total",
-            "Connections of HTTP clients that were refused or cut off, by reason",
+            "Connections by HTTP that were refused or cut off, and calls by gRPC, by reason",
             ("reason",),
         )
         self.ignored_fields = _counter(

@@ -371,8 +371,10 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_freed() ->
         with pytest.raises(grpc.aio.AioRpcError, match="has read nothing for"):
             while await call.read() is not grpc.aio.EOF:
                 pass
+        page = gateway.server.metrics_page()
 
     assert dispatcher.stops[0] < 9000
+    assert 'reason="unread answer"} 1\n' in page
 
 
 async def test_one_connection_too_many_is_closed() -> None:

@@ -16,7 +16,6 @@ from tests.gateway.scripted import MODEL, Script, Serving, serving
 from baton.core.metrics import Counter
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
-from baton.gateway.http.request_body import time_limit_s
 from baton.gateway.http.server import HttpServer, bind
 
 SHORT: dict[str, Any] = {
@@ -153,7 +152,7 @@ async def test_the_rest_of_a_body_nobody_has_read_leaves_the_connection_to_the_n
 def test_a_body_earns_time_by_coming_and_never_more_than_a_request_has() -> None:
     config = GatewayConfig(body_timeout_s=20, min_body_bytes_per_s=1000, request_timeout_s=60)
 
-    limits = [time_limit_s(config, num_bytes) for num_bytes in (0, 1000, 30_000, 10**9)]
+    limits = [config.body_limit_s(num_bytes) for num_bytes in (0, 1000, 30_000, 10**9)]
 
     assert limits == [20, 21, 50, 60]
 

@@ -1,0 +1,116 @@
+"""A call's request while it is on its way.
+
+gRPC's own way is to begin with the request and to wait for it for ever, so that a call which sends
+none has its connection for as long as it likes. Here a call begins when it is opened:
+
+    opened --> its key is checked --> its request is read, in time and as its type --> served
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import DecodeError
+
+import grpc.aio
+from baton.core.errors import BatonError, InvalidRequest
+from baton.gateway.grpc.errors import grpc_status
+from baton.gateway.grpc.patience import Context, Patience
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving(Generic[M]):
+    """What methods get for a request."""
+
+    parse: Callable[[bytes], M]
+    messages: AsyncIterator[bytes]
+    context: Context
+    patience: Patience
+
+    async def read(self) -> M:
+        """For a caller who may ask: it has the time of the largest body over HTTP, as nobody sees
+        how much of it has come. Raises InvalidRequest, or RequestTooSlow."""
+        config = self.patience.gateway.config
+        return await self._read(config.body_limit_s(config.max_body_bytes))
+
+    async def read_of_anybody(self) -> M:
+        """Of a small one that needs no key. Raises as `read` does."""
+        return await self._read(self.patience.gateway.config.body_limit_s(0))
+
+    async def _read(self, limit_s: float) -> M:
+        data = await self.patience.read(self.messages, self.context, limit_s)
+        if data is None:
+            raise InvalidRequest("the call ended before its request came")
+        return parsed(self.parse, data)
+
+
+def parsed(parse: Callable[[bytes], M], data: bytes) -> M:
+    """gRPC's own answer is UNKNOWN, as for a bug of the server, in words of its Python classes."""
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise InvalidRequest("the request is not a message of its type") from error
+
+
+class BeginAtOnce(grpc.aio.ServerInterceptor):
+    """Begins calls before their requests have come, and ends them with Baton's errors."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        serialize = handler.response_serializer
+        if handler.request_streaming:
+            stream = self._streaming(handler.stream_stream, handler.request_deserializer)
+            return grpc.stream_stream_rpc_method_handler(stream, None, serialize)
+        if handler.response_streaming:
+            writing = self._calling(handler.unary_stream, handler.request_deserializer)
+            return grpc.stream_stream_rpc_method_handler(writing, None, serialize)
+        answering = self._calling(handler.unary_unary, handler.request_deserializer)
+        return grpc.stream_unary_rpc_method_handler(answering, None, serialize)
+
+    def _calling(self, method: Any, parse: Callable[[bytes], Any]) -> Any:
+        """Of a method that gets what is Arriving, and returns its response or writes it."""
+
+        async def call(messages: AsyncIterator[bytes], context: Context) -> Any:
+            try:
+                return await method(Arriving(parse, messages, context, self._patience), context)
+            except BatonError as error:
+                await _abort(context, error)
+
+        return call
+
+    def _streaming(self, method: Any, parse: Callable[[bytes], Any]) -> Any:
+        """Of a method that is a generator, and gets requests as they come."""
+
+        async def each(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            limit_s = self._patience.gateway.config.body_limit_s(0)
+            while (data := await self._patience.read(messages, context, limit_s)) is not None:
+                yield parsed(parse, data)
+
+        async def call(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            try:
+                async for response in method(each(messages, context), context):
+                    yield response
+            except BatonError as error:
+                await _abort(context, error)
+
+        return call
+
+
+async def _abort(context: Context, error: BatonError) -> None:
+    status = grpc_status(error)
+    await context.abort(status.code, status.details, status.trailing_metadata)

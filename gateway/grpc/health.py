@@ -1,0 +1,59 @@
+"""gRPC's standard health checks: open to everybody, and held up by nobody.
+
+grpc_health's own servicer writes to each watcher under the lock that a change of health needs: one
+who reads nothing would keep a gateway from draining.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthServicer
+
+import grpc
+from baton.gateway.grpc.arriving import Arriving
+from baton.gateway.grpc.patience import Context, Patience
+
+
+class Health(HealthServicer):  # type: ignore[misc]  # without types
+    """Of services that are well together, or not at all."""
+
+    def __init__(self, services: Iterable[str], patience: Patience) -> None:
+        self._services = frozenset(services)
+        self._patience = patience
+        self._is_serving = False
+        self._changed = asyncio.Event()
+
+    def tell(self, *, is_serving: bool) -> None:
+        if is_serving != self._is_serving:
+            self._is_serving = is_serving
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def Check(
+        self, request: Arriving[HealthCheckRequest], context: Context
+    ) -> HealthCheckResponse:
+        service = (await request.read_of_anybody()).service
+        if service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return self._response(service)
+
+    async def Watch(self, request: Arriving[HealthCheckRequest], context: Context) -> None:
+        service = (await request.read_of_anybody()).service
+        told = None
+        while True:
+            changed = self._changed
+            response = self._response(service)
+            if response != told:
+                await self._patience.write(context, response)
+                told = response
+            await changed.wait()
+
+    def _response(self, service: str) -> HealthCheckResponse:
+        status = HealthCheckResponse.ServingStatus
+        if service not in self._services:
+            return HealthCheckResponse(status=status.SERVICE_UNKNOWN)
+        is_serving = self._is_serving
+        return HealthCheckResponse(status=status.SERVING if is_serving else status.NOT_SERVING)
