@@ -21,8 +21,12 @@ from baton.core.metrics import CONTENT_TYPE
 from baton.platform.observe.listeners import bind_first_free
 
 log = logging.getLogger(__name__)
+uvicorns_log = logging.getLogger("uvicorn.error.process_port")
+uvicorns_log.setLevel(logging.ERROR)  # or every malformed request would write a line
 
 MAX_CONNECTIONS = 64
+MAX_REQUEST_BYTES = 16 << 10
+"""Of all that a connection sends: probes and Prometheus send a few hundred."""
 CONNECTION_LIMIT_S = 10.0
 """Of each, from its opening: it has one request, and Prometheus waits no longer by default."""
 START_POLL_S = 0.01
@@ -104,17 +108,24 @@ class ProcessPort:
         await send({"type": "http.response.body", "body": body})
 
 
+class _Second(Exception):
+    """A request after the one that a connection has."""
+
+
 class _Brief(HttpToolsProtocol):
     """A connection that ends in any case, and gives way to newer ones while it has no request:
-    whoever says nothing, or does not read, would keep a place from the probes."""
+    whoever says nothing, or does not read, would keep a place from the probes. It has one request,
+    as what is sent costs more here than there."""
 
     _limit: asyncio.TimerHandle | None = None
     _opened_s = 0.0
+    _num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= MAX_CONNECTIONS:
             self._end_oldest()
         super().connection_made(transport)
+        self.logger = uvicorns_log
         self._opened_s = self.loop.time()
         self._limit = self.loop.call_later(CONNECTION_LIMIT_S, transport.abort)
 
@@ -124,6 +135,23 @@ class _Brief(HttpToolsProtocol):
         oldest = min(known, key=lambda one: (one.cycle is not None, one._opened_s))
         self.connections.discard(oldest)
         oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_REQUEST_BYTES:
+            self.transport.abort()
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        if self.cycle is not None:
+            self.transport.pause_reading()
+            raise _Second  # the parser ends
+        super().on_message_begin()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None:
+            super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._limit is not None:

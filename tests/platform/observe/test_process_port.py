@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.http import httptools_impl
 
 from baton.platform.observe.listeners import NUM_PORTS, bind_first_free, first_listening
 from baton.platform.observe.process_port import ProcessPort
@@ -88,6 +91,43 @@ async def test_a_probe_takes_the_place_of_the_oldest_who_says_nothing(
         await port.stop()
 
     assert answer.status_code == 200
+
+
+async def test_a_connection_that_sends_much_is_ended() -> None:
+    port = ProcessPort()
+    await port.start(HOST, 0)
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\na: " + b"y" * 20_000)
+        async with asyncio.timeout(5):  # half of what each connection has
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+    finally:
+        await port.stop()
+
+
+async def test_a_connection_has_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle, begun = httptools_impl.RequestResponseCycle, []
+
+    def begin(**given: Any) -> httptools_impl.RequestResponseCycle:
+        begun.append(given)
+        return cycle(**given)
+
+    monkeypatch.setattr(httptools_impl, "RequestResponseCycle", begin)
+    port = ProcessPort()
+    await port.start(HOST, 0)
+    try:
+        reader, writer = await asyncio.open_connection(HOST, port.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+        async with asyncio.timeout(5):  # only keeps a failing test from hanging
+            answer = await reader.read()
+        writer.close()
+    finally:
+        await port.stop()
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert len(begun) == 1
 
 
 def test_processes_of_one_machine_take_one_port_after_the_other() -> None:
