@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 NUM_PORTS = 16
 """Processes of one role that can share a machine and still have ports that are known."""
 CONNECT_LIMIT_S = 1.0
+SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Linux's, a line each: `0: 0100007F:1F42 00000000:0000 0A ...`; the eighth word is the owner."""
+LISTENS = "0A"
+ROOT = 0
 
 
 def bind_first_free(host: str, port: int) -> socket.socket:
@@ -18,7 +24,13 @@ def bind_first_free(host: str, port: int) -> socket.socket:
         try:
             return _bind(host, number)
         except OSError:
-            continue
+            if strangers := strangers_at(number):
+                log.warning(
+                    "port %d is taken by a process of another user (uid %s), whom tools would ask "
+                    "for this one",
+                    number,
+                    ", ".join(map(str, sorted(strangers))),
+                )
     if port:
         log.warning("ports %d to %d are taken on %s", port, port + NUM_PORTS - 1, host)
     return _bind(host, 0)
@@ -33,6 +45,20 @@ def first_listening(host: str, port: int) -> int:
         except OSError:
             continue
     return port
+
+
+def strangers_at(port: int) -> frozenset[int]:
+    """Users other than root and this process's who listen there; none where nobody tells."""
+    owners = set[int]()
+    for table in SOCKETS:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for words in map(str.split, lines):
+            if words[3] == LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+                owners.add(int(words[7]))
+    return frozenset(owners - {ROOT, os.geteuid()})
 
 
 def _bind(host: str, port: int) -> socket.socket:

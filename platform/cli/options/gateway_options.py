@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from baton.core.errors import Unavailable
 from baton.gateway.access.config import GatewayConfig
 from baton.platform.observe.gateway_pages import GatewayPages, gateway_url, reachable
-from baton.platform.observe.listeners import first_listening
+from baton.platform.observe.listeners import first_listening, strangers_at
 
 AdminUrl = Annotated[
     str | None,
@@ -35,11 +36,21 @@ def admin_pages(
     ca_file: Path | None,
     config: GatewayConfig | None = None,
 ) -> GatewayPages:
-    """Of the gateway at `url`, or of the first on this machine that `config` says."""
-    return GatewayPages(url or _here(config or GatewayConfig()), api_key, ca_file)
+    """Of the gateway at `url`, or of the first on this machine that `config` says.
+
+    Raises Unavailable rather than give a key to another user of the machine, unless `url` says so.
+    """
+    return GatewayPages(url or _here(config or GatewayConfig(), api_key), api_key, ca_file)
 
 
-def _here(config: GatewayConfig) -> str:
+def _here(config: GatewayConfig, api_key: str | None) -> str:
     host, port = config.admin_host, config.admin_port
     found = first_listening(reachable(host), port) if port else 0
-    return gateway_url(config, host, found)
+    url = gateway_url(config, host, found)
+    is_proven = bool(config.tls_cert_file)
+    if api_key and not is_proven and (strangers := strangers_at(found)):
+        raise Unavailable(
+            f"{url} is a process of another user (uid {min(strangers)}), who would get the key; "
+            f"if it is the gateway, give --url {url}"
+        )
+    return url
