@@ -17,6 +17,7 @@
     ├── Cancelled             the caller went away or took the request back          499
     ├── InvalidConfig         a setting that cannot work; names its path
     ├── CheckpointError       the model folder is missing, broken or unsupported
+    │   └── ModelUnreachable  it does not come here now; what has come is kept: try again
     ├── EngineFailed          the engine's thread died; the replica must be replaced
     └── TransferError         a handoff that did not happen
         ├── LayoutMismatch    the two sides do not store KV alike
@@ -117,6 +118,10 @@ class InvalidConfig(BatonError):
 
 class CheckpointError(BatonError):
     """The model folder is missing, broken or of an architecture Baton does not know."""
+
+
+class ModelUnreachable(CheckpointError):
+    """The model cannot be fetched now; what has come is kept, and asking again may bring more."""
 
 
 class EngineFailed(BatonError):

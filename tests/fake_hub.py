@@ -35,12 +35,16 @@ class FakeHub:
         ]
 
     def info(self) -> dict[str, object]:
-        siblings = [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
+        siblings = [
+            {"rfilename": name, "size": len(data), "blobId": etag(data)}
+            for name, data in self.files.items()
+        ]
         return {"id": self.repo, "sha": COMMIT, "siblings": siblings}
 
 
 def etag(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
+    """As git names it."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class Server(ThreadingHTTPServer):

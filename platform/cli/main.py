@@ -13,7 +13,7 @@ from baton.platform.cli.terminal.errors import OneLineErrors
 
 COMMANDS = (
     "serve", "deploy", "scale", "undeploy", "top", "logs", "generate", "chat", "status", "explain",
-    "drain", "undrain", "flip", "models", "plan", "simulate",
+    "drain", "undrain", "flip", "models", "fetch", "plan", "simulate",
     "replay", "trace", "verify", "profile", "certs", "keys", "doctor", "config", "chaos", "k8s",
     "bench",
 )  # fmt: skip

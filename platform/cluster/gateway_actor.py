@@ -13,6 +13,7 @@ from ray import serve
 from baton.core.errors import InvalidConfig
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.cluster_secret import cluster_secret
+from baton.platform.cluster.node_model import find_on_node
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
@@ -68,7 +69,8 @@ class GatewayActor:
             from baton.platform.cluster.gateway_node import GatewayNode  # see `deploy.py`
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
-        node = GatewayNode(_whole(config), self._folder or await _found(config))
+        folder = self._folder or await find_on_node(config, wants_weights=False)
+        node = GatewayNode(_whole(config), folder)
         remote = RemoteRegistry(self._registry, config.model_identity)
         chaos = config.chaos.start("gateway")
         watched = remote if chaos is None else ChaoticWatch(remote, chaos)
@@ -121,10 +123,3 @@ def _whole(config: DeploymentConfig) -> DeploymentConfig:
         return config
     secret = cluster_secret(serve.get_replica_context().app_name)
     return override(config, {"gateway.cache_secret": secret})
-
-
-async def _found(config: DeploymentConfig) -> Path:
-    """The model's tokenizer and settings on this node."""
-    from baton.platform.models.model_folder import find_model
-
-    return await asyncio.to_thread(find_model, config.model, wants_weights=False)

@@ -18,6 +18,7 @@ import ray
 from baton.core.ids import ReplicaId
 from baton.core.messages import StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.node_model import assigned_here
 from baton.platform.cluster.rank_seats import own_seat, read_links
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.interpreter import spare_what_stays
@@ -47,6 +48,7 @@ class RankActor:
     async def follow(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
         """Returns when its lead lets go, and raises when a rank is gone."""
         start_actor_log(assignment.config, f"{assignment.replica_id}:rank-{rank}")
+        assignment = await assigned_here(assignment)
         await asyncio.to_thread(_follow, assignment, meeting, rank)
 
     async def lead(self, assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
@@ -59,6 +61,7 @@ class RankActor:
         start_actor_log(own.config, own.replica_id)
         starting = StartingReplica(replica_id=own.replica_id, role=own.role, stage=IMPORTING)
         async with Startup(own.registry, starting) as startup:
+            own = await assigned_here(own, startup)
             life, host = Lifetime(own, startup), own_address(own.config)
             self._life = life
             await life.answer_probes(host)

@@ -15,11 +15,12 @@ from ray import serve
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role, StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
+from baton.platform.cluster.node_model import FetchStages, model_here, own_node
 from baton.platform.cluster.operator_gauges import keep_gauges
 from baton.platform.cluster.rank_actor import own_address
 from baton.platform.cluster.ranks import OtherRanks, call_others, together
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
-from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.machine.interpreter import collector_at_rest, spare_what_stays
 from baton.platform.observe.logs import set_level
@@ -55,18 +56,30 @@ class ReplicaActor:
             await self._others.reconfigure(config)
 
     async def _begin(self, config: DeploymentConfig) -> None:
-        context = serve.get_replica_context()
-        replica_id = ReplicaId(f"{self.role}-{context.replica_id.unique_id}")
+        replica_id = ReplicaId(f"{self.role}-{serve.get_replica_context().replica_id.unique_id}")
         start_actor_log(config, replica_id)
         remote = RemoteRegistry(self._registry)
         starting = StartingReplica(replica_id=replica_id, role=self.role, stage=IMPORTING)
         async with Startup(remote, starting) as startup:
             await asyncio.to_thread(_import_engine)
-            folder = self._folder or await _found(config, startup)
-            await self._start(
-                Assignment(context.app_name, config, self.role, folder, replica_id, remote),
-                startup,
-            )
+            assignment = await self._assigned(config, replica_id, startup)
+            await self._start(assignment, startup)
+
+    async def _assigned(
+        self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
+    ) -> Assignment:
+        """With the model on this node, which may have to be fetched."""
+        name, remote = serve.get_replica_context().app_name, RemoteRegistry(self._registry)
+        if self._folder is not None:
+            return Assignment(name, config, self.role, self._folder, replica_id, remote)
+        startup.enter("finding the model")
+        draft = config.decode.speculation.model
+        config, folder = await model_here(config, self.role, FetchStages(startup))
+        drafts = {"decode.speculation.model": config.decode.speculation.model}
+        self._config = override(self._config, drafts)
+        return Assignment(
+            name, config, self.role, folder, replica_id, remote, node=own_node(), draft=draft
+        )
 
     async def _start(self, assignment: Assignment, startup: Startup) -> None:
         from baton.engine.mesh.ranks import ONE_RANK
@@ -104,14 +117,6 @@ class ReplicaActor:
         await asyncio.gather(self._life.drain(), others.drain())
         await self._life.leave()
         await others.let_go(self._life.engine.runner)
-
-
-async def _found(config: DeploymentConfig, startup: Startup) -> Path:
-    """The model on this node, which may have to be fetched."""
-    from baton.platform.models.model_folder import find_model
-
-    startup.enter("finding the model")
-    return await asyncio.to_thread(find_model, config.model, wants_weights=config.wants_weights)
 
 
 def _import_engine() -> None:

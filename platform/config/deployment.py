@@ -34,6 +34,7 @@ from baton.kernels.paging.window import Streaming
 from baton.kv_transfer.config import ExchangeConfig
 from baton.kv_transfer.tiers.config import TiersConfig
 from baton.platform.config.mistakes import mistakes_in
+from baton.platform.config.model_url import scheme_of, why_no_model_url
 from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfig, PrefillConfig
 from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.config import MetricsConfig, TracingConfig
@@ -108,6 +109,9 @@ class RayConfig(ConfigNode, frozen=True, kw_only=True):
     app_name: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$")] = "baton"
     """The name of the Serve application. Several, each with a model and ports of its own, can run
     beside each other on a cluster."""
+    lend_models: bool = True
+    """Nodes take what they lack of the model from nodes that have it, before they ask where it
+    comes from; and what is only on one node, such as a folder, at all."""
     runtime_env: dict[str, Any] = msgspec.field(default_factory=dict)
     """What Ray prepares for the processes of `baton deploy`, as it takes it: env_vars, pip,
     working_dir (a URI). No place for secrets: Ray keeps and shows it."""
@@ -119,8 +123,9 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     """One model, served by two pools of replicas behind a gateway."""
 
     model: str = DEMO_MODEL
-    """A folder in Hugging Face format, a Hugging Face id (`org/name` or `org/name@revision`), or
-    `demo`."""
+    """A folder in Hugging Face format, a Hugging Face id (`org/name` or `org/name@revision`), the
+    URL of such a folder (`https://`, `s3://` or any that fsspec knows), or `demo`. What is not here
+    is fetched, once per node."""
     served_model_name: str = ""
     """What clients call it. Empty: the last part of `model`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -166,12 +171,19 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             )
         if self.gateway.port == self.gateway.grpc_port != 0:
             raise ValueError("gateway.port and gateway.grpc_port must differ")
+        self._check_models()
         self._check_encryption()
         self._check_tiers()
         self._check_int4()
         self._check_planner()
         if self.attention_window is not None and self.attention_window < 1:
             raise ValueError(f"attention_window must be at least 1, not {self.attention_window}")
+
+    def _check_models(self) -> None:
+        drafts = self.decode.speculation.model
+        for key, model in (("model", self.model), ("decode.speculation.model", drafts)):
+            if why := why_no_model_url(model):
+                raise ValueError(f"{key}: {why}")
 
     def _check_int4(self) -> None:
         pools = (self.prefill.cache, self.decode.cache)
@@ -246,7 +258,7 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
     @property
     def model_name(self) -> str:
         name = Path(self.model).name or self.model
-        if not self.model.startswith((".", "/", "~")):
+        if not self.model.startswith((".", "/", "~")) and scheme_of(self.model) in ("", "hf"):
             name = name.partition("@")[0] or name  # the revision of a Hugging Face id
         return self.served_model_name or name
 

@@ -19,6 +19,7 @@ from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of
 from baton.platform.doctor.node_checks import Demand, gib, left_of
 from baton.platform.machine.memory import MemoryFacts
+from baton.platform.models.hub import holds_weights
 
 ROUNDED = ("int8", "int4")
 
@@ -31,9 +32,10 @@ def check_start(config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> 
     device = None if config.ray.address else find_device(config.device)
     if any(pool.parallel.size > 1 for pool in (config.prefill, config.decode)):
         check_ranks(config, folder)
+    is_whole = config.wants_weights and holds_weights(folder)  # else nodes fetch the weights
     check_model(
         folder,
-        load_format=config.load_format,
+        load_format=config.load_format if is_whole else "dummy",
         dtype=config.dtype,
         quantize=config.quantize,
         streaming=config.streaming,

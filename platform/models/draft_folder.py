@@ -6,13 +6,14 @@ from pathlib import Path
 
 from baton.core.errors import CheckpointError, InvalidConfig
 from baton.platform.config.deployment import DEMO_MODEL, DeploymentConfig, override
-from baton.platform.models.hub import DownloadReport
+from baton.platform.models.download import DownloadReport
 from baton.platform.models.model_folder import (
     BUILT_IN,
     HEADS_OF_DEMO,
     built_in_folder,
     find_model,
 )
+from baton.platform.models.peers import Peers
 
 DRAFTS = {
     "draft": "a smaller model of the same tokenizer",
@@ -29,6 +30,7 @@ def with_draft(
     *,
     wants_weights: bool = True,
     report: DownloadReport | None = None,
+    peers: Peers | None = None,
 ) -> DeploymentConfig:
     """The configuration with the draft model or the heads by their folder, if it wants any, for the
     model in `folder`.
@@ -41,7 +43,7 @@ def with_draft(
     if method not in DRAFTS:
         return config
     if model:
-        draft = find_model(model, wants_weights=wants_weights, report=report)
+        draft = find_model(model, wants_weights=wants_weights, report=report, peers=peers)
     elif config.model == DEMO_MODEL and method in (*BUILT_IN, *HEADS_OF_DEMO):
         draft = built_in_folder(method)
     else:

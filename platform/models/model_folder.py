@@ -1,4 +1,4 @@
-"""Finding the model: a folder, the demo that comes with Baton, or an id on the Hugging Face hub."""
+"""Finding the model: a folder, the demo that comes with Baton, or what is fetched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 import baton
 from baton.core.errors import CheckpointError
 from baton.platform.config.deployment import DEMO_MODEL
-from baton.platform.models.hub import DownloadReport, HubModel, NoReport, fetch
+from baton.platform.config.model_url import scheme_of, why_no_model_url
+from baton.platform.models.download import DownloadReport, NoReport
+from baton.platform.models.fetch import LAST, Source, fetch
+from baton.platform.models.hub import MAIN, SCHEME, Hub, HubModel, cached_snapshot
+from baton.platform.models.origins.file_system import FileSystemFolder
+from baton.platform.models.origins.web_folder import WebFolder
+from baton.platform.models.peers import NoPeers, Peers
 
 _PACKAGE = Path(baton.__file__).parent
 _CHECKOUT = _PACKAGE.parents[1] / "examples" / "demo_model"
@@ -24,9 +30,16 @@ HEADS_OF_DEMO = {
 
 
 def find_model(
-    model: str, *, wants_weights: bool = True, report: DownloadReport | None = None
+    model: str,
+    *,
+    wants_weights: bool = True,
+    report: DownloadReport | None = None,
+    peers: Peers | None = None,
 ) -> Path:
-    """Return a local folder with the model's files. Raises CheckpointError with what to do."""
+    """Return a local folder with the model's files, fetched if it must be.
+
+    `peers`: nodes that may have it. Raises CheckpointError with what to do.
+    """
     if model in BUILT_IN:
         return built_in_folder(model)
     folder = Path(model).expanduser()
@@ -34,12 +47,51 @@ def find_model(
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} has no config.json: not a Hugging Face model folder")
         return folder.resolve()
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise CheckpointError(
-            f"no folder {model}; give a model folder or a Hugging Face id (org/name); "
-            "`baton models` lists those that are here"
+    return fetch(
+        source_of(model), report or NoReport(), peers or NoPeers(), wants_weights=wants_weights
+    )
+
+
+def whole_name(model: str) -> str:
+    """A folder's path from the root; what is no folder, as it is."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if model not in BUILT_IN and folder.is_dir() else model
+
+
+def source_of(model: str) -> Source:
+    """Where it is fetched from, if it is not here. Raises CheckpointError."""
+    if why := why_no_model_url(model):
+        raise CheckpointError(why)
+    place, revision = place_of(model)
+    if place.startswith(SCHEME):
+        hub = HubModel.parse(model)
+        return Source(
+            model=str(hub),
+            place=place,
+            revision=revision,
+            origin=Hub(hub),
+            cached=lambda listing, wants: cached_snapshot(hub, listing, wants_weights=wants),
         )
-    return fetch(HubModel.parse(model), report or NoReport(), wants_weights=wants_weights)
+    match scheme_of(model):
+        case "":
+            reason = (
+                f"no folder {model}; give a model folder or a Hugging Face id (org/name), or a "
+                "URL; `baton models` lists those that are here"
+            )
+            return Source(model=model, place=place, origin=None, why_unreachable=reason)
+        case "http" | "https":
+            return Source(model=model, place=place, origin=WebFolder(model))
+    return Source(model=model, place=place, origin=FileSystemFolder(model))
+
+
+def place_of(model: str) -> tuple[str, str]:
+    """What it is a revision of, and which; the same on all nodes."""
+    scheme = scheme_of(model)
+    is_id = not scheme and not model.startswith((".", "/", "~")) and model.count("/") == 1
+    if is_id or scheme == "hf":
+        hub = HubModel.parse(model)
+        return f"{SCHEME}{hub.repo}", hub.revision or MAIN
+    return model.rstrip("/"), LAST
 
 
 def built_in_folder(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""The models that could be served from here: those that come with Baton, and the cached ones.
+"""The models that could be served from here: those that come with Baton, and the fetched ones.
 
 Only descriptions and the headers of weight files are read.
 """
@@ -19,6 +19,7 @@ from baton.engine.checkpoint.load import check_model, read_config
 from baton.engine.models.config.description import architecture_of, read_json
 from baton.engine.models.registry import family_of
 from baton.platform.models.model_folder import BUILT_IN, find_model
+from baton.platform.models.node_cache import fetched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class ListedModel:
 
 
 def list_models() -> list[ListedModel]:
-    return [describe(name, folder) for name, folder in [*_built_in(), *_cached()]]
+    return [describe(name, folder) for name, folder in [*_built_in(), *fetched(), *_cached()]]
 
 
 def describe(name: str, folder: Path) -> ListedModel:

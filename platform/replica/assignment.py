@@ -32,6 +32,10 @@ class Assignment:
     replica_id: ReplicaId
     """The id of rank 0; of a rank that leads, its own."""
     registry: RegistryClient
+    node: str = ""
+    """The node that has it there; empty: all do."""
+    draft: str = ""
+    """What drafts for it, as it is configured: `config` names its folder."""
 
     def actor_name(self, seat: int) -> str:
         """As Ray's dashboard and logs show it. Serve draws a new id for every start of a replica,

@@ -148,6 +148,7 @@ spec:
 {{- end }}
 {{- if include "baton.hasModels" .root }}
 - {name: HF_HOME, value: {{ $values.model.mountPath }}/hub}
+- {name: BATON_MODEL_CACHE, value: {{ $values.model.mountPath }}/baton}
 {{- if $values.model.readOnly }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}

@@ -19,11 +19,11 @@ from baton.platform.cli.runs.serve import run
 from baton.platform.cli.runs.start_check import StartCheck
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
-from baton.platform.config.deployment import DeploymentConfig, configure
+from baton.platform.config.deployment import DeploymentConfig, configure, override
 from baton.platform.machine.memory import read_memory
 from baton.platform.machine.ports import check_bindable
 from baton.platform.models.draft_folder import with_draft
-from baton.platform.models.model_folder import find_model
+from baton.platform.models.model_folder import find_model, whole_name
 from baton.platform.security.connections import load_security
 
 
@@ -49,12 +49,15 @@ def serve(
                 config_file, changes if model is None else {**changes, "model": model}
             )
             _check_transport(config)
+            is_alone = not config.ray.address
+            wants_weights = config.wants_weights and is_alone  # else where replicas are placed
             with download_bars() as bars:
-                folder = find_model(config.model, wants_weights=config.wants_weights, report=bars)
-                config = with_draft(config, folder, report=bars)
-            check_folder(folder, wants_weights=config.wants_weights)
+                folder = find_model(config.model, wants_weights=wants_weights, report=bars)
+                drafted = with_draft(config, folder, wants_weights=wants_weights, report=bars)
+            config = drafted if is_alone else _for_all_nodes(config)
+            check_folder(folder, wants_weights=wants_weights)
             ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
-            if not config.ray.address:  # else they are needed where the gateway is placed
+            if is_alone:  # else they are needed where the gateway is placed
                 tls_identity(config.gateway)
                 load_security(config.security)
             _check_ports(config)
@@ -64,6 +67,17 @@ def serve(
             lambda: run(config, folder, check, is_verbose=verbose), stop_grace_s=grace_s
         )
     raise typer.Exit(status)
+
+
+def _for_all_nodes(config: DeploymentConfig) -> DeploymentConfig:
+    """As nodes find the models by themselves, or borrow them: folders by their whole paths."""
+    draft = config.decode.speculation.model
+    changes = {
+        "model": whole_name(config.model),
+        "served_model_name": config.model_name,
+        "decode.speculation.model": whole_name(draft) if draft else "",
+    }
+    return override(config, changes)
 
 
 def _check_transport(config: DeploymentConfig) -> None:

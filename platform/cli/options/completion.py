@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 from baton.platform.models.model_folder import BUILT_IN
+from baton.platform.models.node_cache import fetched
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Models that come with Baton, and those in the Hugging Face cache."""
-    return [name for name in [*BUILT_IN, *cached_ids()] if name.startswith(incomplete)]
+    """Models that come with Baton, and those that were fetched, by Baton or by others."""
+    names = dict.fromkeys([*BUILT_IN, *(model for model, _ in fetched()), *cached_ids()])
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def cached_ids() -> list[str]:

@@ -37,7 +37,7 @@ STATUS_PERIOD_S = 1.0
 
 def deploy(
     config: DeploymentConfig,
-    folder: Path,
+    folder: Path | None,
     report: StartReport,
     trouble: Callable[[], str] = str,
 ) -> Ports:

@@ -80,7 +80,8 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 )
                 signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
                 is_started = True
-                ports = deploy(config, folder, report, out_of_memory.news)
+                lent = None if config.ray.address else folder
+                ports = deploy(config, lent, report, out_of_memory.news)
         _announce(config, folder, ports, time.monotonic() - started)
         while True:
             time.sleep(WATCH_PERIOD_S)

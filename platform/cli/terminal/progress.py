@@ -23,7 +23,7 @@ from rich.progress import (
 
 
 class DownloadBars:
-    """A `baton.platform.models.hub.DownloadReport`."""
+    """A `baton.platform.models.download.DownloadReport`."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -34,6 +34,9 @@ class DownloadBars:
 
     def advance(self, file: str, num_bytes: int) -> None:
         self._bars.advance(self._task_by_file[file], num_bytes)
+
+    def wait(self) -> None:
+        self._bars.console.print("waiting for another process that fetches the model")
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class ModelStorageValues(ChartNode, frozen=True, kw_only=True):
     """Where models lie, and where what is downloaded is kept."""
 
     mount_path: str = "/models"
-    """`config.model` is a folder in it, or the id of a model: hubs' caches are put there, too."""
+    """`config.model` is a folder in it, or its id or URL: what is fetched is put there, too."""
     claim: ModelClaimValues = ModelClaimValues()
     host_path: str = ""
     """A folder of each node, in the place of a claim. The restricted pod security refuses it. With

@@ -48,7 +48,7 @@ class PodValues(ChartNode, frozen=True, kw_only=True):
     """Use the node's network, for RDMA without a device plugin. One such pod fits a node, and
     network policies do not know it as a pod: see `networkPolicy.hostNetworkCidrs`."""
     home_size: str = "5Gi"
-    """Limit of the home folder, where what a hub is asked for lies without `model.claim` or
+    """Limit of the home folder, where fetched models lie without `model.claim` or
     `model.hostPath`."""
     shared_memory: str = ""
     """Size of /dev/shm. Empty: Ray's object store, and 1 GiB for each accelerator."""

@@ -11,7 +11,7 @@ import pytest
 from tests.fake_hub import COMMIT, FakeHub, fake_hub
 
 from baton.core.errors import CheckpointError
-from baton.platform.models.hub import choose_files
+from baton.platform.models.listing import choose_files
 from baton.platform.models.model_folder import find_model
 
 REPO = "org/name"
@@ -39,6 +39,8 @@ class Report:
         with self._lock:
             self.done[file] += num_bytes
 
+    def wait(self) -> None: ...
+
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
@@ -47,7 +49,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(f"{constants}.ENDPOINT", hub.url)
         monkeypatch.setattr(f"{constants}.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "hf"))
+        monkeypatch.setenv("BATON_MODEL_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(f"{constants}.HF_HUB_OFFLINE", False)
         yield hub
 

@@ -1,0 +1,133 @@
+"""Models from other nodes of the cluster, over Ray's object store.
+
+    this process --- one actor on each of some nodes ---> has this version? which files? bytes 4 MiB
+                 <--- objects, a few at a time, each let go when it is written down ---
+
+The actors are this process's own: they end when it has what it wants, or when it ends itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import msgspec
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.models.lending import Lender
+from baton.platform.models.listing import Listing, RemoteFile
+from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
+from baton.platform.models.peers import NoPeers, Peer, Peers
+
+log = logging.getLogger(__name__)
+
+NUM_ASKED = 8
+"""Nodes that are asked at once; others once none of them has it."""
+MOST_ASKED = 32
+PATIENCE_S = 30.0
+"""For an actor to start, or to answer."""
+NUM_AHEAD = 2
+"""Chunks of a file that are under way: all that a node borrows at once is 32 MiB, which the
+smallest object store holds."""
+
+
+def peers_of(config: DeploymentConfig) -> Peers:
+    """The other nodes of this process's cluster, if it may have some."""
+    return RayPeers() if config.ray.address and config.ray.lend_models else NoPeers()
+
+
+class RayPeers:
+    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+        return _having(model, version)
+
+
+@contextmanager
+def _having(model: str, version: str) -> Iterator[Sequence[Peer]]:
+    found: list[_NodePeer] = []
+    nodes = _other_nodes()
+    random.shuffle(nodes)
+    try:
+        while nodes and not found:
+            asked, nodes = nodes[:NUM_ASKED], nodes[NUM_ASKED:]
+            found = list(_ask(model, version, asked))
+        if found:
+            log.info("%s have %s, or fetch it", ", ".join(peer.name for peer in found), model)
+        yield found
+    finally:
+        for peer in found:
+            peer.let_go()
+
+
+def _other_nodes() -> list[dict[str, Any]]:
+    own = ray.get_runtime_context().get_node_id()
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"] and node["NodeID"] != own][:MOST_ASKED]
+
+
+def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[_NodePeer]:
+    """Those of the nodes that have something of it."""
+    lender: Any = ray.remote(Lender)
+    actors = [
+        lender.options(
+            num_cpus=0,
+            max_concurrency=NUM_ASKED,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote(model, version)
+        for node in nodes
+    ]
+    answers = [actor.listing.remote() for actor in actors]
+    ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
+    for node, actor, answer in zip(nodes, actors, answers, strict=True):
+        name = f"node {node['NodeManagerAddress']}"
+        try:
+            listing = ray.get(answer, timeout=0)
+        except Exception as error:  # Ray's own, or what looking there raised
+            log.warning("%s does not say whether it has %s: %s", name, model, _first_line(error))
+            listing = b""
+        if listing:
+            yield _NodePeer(name, msgspec.json.decode(listing, type=Listing), actor)
+        else:
+            ray.kill(actor)
+
+
+class _NodePeer:
+    def __init__(self, name: str, listing: Listing, actor: Any) -> None:
+        self.name = name
+        self.listing = listing
+        self._actor = actor
+
+    def has(self, file: RemoteFile) -> bool:
+        return bool(self._get(self._actor.has.remote(file.name)))
+
+    def described(self, file: RemoteFile) -> RemoteFile:
+        digest = self._get(self._actor.digest.remote(file.name), patience_s=None)
+        return msgspec.structs.replace(file, digest=digest)
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        starts = iter(range(start, file.size, CHUNK_BYTES))
+        coming: deque[Any] = deque()
+        while True:
+            while len(coming) < NUM_AHEAD and (at := next(starts, None)) is not None:
+                coming.append(self._actor.read.remote(file.name, at, CHUNK_BYTES))
+            if not coming:
+                return
+            yield self._get(coming.popleft())
+
+    def let_go(self) -> None:
+        ray.kill(self._actor)
+
+    def _get(self, answer: Any, patience_s: float | None = PATIENCE_S) -> Any:
+        try:
+            return ray.get(answer, timeout=patience_s)
+        except Exception as error:  # whatever Ray raises for what failed there, or on the way
+            raise Lost(f"{self.name}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or repr(error)

@@ -1,0 +1,247 @@
+"""A model from elsewhere, brought to this node: once, by one process of it, and no more of it than
+is wanted.
+
+    its place is asked what there is --> all here: its folder
+                                     \\-> what is missing, from nodes that have it, else from there
+    it cannot be asked               --> what was fetched last, if that is whole
+                                     \\-> what other nodes have
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+
+import msgspec
+
+from baton.core.errors import CheckpointError, ModelUnreachable
+from baton.platform.models.download import Download, DownloadReport
+from baton.platform.models.listing import WEIGHTS, Listing, RemoteFile, weights_of
+from baton.platform.models.node_cache import (
+    CACHE_VARIABLE,
+    Shelf,
+    no_place,
+    size_of,
+)
+from baton.platform.models.origins.origin import Lost, Origin, Place
+from baton.platform.models.peers import NoPeers, Peer, Peers
+
+log = logging.getLogger(__name__)
+
+NUM_AT_ONCE = 4
+"""Files."""
+SPARE_BYTES = 1 << 28
+"""Of the disk, which are left to others."""
+
+
+LAST = "last"
+"""The revision of what has none."""
+
+
+def _nothing_cached(listing: Listing | None, wants_weights: bool) -> Path | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    model: str
+    """As it is asked for."""
+    place: str
+    """What it is a revision of."""
+    revision: str = LAST
+    origin: Place | None
+    """None: only other nodes can have it."""
+    why_unreachable: str = ""
+    cached: Callable[[Listing | None, bool], Path | None] = _nothing_cached
+    """Where others have brought it here, with its weights or without: the version that is listed,
+    else what they know of it."""
+
+
+def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights: bool) -> Path:
+    """Return a folder with the model's files. Raises CheckpointError with what to do,
+    ModelUnreachable if it may come another time."""
+    shelf = Shelf.of(source.place)
+    listing, reason = _asked(source)
+    if listing is not None:
+        _check_weights(source.model, listing, wants_weights)
+        if folder := _here(source, shelf, listing, wants_weights):
+            return folder
+    elif folder := _last(source, shelf, wants_weights):
+        log.warning("%s; what was fetched before is used", reason)
+        return folder
+    elif isinstance(peers, NoPeers):
+        raise _unreachable(source, reason)
+    with shelf.locked(report.wait):
+        known = listing or shelf.current(source.revision)
+        if known is not None and (folder := _here(source, shelf, known, wants_weights)):
+            return folder  # another process was faster
+        asks_peers = wants_weights or listing is None
+        version = "" if listing is None else listing.version
+        with (peers if asks_peers else NoPeers()).having(source.model, version) as having:
+            if listing is not None:
+                found = listing
+            elif having:
+                found = having[0].listing
+                log.warning("%s; it is taken from %s", reason, having[0].name)
+                _check_weights(source.model, found, wants_weights)
+            else:
+                raise _unreachable(source, reason)
+            own = None if listing is None else source.origin
+            fetching = _Fetching(shelf, found, tuple(having), own, report)
+            folder = fetching.run(found.chosen(wants_weights=wants_weights))
+            shelf.point(source.revision, found)
+            return folder
+
+
+def _asked(source: Source) -> tuple[Listing | None, str]:
+    """What its place says there is, or why it cannot be asked."""
+    if source.origin is None:
+        return None, source.why_unreachable
+    try:
+        return source.origin.look(), ""
+    except Lost as error:
+        return None, str(error)
+
+
+def _unreachable(source: Source, reason: str) -> CheckpointError:
+    return CheckpointError(reason) if source.origin is None else ModelUnreachable(reason)
+
+
+def _here(source: Source, shelf: Shelf, listing: Listing, wants_weights: bool) -> Path | None:
+    if shelf.missing(listing, listing.chosen(wants_weights=wants_weights)):
+        return source.cached(listing, wants_weights)
+    with suppress(OSError):  # a folder that others write
+        shelf.point(source.revision, listing)
+    return shelf.version(listing)
+
+
+def _last(source: Source, shelf: Shelf, wants_weights: bool) -> Path | None:
+    """What was fetched last, if it is whole."""
+    listing = shelf.current(source.revision)
+    if listing is not None and (not wants_weights or _has_weights(listing)):
+        wanted = listing.chosen(wants_weights=wants_weights)
+        if not shelf.missing(listing, wanted):
+            return shelf.version(listing)
+    return source.cached(None, wants_weights)
+
+
+def _has_weights(listing: Listing) -> bool:
+    return bool(weights_of([file.name for file in listing.files]))
+
+
+def _check_weights(model: str, listing: Listing, wants_weights: bool) -> None:
+    if wants_weights and not _has_weights(listing):
+        raise CheckpointError(f"{model} holds neither {' nor '.join(WEIGHTS)}, in one file or cut")
+
+
+class _Fetching:
+    """One version, while this process holds the lock of its shelf."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        listing: Listing,
+        peers: Sequence[Peer],
+        origin: Origin | None,
+        report: DownloadReport,
+    ) -> None:
+        self._shelf = shelf
+        self._listing = _with_digests(listing, shelf.known(listing.version))
+        self._peers = [peer for peer in peers if peer.listing.version == listing.version]
+        self._origin = origin
+        self._report = report
+        self._stop = Event()
+        self._lock = Lock()
+
+    def run(self, wanted: Sequence[RemoteFile]) -> Path:
+        folder, began = self._shelf.version(self._listing), time.monotonic()
+        missing = self._shelf.missing(self._listing, wanted)
+        num_bytes = sum(file.size for file in missing)
+        try:
+            self._shelf.keep(self._listing)
+            self._check_room(missing)
+        except OSError as error:
+            raise no_place(folder, error) from error
+        if self._peers:  # nodes that begin together begin with unlike files, and lend them
+            missing = random.sample(missing, len(missing))
+        names = ", ".join(one.name for one in (*self._peers, self._origin) if one is not None)
+        log.info(
+            "fetching %s of %s into %s from %s",
+            _counted(missing),
+            self._listing.model,
+            folder,
+            names,
+        )
+        threads = ThreadPoolExecutor(NUM_AT_ONCE, thread_name_prefix="fetches models")
+        try:
+            for _ in threads.map(self._fetch, missing):
+                pass
+        finally:  # of whatever ended it, Ctrl-C, too
+            self._stop.set()
+            threads.shutdown(cancel_futures=True)
+        with suppress(OSError):  # something of another fetch is there still
+            self._shelf.partial(self._listing).rmdir()
+        log.info("fetched %.1f MB in %.1f s", num_bytes / 1e6, time.monotonic() - began)
+        return folder
+
+    def _fetch(self, file: RemoteFile) -> None:
+        known = next(one for one in self._listing.files if one.name == file.name)
+        origins: list[Origin] = []
+        for peer in self._peers:
+            try:
+                if peer.has(known):
+                    known = known if known.digest else peer.described(known)
+                    origins.append(peer)
+            except (Lost, CheckpointError) as error:
+                log.warning("%s: %s; it is not asked", peer.name, error)
+        random.shuffle(origins)
+        if self._origin is not None:
+            origins.append(self._origin)
+        if not origins:
+            raise ModelUnreachable(f"no node that can be reached has {known.name}; try again")
+        folder = self._shelf.version(self._listing)
+        partial = self._shelf.partial(self._listing) / known.name
+        digest = Download(known, folder, partial, self._report, self._stop).run(origins)
+        self._note(msgspec.structs.replace(known, digest=digest))
+
+    def _note(self, file: RemoteFile) -> None:
+        """A digest that was computed here, for whoever borrows the file."""
+        with self._lock:
+            files = tuple(file if one.name == file.name else one for one in self._listing.files)
+            if files != self._listing.files:
+                self._listing = msgspec.structs.replace(self._listing, files=files)
+                self._shelf.keep(self._listing)
+
+    def _check_room(self, missing: Sequence[RemoteFile]) -> None:
+        folder, partial = self._shelf.version(self._listing), self._shelf.partial(self._listing)
+        wanted = sum(file.size - max(0, size_of(partial / file.name)) for file in missing)
+        free = shutil.disk_usage(folder).free
+        if free < wanted + min(SPARE_BYTES, wanted):
+            raise CheckpointError(
+                f"{self._listing.model} takes {wanted / 1e9:.2f} GB more in {folder}, where "
+                f"{free / 1e9:.2f} GB are free; make room there, or set {CACHE_VARIABLE} to a "
+                "folder with more"
+            )
+
+
+def _with_digests(listing: Listing, known: Listing | None) -> Listing:
+    """And with those that were computed here before."""
+    before = {file.name: file.digest for file in known.files} if known else {}
+    files = (
+        msgspec.structs.replace(file, digest=file.digest or before.get(file.name, ""))
+        for file in listing.files
+    )
+    return msgspec.structs.replace(listing, files=tuple(files))
+
+
+def _counted(files: Sequence[RemoteFile]) -> str:
+    number = f"{len(files)} file{'s' if len(files) != 1 else ''}"
+    return f"{number}, {sum(file.size for file in files) / 1e6:.1f} MB,"

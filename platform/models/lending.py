@@ -1,0 +1,76 @@
+"""What this node lends to others: files of one version of a model, by name.
+
+Only what a model consists of is read, whatever name is asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from baton.core.errors import CheckpointError
+from baton.platform.models.digest import digest_of
+from baton.platform.models.hub import HubModel, cached_snapshot, snapshot_listing
+from baton.platform.models.listing import Listing, RemoteFile, is_plain, list_files
+from baton.platform.models.model_folder import place_of
+from baton.platform.models.node_cache import Shelf, size_of
+
+
+class Lender:
+    def __init__(self, model: str, version: str) -> None:
+        """`version`: empty for what is here."""
+        self._found = _find(model, version)
+
+    def listing(self) -> bytes:
+        """As JSON; empty if nothing of it is here."""
+        return b"" if self._found is None else msgspec.json.encode(self._found[0])
+
+    def has(self, name: str) -> bool:
+        file, path = self._file(name)
+        return size_of(path) == file.size
+
+    def digest(self, name: str) -> str:
+        file, path = self._file(name)
+        return file.digest or digest_of(path)
+
+    def read(self, name: str, start: int, num_bytes: int) -> bytes:
+        _, path = self._file(name)
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(num_bytes)
+
+    def _file(self, name: str) -> tuple[RemoteFile, Path]:
+        assert self._found is not None, "nothing is asked of who has nothing"
+        listing, folder = self._found
+        for file in listing.files:
+            if file.name == name:
+                return file, folder / name
+        raise CheckpointError(f"{listing.model} has no file {name!r}")
+
+
+def _find(model: str, version: str) -> tuple[Listing, Path] | None:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        listing = _listed(model, folder)
+        return (listing, folder) if version in ("", listing.version) else None
+    place, revision = place_of(model)
+    shelf = Shelf.of(place)
+    found = shelf.known(version) if version else shelf.current(revision)
+    if found is not None:
+        return found, shelf.version(found)
+    if place.startswith("hf://"):
+        hub = HubModel(HubModel.parse(model).repo, version or revision)
+        snapshot = cached_snapshot(hub, None, wants_weights=True)
+        if snapshot is not None:
+            return snapshot_listing(hub, snapshot), snapshot
+    return None
+
+
+def _listed(model: str, folder: Path) -> Listing:
+    files = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and is_plain(path.name):
+            status = path.stat()
+            files.append(RemoteFile(path.name, status.st_size, etag=str(status.st_mtime_ns)))
+    return list_files(model, files, is_trusted=True)

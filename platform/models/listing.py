@@ -1,0 +1,121 @@
+"""What a model consists of where it comes from: its files, by name, size and digest.
+
+The version names one state of all of them: a commit of the hub, else a digest of the list. A node
+keeps each version in a folder of its own, so nothing changes under who has opened it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+import msgspec
+
+from baton.core.errors import CheckpointError
+from baton.platform.models.digest import is_digest
+
+DESCRIPTIONS = ("*.json", "*.jinja", "*.model")
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+WEIGHTS = (SAFE, PICKLED)
+"""The first kind there is is taken; big ones are cut: `model-00001-of-00003.safetensors`."""
+SUMS = "SHA256SUMS"
+"""What `sha256sum *` says of a folder. Where a folder has it, its files are held to it."""
+
+_SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,@ -]{0,199}")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class RemoteFile(msgspec.Struct, frozen=True):
+    name: str
+    size: int
+    digest: str = ""
+    """See `digest.py`. Empty while nobody has said or computed it."""
+    etag: str = ""
+    """What changes with the file, where that is known."""
+
+    def __post_init__(self) -> None:
+        if not is_plain(self.name):
+            raise ValueError(f"{self.name!r} is no name of a file in a model's folder")
+        if self.size < 0 or (self.digest and not is_digest(self.digest)):
+            raise ValueError(f"{self.name}: no size, or no digest: {self.size}, {self.digest!r}")
+
+
+class Listing(msgspec.Struct, frozen=True):
+    model: str
+    version: str
+    files: tuple[RemoteFile, ...]
+
+    def __post_init__(self) -> None:
+        if not _VERSION.fullmatch(self.version):
+            raise ValueError(f"{self.version!r} is no version")
+
+    def chosen(self, *, wants_weights: bool) -> tuple[RemoteFile, ...]:
+        """The files that Baton reads."""
+        names = choose_files([file.name for file in self.files], wants_weights=wants_weights)
+        by_name = {file.name: file for file in self.files}
+        return tuple(by_name[name] for name in names)
+
+
+def list_files(
+    model: str, files: Iterable[RemoteFile], *, is_trusted: bool = False, version: str = ""
+) -> Listing:
+    """Raises CheckpointError if nothing of it could be served.
+
+    `is_trusted`: pickled weights are taken, too. Without a `version`, the files make one.
+    """
+    kept = tuple(file for file in files if is_trusted or not file.name.endswith(".bin"))
+    names = [file.name for file in kept]
+    if "config.json" not in names:
+        raise CheckpointError(f"{model} has no config.json: not a Hugging Face model folder")
+    if not version:
+        facts = sorted(f"{one.name} {one.size} {one.digest or one.etag}" for one in kept)
+        version = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return Listing(model, version, kept)
+
+
+def is_plain(name: str) -> bool:
+    """Whether it names a file of a folder, and nothing beside or above it."""
+    return bool(_NAME.fullmatch(name)) and Path(name).name == name
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Digests by name; lines about files of other folders are left out."""
+    found = {}
+    for line in text.splitlines():
+        match = _SUM.fullmatch(line.rstrip())
+        name = match[2].removeprefix("./") if match else ""
+        if match and is_plain(name):
+            found[name] = f"sha256:{match[1]}"
+    return found
+
+
+def choose_files(names: Iterable[str], *, wants_weights: bool) -> list[str]:
+    """The files of a repository that Baton reads: nothing of subfolders, weights of one kind."""
+    top = [name for name in names if is_plain(name)]
+    chosen = [name for name in top if any(fnmatch(name, pattern) for pattern in DESCRIPTIONS)]
+    return chosen + (weights_of(top) if wants_weights else [])
+
+
+def weights_of(names: Sequence[str]) -> list[str]:
+    for kind in WEIGHTS:
+        stem, suffix = kind.split(".")
+        weights = [n for n in names if n == kind or fnmatch(n, f"{stem}-?*-of-?*.{suffix}")]
+        if weights:
+            return weights
+    return []
+
+
+def shards_of(index: bytes) -> list[str]:
+    """The files that a `model.safetensors.index.json` names. Raises CheckpointError."""
+    try:
+        weight_map = msgspec.json.decode(index, type=dict[str, object]).get("weight_map")
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{SAFE}.index.json is no JSON object: {error}") from error
+    names = set(map(str, weight_map.values())) if isinstance(weight_map, Mapping) else set()
+    if strange := [name for name in names if not is_plain(name)]:
+        raise CheckpointError(f"{SAFE}.index.json names a file outside its folder: {strange[0]!r}")
+    return sorted(names)

@@ -1,0 +1,108 @@
+"""A folder of any file system that fsspec knows: s3://, gs://, az://, hdfs://, file://, ...
+
+Its driver is a package of its own (s3fs, gcsfs, adlfs, ...), which takes credentials and endpoints
+from the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from baton.core.errors import CheckpointError
+from baton.platform.config.model_url import scheme_of
+from baton.platform.models.listing import (
+    SUMS,
+    Listing,
+    RemoteFile,
+    is_plain,
+    list_files,
+    parse_sums,
+)
+from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
+
+ETAGS = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "mtime", "LastModified", "created")
+"""What file systems call that which changes with a file; the first there is is taken."""
+NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ValueError)
+
+
+class FileSystemFolder:
+    def __init__(self, url: str) -> None:
+        self.name = url.rstrip("/")
+        self._fs, self._root = _file_system(self.name)
+
+    def look(self) -> Listing:
+        try:
+            found = self._fs.ls(self._root, detail=True)
+            files = {name: info for info in found if (name := _name(info)) and is_plain(name)}
+            sums = self._sums() if SUMS in files else {}
+        except Exception as error:  # each file system raises what its own library raises
+            raise _told(self.name, error) from error
+        return list_files(
+            self.name,
+            [
+                RemoteFile(name, int(info["size"] or 0), sums.get(name, ""), _etag(info))
+                for name, info in sorted(files.items())
+            ],
+        )
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        path = f"{self._root}/{file.name}"
+        try:
+            with self._fs.open(path, "rb", cache_type="none", block_size=CHUNK_BYTES) as stream:
+                stream.seek(start)
+                while piece := stream.read(min(CHUNK_BYTES, file.size - start)):
+                    start += len(piece)
+                    yield piece
+            self._fs.invalidate_cache()
+            info = self._fs.info(path)
+        except Exception as error:
+            raise _told(f"{self.name}/{file.name}", error) from error
+        if info["size"] != file.size or _etag(info) != file.etag:
+            raise CheckpointError(
+                f"{self.name}/{file.name} changed while it was fetched; start again for what is "
+                "there"
+            )
+
+    def _sums(self) -> dict[str, str]:
+        return parse_sums(self._fs.cat_file(f"{self._root}/{SUMS}").decode(errors="replace"))
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        fs, root = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise CheckpointError(
+            f"{url}: {error}; install the driver on every node (for s3:// `pip install s3fs`, for "
+            "gs:// `pip install gcsfs`)"
+        ) from error
+    except Exception as error:
+        raise CheckpointError(
+            f"{url}: {scheme_of(url)}:// cannot be opened: {error}; give a model folder, a Hugging "
+            "Face id (org/name) or a URL that fsspec knows"
+        ) from error
+    return fs, str(root)
+
+
+def _name(info: dict[str, Any]) -> str:
+    return "" if info.get("type") == "directory" else str(info["name"]).rpartition("/")[2]
+
+
+def _etag(info: dict[str, Any]) -> str:
+    for key in ETAGS:
+        value = info.get(key)
+        if value is not None:
+            return str(value.timestamp() if isinstance(value, datetime) else value)
+    return ""
+
+
+def _told(what: str, error: Exception) -> Exception:
+    if isinstance(error, NEVER) or type(error).__name__.endswith("CredentialsError"):
+        reason = f"{type(error).__name__}: {error}"
+        return CheckpointError(
+            f"{what}: {reason}; correct the URL, or the credentials in the environment of the nodes"
+        )
+    return Lost(f"{what}: {error!r}")

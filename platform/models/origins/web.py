@@ -1,0 +1,129 @@
+"""One question to a web server.
+
+Credentials stay with the server they are for: a redirect to another takes none along, and none
+leads from https to http.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from baton.core.errors import CheckpointError
+from baton.platform.models.origins.origin import Lost
+
+TIMEOUT_S = 30.0
+"""Of silence."""
+NOT_THERE = (404, 410)
+LATER = (408, 425, 429)
+"""Beside 5xx: answers that another time are others."""
+AUTHORIZATION = "Authorization"
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_PIECE_BYTES = 1 << 20
+
+
+class Answer:
+    def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
+        self._url = url
+        self._response = response
+        found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        self._start = int(found[1]) if response.status == 206 and found else 0
+        length = response.headers.get("Content-Length", "")
+        self._num_bytes = int(length) if length.isdecimal() else None
+        """Of the body; None if it ends when the connection does."""
+
+    @property
+    def size(self) -> int | None:
+        """Of the whole file, if it is known."""
+        return None if self._num_bytes is None else self._start + self._num_bytes
+
+    @property
+    def validator(self) -> str:
+        headers = self._response.headers
+        return headers.get("ETag") or headers.get("Last-Modified") or ""
+
+    def pieces(self, most: int | None = None) -> Iterator[bytes]:
+        """The body. Raises `Lost` if it is cut, CheckpointError if it is longer than `most`."""
+        num_bytes = 0
+        while piece := self._read():
+            num_bytes += len(piece)
+            if most is not None and num_bytes > most:
+                raise CheckpointError(f"{self._url} is longer than {most} bytes")
+            yield piece
+        if self._num_bytes is not None and num_bytes < self._num_bytes:
+            raise Lost(f"{self._url} was cut after {num_bytes} of {self._num_bytes} bytes")
+
+    def from_byte(self, start: int) -> Iterator[bytes]:
+        """The file from `start` on, whether the server knows ranges or not."""
+        if self._start > start:
+            raise CheckpointError(f"{self._url}: asked from byte {start}, answers {self._start}")
+        skip = start - self._start
+        for piece in self.pieces():
+            if skip < len(piece):
+                yield piece[skip:]
+            skip = max(0, skip - len(piece))
+
+    def _read(self) -> bytes:
+        try:
+            return self._response.read(_PIECE_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise Lost(f"{self._url}: {error!r}") from error
+
+
+class _Redirects(HTTPRedirectHandler):
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.scheme not in ("http", "https") or (old.scheme, new.scheme) == ("https", "http"):
+            raise CheckpointError(f"{req.full_url} leads to {new.scheme}://, which is not followed")
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None:
+            request.method = req.get_method()
+            for name, value in req.unredirected_hdrs.items():
+                if name == AUTHORIZATION and (old.scheme, old.netloc) == (new.scheme, new.netloc):
+                    request.add_unredirected_header(name, value)
+        return request
+
+
+@contextmanager
+def ask(
+    url: str, headers: Mapping[str, str], *, method: str = "GET", may_lack: bool = False
+) -> Iterator[Answer | None]:
+    """None where `may_lack` and nothing is there. Raises what origins raise."""
+    request = Request(url, method=method)
+    request.add_header("Accept-Encoding", "identity")
+    request.add_header("User-Agent", "baton")
+    for name, value in headers.items():
+        if name.lower() == AUTHORIZATION.lower():
+            request.add_unredirected_header(AUTHORIZATION, value)
+        else:
+            request.add_header(name, value)
+    try:
+        response = build_opener(_Redirects).open(request, timeout=TIMEOUT_S)
+    except HTTPError as error:
+        error.close()
+        if may_lack and error.code in NOT_THERE:
+            yield None
+            return
+        raise _refusal(url, error.code) from None
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+        reason = error.reason if isinstance(error, URLError) else error
+        raise Lost(f"{url}: {reason}") from error
+    with response:
+        yield Answer(url, response)
+
+
+def _refusal(url: str, status: int) -> Exception:
+    if status >= 500 or status in LATER:
+        return Lost(f"{url} answers {status}")
+    remedy = ""
+    if status in (401, 403):
+        remedy = "; set BATON_MODEL_TOKEN (HF_TOKEN for the hub) in the environment of the nodes"
+    return CheckpointError(f"{url} answers {status}{remedy}")

@@ -1,0 +1,111 @@
+"""A folder that a web server shows: no listing is wanted of it, only its files by name.
+
+    SHA256SUMS, if it is there, says which files there are, and what they are held to
+    else           config.json and its like by name; weights by model.safetensors.index.json
+
+Bytes are asked for from where they ended (Range, If-Range). What a server answers that knows no
+ranges is skipped up to there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
+
+from baton.core.errors import CheckpointError
+from baton.platform.models.listing import (
+    SAFE,
+    SUMS,
+    Listing,
+    RemoteFile,
+    choose_files,
+    list_files,
+    parse_sums,
+    shards_of,
+)
+from baton.platform.models.origins.web import AUTHORIZATION, Answer, ask
+
+TOKEN_VARIABLE = "BATON_MODEL_TOKEN"
+NUM_AT_ONCE = 8
+INDEX = f"{SAFE}.index.json"
+KNOWN = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", INDEX,
+)  # fmt: skip
+"""What a model's folder may hold beside weights."""
+MAX_TEXT_BYTES = 64 << 20
+"""Of SHA256SUMS and of an index."""
+
+
+class WebFolder:
+    def __init__(self, url: str) -> None:
+        self.name = url.rstrip("/")
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        self._headers = {AUTHORIZATION: f"Bearer {token}"} if token else {}
+
+    def look(self) -> Listing:
+        sums = parse_sums(self._text(SUMS).decode(errors="replace"))
+        if sums:
+            files = self._facts(choose_files(sums, wants_weights=True))
+            gone = sorted(set(choose_files(sums, wants_weights=True)) - {one.name for one in files})
+            if gone:
+                raise CheckpointError(f"{self.name}/{SUMS} names {gone[0]}, which is not there")
+            files = [RemoteFile(one.name, one.size, sums[one.name], one.etag) for one in files]
+            return list_files(self.name, files)
+        files = self._facts(KNOWN)
+        if any(file.name == INDEX for file in files):
+            shards = shards_of(self._text(INDEX))
+            found = self._facts(shards)
+            if lacking := sorted(set(shards) - {one.name for one in found}):
+                raise CheckpointError(f"{self.name}/{INDEX} names {lacking[0]}, which is not there")
+            return list_files(self.name, [*files, *found])
+        return list_files(self.name, [*files, *self._facts((SAFE,))])
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        return read_from(self._url(file.name), file, start, self._headers)
+
+    def _facts(self, names: Sequence[str]) -> list[RemoteFile]:
+        """Of those that are there."""
+        with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+            return [file for file in threads.map(self._fact, names) if file is not None]
+
+    def _fact(self, name: str) -> RemoteFile | None:
+        with ask(self._url(name), self._headers, method="HEAD", may_lack=True) as answer:
+            if answer is None:
+                return None
+            size = answer.size
+        if size is None:
+            raise CheckpointError(
+                f"{self.name}/{name}: the server does not say how long it is (Content-Length); "
+                "serve the folder as files"
+            )
+        return RemoteFile(name, size, etag=answer.validator)
+
+    def _text(self, name: str) -> bytes:
+        """Empty if there is none."""
+        with ask(self._url(name), self._headers, may_lack=True) as answer:
+            return b"" if answer is None else b"".join(answer.pieces(MAX_TEXT_BYTES))
+
+    def _url(self, name: str) -> str:
+        return f"{self.name}/{quote(name)}"
+
+
+def read_from(url: str, file: RemoteFile, start: int, headers: dict[str, str]) -> Iterator[bytes]:
+    """The bytes of `url` from `start` on. Raises what origins raise."""
+    wanted = dict(headers)
+    if start:
+        wanted["Range"] = f"bytes={start}-"
+        if file.etag and not file.etag.startswith("W/"):
+            wanted["If-Range"] = file.etag
+    with ask(url, wanted) as answer:
+        assert answer is not None, "what is lacking raises"
+        _check_same(url, file, answer)
+        yield from answer.from_byte(start)
+
+
+def _check_same(url: str, file: RemoteFile, answer: Answer) -> None:
+    found = answer.validator
+    if (answer.size not in (None, file.size)) or (file.etag and found and found != file.etag):
+        raise CheckpointError(f"{url} changed while it was fetched; start again for what is there")

@@ -1,0 +1,37 @@
+"""Other nodes that may have a model: who asks them does not know how they are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from baton.platform.models.listing import Listing, RemoteFile
+from baton.platform.models.origins.origin import Origin
+
+
+class Peer(Origin, Protocol):
+    """A node that has something of one version."""
+
+    listing: Listing
+
+    def has(self, file: RemoteFile) -> bool:
+        """Whether it has it by now: it may still be fetching itself."""
+
+    def described(self, file: RemoteFile) -> RemoteFile:
+        """With a digest, which that node computes if it must."""
+
+
+class Peers(Protocol):
+    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+        """Nodes that have something of it, or of what they took for it last if `version` is empty.
+
+        They lend until the context is left.
+        """
+
+
+class NoPeers:
+    """A machine of its own."""
+
+    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+        return nullcontext(())

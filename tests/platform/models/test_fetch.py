@@ -1,0 +1,295 @@
+"""Models from URLs and from other nodes, to the cache of this node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import fsspec
+import msgspec
+import pytest
+from tests.file_server import FileServer, file_server
+
+from baton.core.errors import CheckpointError, InvalidConfig, ModelUnreachable
+from baton.platform.config.deployment import parse_config
+from baton.platform.models import download
+from baton.platform.models.lending import Lender
+from baton.platform.models.listing import Listing, RemoteFile
+from baton.platform.models.model_folder import find_model
+from baton.platform.models.origins.origin import Lost
+from baton.platform.models.peers import Peer
+
+WEIGHTS = bytes(range(256)) * 12_000  # three pieces and some
+FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors": WEIGHTS}
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BATON_MODEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(download.Download.__init__, "__defaults__", ((0.0, 0.0),))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def web(cache: Path) -> Iterator[FileServer]:
+    with file_server({f"m/{name}": data for name, data in FILES.items()}) as server:
+        yield server
+
+
+def sums(files: dict[str, bytes]) -> bytes:
+    """As `sha256sum *` writes it."""
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()]
+    return "".join(lines).encode()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def final_names(cache: Path) -> set[str]:
+    """The files that somebody could take for whole."""
+    return {path.name for path in cache.glob("*/*/*") if path.parent.suffix != ".partial"} & {
+        *FILES
+    }
+
+
+def test_a_model_of_a_url_is_fetched_once_and_gateways_fetch_no_weights(web: FileServer) -> None:
+    light = find_model(f"{web.url}/m", wants_weights=False)
+    assert set(contents(light)) == {"config.json", "tokenizer.json"}
+
+    folder = find_model(f"{web.url}/m/")
+    assert folder == light
+    assert contents(folder) == FILES
+    assert find_model(f"{web.url}/m") == folder
+    assert sorted(web.fetched()) == [f"m/{name}" for name in sorted(FILES)]  # each once
+
+    web.is_down = True
+    assert find_model(f"{web.url}/m") == folder
+
+    web.is_down, web.files["m/config.json"] = False, b'{"b": 2}'
+    newer = find_model(f"{web.url}/m")
+    assert newer != folder  # whoever has opened the old one goes on with it
+    assert contents(folder) == FILES
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+def test_what_came_before_a_cut_is_not_asked_for_again(
+    web: FileServer, cache: Path, knows_ranges: bool
+) -> None:
+    web.knows_ranges = knows_ranges
+    web.cuts = [1_000_000, 0, 0, 0]  # then nothing more comes: it is given up
+    with pytest.raises(ModelUnreachable, match=r"model\.safetensors does not come from .* is kept"):
+        find_model(f"{web.url}/m")
+    assert final_names(cache) == {"config.json", "tokenizer.json"}
+
+    folder = find_model(f"{web.url}/m")
+
+    assert contents(folder) == FILES
+    assert web.asked[-1] == ("m/model.safetensors", "bytes=1000000-")
+
+
+def test_wrong_bytes_get_no_name(web: FileServer, cache: Path) -> None:
+    web.files["m/SHA256SUMS"] = sums(FILES)
+    web.files["m/model.safetensors"] = WEIGHTS[:-1] + b"?"
+
+    with pytest.raises(CheckpointError, match=r"sha256:\w+ where sha256:\w+ is promised; it is br"):
+        find_model(f"{web.url}/m")
+
+    assert final_names(cache) == {"config.json", "tokenizer.json"}
+    web.files["m/model.safetensors"] = WEIGHTS
+    assert contents(find_model(f"{web.url}/m")) == FILES
+
+
+def test_bytes_that_rotted_in_what_came_before_are_taken_anew(web: FileServer, cache: Path) -> None:
+    web.files["m/SHA256SUMS"] = sums(FILES)
+    web.cuts = [1_000_000, 0, 0, 0]
+    with pytest.raises(ModelUnreachable):
+        find_model(f"{web.url}/m")
+    [partial] = cache.glob("*/*.partial/model.safetensors")
+    partial.write_bytes(b"?" * 1_000_000)
+
+    assert contents(find_model(f"{web.url}/m")) == FILES
+
+
+def test_processes_of_a_node_fetch_it_once_between_them(web: FileServer) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        folders = set(threads.map(find_model, [f"{web.url}/m"] * 4))
+
+    assert len(folders) == 1
+    assert sorted(web.fetched()) == [f"m/{name}" for name in sorted(FILES)]
+
+
+@pytest.mark.parametrize("name", ["../../evil.safetensors", "/etc/evil", "a/../evil", ".evil"])
+def test_no_name_of_a_file_leads_out_of_the_folder(web: FileServer, cache: Path, name: str) -> None:
+    web.files[f"m/{INDEX}"] = json.dumps({"weight_map": {"w": name}}).encode()
+    with pytest.raises(CheckpointError, match="names a file outside its folder"):
+        find_model(f"{web.url}/m")
+
+    web.files["m/SHA256SUMS"] = sums({**FILES, name: b"evil"})
+    del web.files[f"m/{INDEX}"]
+    assert contents(find_model(f"{web.url}/m")) == FILES
+
+    listing = {"model": "m", "version": "v", "files": [{"name": name, "size": 4}]}
+    with pytest.raises(msgspec.ValidationError, match="is no name of a file"):
+        msgspec.json.decode(json.dumps(listing), type=Listing)
+
+
+def test_a_pickle_of_a_url_is_not_taken(web: FileServer) -> None:
+    web.files["m/pytorch_model.bin"] = web.files.pop("m/model.safetensors")
+    web.files["m/SHA256SUMS"] = sums({"config.json": b"{}", "pytorch_model.bin": WEIGHTS})
+
+    with pytest.raises(CheckpointError, match="holds neither"):
+        find_model(f"{web.url}/m")
+
+
+def test_a_token_stays_with_its_server(web: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_MODEL_TOKEN", "secret")
+    with file_server({"w": WEIGHTS}) as elsewhere:
+        del web.files["m/model.safetensors"]
+        web.redirects["m/model.safetensors"] = f"{elsewhere.url}/w"
+        web.redirects["m/config.json"] = f"{web.url}/m/tokenizer.json"
+
+        assert (find_model(f"{web.url}/m") / "model.safetensors").read_bytes() == WEIGHTS
+
+        assert set(elsewhere.authorizations) == {""}
+        assert set(web.authorizations) == {"Bearer secret"}
+
+
+def test_credentials_in_a_url_are_refused_before_anybody_hears_of_them() -> None:
+    for model in ("https://me:word@host/m", "s3://key:word@bucket/m", "https://host/m?sig=word"):
+        with pytest.raises(InvalidConfig, match="in the environment of the nodes") as refusal:
+            parse_config({"model": model})
+        assert "word" not in str(refusal.value).replace("password", "")
+    assert parse_config({"model": "hf://org/name@v1"}).model_name == "name"
+    assert parse_config({"model": "s3://bucket/llama@2/"}).model_name == "llama@2"
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_any_file_system_will_do(
+    cache: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{scheme}://{tmp_path}/far"
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.makedirs(f"{root}/sub")
+    for name, data in {**FILES, "SHA256SUMS": sums(FILES), "sub/x.json": b""}.items():
+        fs.pipe_file(f"{root}/{name}", data)
+
+    folder = find_model(url)
+
+    assert contents(folder) == FILES
+    with pytest.raises(CheckpointError, match=r"FileNotFoundError: .*correct the URL"):
+        find_model(f"{url}/nowhere")
+    with pytest.raises(CheckpointError, match=r"install the driver|give a model folder"):
+        find_model("nosuch://bucket/m")
+
+
+def test_a_full_disk_is_told_before_and_while_it_fills(
+    web: FileServer, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    free = os.statvfs_result((1, 1, 0, 0, 0, 0, 0, 0, 0, 255))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.statvfs", lambda path: free)
+        with pytest.raises(CheckpointError, match=r"where 0\.00 GB are free; make room .*BATON_MO"):
+            find_model(f"{web.url}/m")
+    assert web.fetched() == []
+
+
+class OtherNode:
+    """A node with a cache of its own, which lends what it has; without Ray."""
+
+    def __init__(self, cache: Path, *, lies: bool = False, is_lost: bool = False) -> None:
+        self.name, self._cache, self._lies, self._is_lost = (
+            f"node {cache.name}",
+            cache,
+            lies,
+            is_lost,
+        )
+        self.num_lent = 0
+
+    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("BATON_MODEL_CACHE", str(self._cache))
+            self._lender = Lender(model, version)
+        if not (listing := self._lender.listing()):
+            return nullcontext(())
+        self.listing = msgspec.json.decode(listing, type=Listing)
+        return nullcontext((self,))
+
+    def has(self, file: RemoteFile) -> bool:
+        return self._lender.has(file.name)
+
+    def described(self, file: RemoteFile) -> RemoteFile:
+        return msgspec.structs.replace(file, digest=self._lender.digest(file.name))
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        self.num_lent += 1
+        while start < file.size:
+            piece = self._lender.read(file.name, start, 1 << 20)
+            start += len(piece)
+            yield piece[:-1] + b"?" if self._lies else piece
+            if self._is_lost:
+                raise Lost(f"{self.name}: gone")
+
+
+def fetched_by_another(web: FileServer, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("BATON_MODEL_CACHE", str(other))
+        find_model(f"{web.url}/m")
+    web.asked.clear()
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_node_that_has_it_is_asked_before_the_source(
+    web: FileServer, tmp_path: Path, is_down: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = OtherNode(tmp_path / "other")
+    fetched_by_another(web, tmp_path / "other", monkeypatch)
+    web.is_down = is_down
+
+    assert contents(find_model(f"{web.url}/m", peers=other)) == FILES
+
+    assert web.fetched() == []
+    assert other.num_lent == len(FILES)
+
+
+@pytest.mark.parametrize("trouble", ["lies", "is_lost"])
+def test_the_source_is_asked_where_another_node_fails(
+    web: FileServer,
+    tmp_path: Path,
+    trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = OtherNode(tmp_path / "other", **{trouble: True})
+    fetched_by_another(web, tmp_path / "other", monkeypatch)
+
+    with caplog.at_level(logging.WARNING):
+        assert contents(find_model(f"{web.url}/m", peers=other)) == FILES
+
+    assert "it is asked for elsewhere" in caplog.text
+    assert "m/model.safetensors" in web.fetched()
+
+
+def test_a_folder_that_is_only_on_another_node_is_borrowed_from_there(
+    cache: Path, tmp_path: Path
+) -> None:
+    class Elsewhere(OtherNode):
+        def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+            return super().having(str(tmp_path / "far"), version)
+
+    (tmp_path / "far").mkdir()
+    for name, data in FILES.items():
+        (tmp_path / "far" / name).write_bytes(data)
+
+    folder = find_model(str(tmp_path / "not_here"), peers=Elsewhere(tmp_path / "other"))
+
+    assert contents(folder) == FILES
+    with pytest.raises(CheckpointError, match="no folder /not_here_either; give a model folder"):
+        find_model("/not_here_either", peers=OtherNode(tmp_path / "other"))
