@@ -24,6 +24,8 @@ class FakeHub:
     """What every request is answered with, unless it is 200."""
     error_code: str = ""
     """The hub's own name of that answer."""
+    wrong: dict[str, bytes] = field(default_factory=dict)
+    """What comes in the place of a file's bytes."""
     url: str = ""
     fetched: list[str] = field(default_factory=list)
     """Files whose bytes were asked for."""
@@ -81,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
                     self.refuse(404, "RevisionNotFound")
 
     def send_file(self, name: str) -> None:
-        data = self.server.hub.files[name]
+        data = self.server.hub.wrong.get(name, self.server.hub.files[name])
         if self.command == "GET":
             self.server.hub.fetched.append(name)
         self.answer(data, headers={"ETag": f'"{etag(data)}"', "X-Repo-Commit": COMMIT})

@@ -7,10 +7,11 @@ waiting for the model             which another process of the node fetches
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
@@ -21,6 +22,8 @@ from baton.platform.replica.assignment import Assignment
 if TYPE_CHECKING:
     from baton.platform.models.download import DownloadReport
     from baton.platform.replica.startup import Startup
+
+T = TypeVar("T")
 
 
 class FetchStages:
@@ -35,19 +38,21 @@ class FetchStages:
     def begin(self, file: str, num_bytes: int) -> None:
         with self._lock:
             if not self._total:
-                self._enter("fetching the model")
+                self._soon(self._startup.enter, "fetching the model")
             self._total += num_bytes
 
     def advance(self, file: str, num_bytes: int) -> None:
         with self._lock:
             self._done += num_bytes
-            self._startup.advance(self._done / max(1, self._total))
+            self._soon(self._startup.advance, self._done / max(1, self._total))
 
     def wait(self) -> None:
-        self._enter("waiting for the model, which another process of this node fetches")
+        stage = "waiting for the model, which another process of this node fetches"
+        self._soon(self._startup.enter, stage)
 
-    def _enter(self, stage: str) -> None:
-        self._loop.call_soon_threadsafe(self._startup.enter, stage)
+    def _soon(self, tell: Callable[[T], None], what: T) -> None:
+        """In the loop's thread, one after the other."""
+        self._loop.call_soon_threadsafe(tell, what)
 
 
 async def find_on_node(

@@ -14,7 +14,7 @@ import logging
 from types import TracebackType
 from typing import Protocol, Self
 
-from baton.core.errors import CheckpointError, InvalidConfig
+from baton.core.errors import CheckpointError, InvalidConfig, ModelUnreachable
 from baton.core.messages import StartingReplica
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Startup:
         if self._telling is not None:
             self._telling.cancel()
         if isinstance(error, Exception):
-            failed = self._state.failed(_cause(error), is_final=isinstance(error, BEYOND_RETRY))
+            is_final = isinstance(error, BEYOND_RETRY) and not isinstance(error, ModelUnreachable)
+            failed = self._state.failed(_cause(error), is_final=is_final)
             is_told = await self._report(failed)  # who hears it says it to the operator
             level = logging.INFO if is_told else logging.ERROR
             log.log(level, "failed while %s: %s", failed.stage, failed.failure)

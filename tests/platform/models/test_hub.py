@@ -117,6 +117,28 @@ def test_a_cached_model_is_served_without_the_hub(
     assert find_model(f"{REPO}@v1") == tagged
 
 
+def test_what_other_tools_have_brought_here_is_not_fetched_again(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    from huggingface_hub import snapshot_download
+
+    theirs = Path(snapshot_download(REPO, allow_patterns=sorted(NEEDED)))
+    hub.fetched.clear()
+
+    assert find_model(f"hf://{REPO}") == theirs
+    assert hub.fetched == []
+
+    (theirs / "model.safetensors").unlink()
+    assert find_model(REPO).is_relative_to(tmp_path / "cache")
+    assert sorted(hub.fetched) == sorted(NEEDED)
+
+
+def test_bytes_that_are_not_what_the_hub_says_are_refused(hub: FakeHub) -> None:
+    hub.wrong = {"model.safetensors": b"?" * 5000}
+
+    assert "git:" in complaint(REPO) and "is promised" in complaint(REPO)
+
+
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_half_a_model_in_the_cache_is_none(
     hub: FakeHub, is_cut: bool, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from baton.core.errors import CheckpointError
+from baton.core.errors import CheckpointError, ModelUnreachable
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role, StartingReplica
 from baton.platform.replica.startup import IMPORTING, Startup
@@ -48,6 +48,7 @@ async def test_each_stage_is_told_as_it_begins() -> None:
     [
         (CheckpointError("no config.json"), "no config.json", True),
         (MemoryError("no room\nfor it"), "MemoryError: no room for it", False),
+        (ModelUnreachable("the hub is down; try again"), "the hub is down; try again", False),
     ],
 )
 async def test_the_last_word_of_a_replica_that_cannot_start_is_its_cause(

@@ -1,0 +1,33 @@
+"""A replica tells how much of its model has come to the node."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.platform.replica.test_startup import Heard, startup
+
+from baton.platform.cluster.node_model import FetchStages
+
+
+async def test_what_a_thread_fetches_is_told_as_a_stage_with_its_share() -> None:
+    registry = Heard()
+    async with startup(registry) as it:
+        stages = FetchStages(it)
+
+        def fetch() -> None:
+            stages.wait()
+            stages.begin("a", 300)
+            stages.begin("b", 100)
+            stages.advance("a", 150)
+            stages.advance("b", 100)
+            stages.advance("b", -50)
+
+        await asyncio.to_thread(fetch)
+        await asyncio.sleep(0.01)
+        it.enter("importing the rest")
+        await asyncio.sleep(0.01)
+
+    assert [(one.stage, one.fraction) for one in registry.told[1:]] == [
+        ("fetching the model", 0.5),
+        ("importing the rest", None),
+    ]
