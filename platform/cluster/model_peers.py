@@ -50,18 +50,27 @@ class RayPeers:
 @contextmanager
 def _having(model: str, version: str) -> Iterator[Sequence[Peer]]:
     found: list[_NodePeer] = []
-    nodes = _other_nodes()
-    random.shuffle(nodes)
     try:
-        while nodes and not found:
-            asked, nodes = nodes[:NUM_ASKED], nodes[NUM_ASKED:]
-            found = list(_ask(model, version, asked))
-        if found:
-            log.info("%s have %s, or fetch it", ", ".join(peer.name for peer in found), model)
+        found = _find(model, version)
+    except Exception as error:  # whatever Ray raises
+        log.warning("other nodes cannot be asked for %s: %s", model, _first_line(error))
+    try:
         yield found
     finally:
         for peer in found:
             peer.let_go()
+
+
+def _find(model: str, version: str) -> list[_NodePeer]:
+    """Whoever has something of it among the first nodes of which one has."""
+    nodes = _other_nodes()
+    random.shuffle(nodes)
+    while nodes:
+        asked, nodes = nodes[:NUM_ASKED], nodes[NUM_ASKED:]
+        if found := list(_ask(model, version, asked)):
+            log.info("%s: has %s, or fetches it", ", ".join(one.name for one in found), model)
+            return found
+    return []
 
 
 def _other_nodes() -> list[dict[str, Any]]:

@@ -64,36 +64,41 @@ class Source:
     """Where others have brought it here, with its weights or without: the version that is listed,
     else what they know of it."""
 
+    @property
+    def is_lent(self) -> bool:
+        return self.origin is None
+
 
 def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights: bool) -> Path:
     """Return a folder with the model's files. Raises CheckpointError with what to do,
     ModelUnreachable if it may come another time."""
     shelf = Shelf.of(source.place)
-    listing, reason = _asked(source)
+    listing, refusal = _asked(source)
     if listing is not None:
         _check_weights(source.model, listing, wants_weights)
-        if folder := _here(source, shelf, listing, wants_weights):
-            return folder
-    elif folder := _last(source, shelf, wants_weights):
-        log.warning("%s; what was fetched before is used", reason)
+    if folder := _known(source, shelf, listing, wants_weights):
+        if listing is None:
+            log.warning("%s; what was fetched before is used", refusal)
         return folder
-    elif isinstance(peers, NoPeers):
-        raise _unreachable(source, reason)
+    has_peers = not isinstance(peers, NoPeers)
+    if listing is None and not (has_peers and (source.is_lent or _may_come(refusal))):
+        raise refusal
     with shelf.locked(report.wait):
-        known = listing or shelf.current(source.revision)
-        if known is not None and (folder := _here(source, shelf, known, wants_weights)):
+        if folder := _known(source, shelf, listing, wants_weights):
             return folder  # another process was faster
-        asks_peers = wants_weights or listing is None
         version = "" if listing is None else listing.version
-        with (peers if asks_peers else NoPeers()).having(source.model, version) as having:
+        asked = peers if wants_weights or listing is None else NoPeers()
+        with asked.having(source.model, version) as having:
             if listing is not None:
                 found = listing
             elif having:
                 found = having[0].listing
-                log.warning("%s; it is taken from %s", reason, having[0].name)
+                log.warning("%s; it is taken from %s", refusal, having[0].name)
                 _check_weights(source.model, found, wants_weights)
+            elif folder := _last(source, shelf, wants_weights):
+                return folder
             else:
-                raise _unreachable(source, reason)
+                raise refusal
             own = None if listing is None else source.origin
             fetching = _Fetching(shelf, found, tuple(having), own, report)
             folder = fetching.run(found.chosen(wants_weights=wants_weights))
@@ -101,18 +106,29 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
             return folder
 
 
-def _asked(source: Source) -> tuple[Listing | None, str]:
-    """What its place says there is, or why it cannot be asked."""
+def _known(
+    source: Source, shelf: Shelf, listing: Listing | None, wants_weights: bool
+) -> Path | None:
+    """What is here already. Of what is only lent, the nodes that have it know what it is by now."""
+    if listing is not None:
+        return _here(source, shelf, listing, wants_weights)
+    return None if source.is_lent else _last(source, shelf, wants_weights)
+
+
+def _may_come(refusal: CheckpointError) -> bool:
+    return isinstance(refusal, ModelUnreachable)
+
+
+def _asked(source: Source) -> tuple[Listing | None, CheckpointError]:
+    """What its place says there is, or why it does not."""
     if source.origin is None:
-        return None, source.why_unreachable
+        return None, CheckpointError(source.why_unreachable)
     try:
-        return source.origin.look(), ""
+        return source.origin.look(), CheckpointError()
     except Lost as error:
-        return None, str(error)
-
-
-def _unreachable(source: Source, reason: str) -> CheckpointError:
-    return CheckpointError(reason) if source.origin is None else ModelUnreachable(reason)
+        return None, ModelUnreachable(str(error))
+    except CheckpointError as error:
+        return None, error
 
 
 def _here(source: Source, shelf: Shelf, listing: Listing, wants_weights: bool) -> Path | None:

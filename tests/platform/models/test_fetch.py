@@ -72,6 +72,10 @@ def test_a_model_of_a_url_is_fetched_once_and_gateways_fetch_no_weights(web: Fil
 
     web.is_down = True
     assert find_model(f"{web.url}/m") == folder
+    web.is_down, kept = False, dict(web.files)
+    web.files.clear()  # nor does it matter what became of it there
+    assert find_model(f"{web.url}/m") == folder
+    web.files |= kept
 
     web.is_down, web.files["m/config.json"] = False, b'{"b": 2}'
     newer = find_model(f"{web.url}/m")
@@ -291,5 +295,9 @@ def test_a_folder_that_is_only_on_another_node_is_borrowed_from_there(
     folder = find_model(str(tmp_path / "not_here"), peers=Elsewhere(tmp_path / "other"))
 
     assert contents(folder) == FILES
+    (tmp_path / "far" / "config.json").write_bytes(b'{"b": 2}')
+    newer = find_model(str(tmp_path / "not_here"), peers=Elsewhere(tmp_path / "other"))
+    assert contents(newer)["config.json"] == b'{"b": 2}'
+    assert find_model(str(tmp_path / "not_here"), peers=OtherNode(tmp_path / "other")) == newer
     with pytest.raises(CheckpointError, match="no folder /not_here_either; give a model folder"):
         find_model("/not_here_either", peers=OtherNode(tmp_path / "other"))
