@@ -194,7 +194,7 @@ def test_any_file_system_will_do(
         find_model("nosuch://bucket/m")
 
 
-def test_a_full_disk_is_told_before_and_while_it_fills(
+def test_too_little_room_is_told_before_the_first_byte(
     web: FileServer, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     free = os.statvfs_result((1, 1, 0, 0, 0, 0, 0, 0, 0, 255))
