@@ -2,7 +2,8 @@
 
     level    of the window; of its last third, if that differs by more than chance
     trend    of the window, if both of its halves rise: a ramp goes on, a step is over
-    open     requests that replicas have: so many lately; if each third had more, they go on so
+    open     requests that replicas have: so many lately; if each third of the window had more and
+             few have ended, they go on growing
 
 Arrivals scatter as Poisson's numbers do, so what n of them tell is known to sqrt(n).
 """
@@ -24,6 +25,8 @@ MOST_GROWTH = 2.0
 """Times the level that a trend may reach."""
 ENOUGH_ENDED = 10
 """Answers that tell how long they are; of fewer, the first to end are the shortest."""
+ENOUGH_OF_ALL = 0.5
+"""And of a smaller share of those that came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +106,16 @@ def _open_ahead(observations: Sequence[Observation], horizon_s: float) -> float:
     parts = (observations[:third], observations[third:-third], observations[-third:])
     first, middle, last = map(_mean_open, parts)
     growth = min(middle - first, last - middle)
-    if growth <= 0 or last - first <= SURE * sqrt(first + last):
+    if growth <= 0 or last - first <= SURE * sqrt(first + last) or _tells_lengths(observations):
         return last
     third_s = (observations[-1].at_s - observations[0].at_s) / 3
     return min(last + growth * horizon_s / third_s, MOST_GROWTH * last)
+
+
+def _tells_lengths(observations: Sequence[Observation]) -> bool:
+    """Whether most answers are over in a window: then those that ended stand for all."""
+    num_ended = sum(one.num_ended for one in observations)
+    return num_ended >= ENOUGH_OF_ALL * sum(one.num_arrived for one in observations)
 
 
 def _mean_open(observations: Sequence[Observation]) -> float:
