@@ -21,7 +21,6 @@ from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import add_InferenceServicer_to_server
 from baton.proto.lasting_server import lasting_server
 
-
 STRANGERS_WORDS = (
     "Invalid encoding on",  # metadata that are no text
     "ExecuteBatchError raised in core by servicer method",  # a client that left while answered
@@ -60,13 +59,8 @@ class GrpcServer:
         """Raises RuntimeError if the port cannot be bound."""
         config = self._gateway.config
         host = f"[{config.host}]" if ":" in config.host else config.host
-<<<<<<< HEAD
         server = lasting_server(
-            interceptors=(RefuseMalformed(),),
-=======
-        server = grpc.aio.server(
             interceptors=(BeginAtOnce(self._patience),),
->>>>>>> 90c6ce9 (Gateway: gRPC calls begin with their key and wait for their request no longer than they may; health checks hold nobody up; half-open connections end, and what is cut off is counted)
             options=(
                 ("grpc.so_reuseport", 1),  # a successor starts beside this gateway
                 ("grpc.max_receive_message_length", config.max_body_bytes),
