@@ -22,7 +22,7 @@ COPY constraints.txt pyproject.toml ./
 RUN pip install --no-cache-dir -c constraints.txt uv \
  && uv venv /opt/baton \
  && uv pip install --torch-backend "${TORCH}" -c constraints.txt torch \
- && uv pip install --torch-backend "${TORCH}" -c constraints.txt -r pyproject.toml --extra telemetry \
+ && uv pip install --torch-backend "${TORCH}" -c constraints.txt -r pyproject.toml --extra telemetry --extra kubernetes \
  && if [ "${TORCH}" != cpu ]; then \
       uv pip install --torch-backend "${TORCH}" -c constraints.txt -r pyproject.toml --extra gpu; \
     fi

@@ -139,9 +139,15 @@ def apply_scaled(name: str, counts: Mapping[str, int], hold_s: float | None = No
     return document
 
 
-def apply_planned(name: str, before: Mapping[Role, int], counts: Mapping[Role, int]) -> bool:
-    """Give pools of an application the numbers of replicas that its planner decided on; False if
-    they are not `before` any more, or are held: somebody else was faster.
+def apply_planned(
+    name: str,
+    before: Mapping[Role, int],
+    counts: Mapping[Role, int],
+    asked: Mapping[Role, int],
+) -> bool:
+    """Give pools of an application the numbers of replicas that its planner decided on, and tell
+    for how many it asks for nodes; False if they are not `before` any more, or are held: somebody
+    else was faster.
 
     Raises InvalidConfig for an application without a document.
     """
@@ -154,7 +160,7 @@ def apply_planned(name: str, before: Mapping[Role, int], counts: Mapping[Role, i
         changed = {role.value: n for role, n in counts.items() if n != before[role]}
         if any(config.planner.held_s(Role(role), time.time()) for role in changed):
             return False
-        _send([*_others(name), scaled(known, changed)])
+        _send([*_others(name), scaled(known, changed, asked=asked)])
     return True
 
 

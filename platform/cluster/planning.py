@@ -1,6 +1,6 @@
 """The planner at work in the registry: one decision a period, carried out through Serve.
 
-    propose --> as it is | only told | held | flipped | scaled | not done: why
+    propose --> as it is | only told | held | flipped | nodes asked for | scaled | not done: why
 
 The registry is one process that Serve starts anew, and a change is made in turns and only of the
 numbers that were looked at (`applications.py`): two planners, for a moment, change nothing twice.
@@ -23,15 +23,18 @@ from baton.platform.planner.planner import Counts, Planned, Planner, Proposal
 log = logging.getLogger(__name__)
 
 AS_IT_IS, TOLD, HELD = "as it is", "only told", "held"
-SCALED, FLIPPED = "scaled", "flipped"
+SCALED, FLIPPED, ASKED = "scaled", "flipped", "nodes asked for"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
 LOOK_AT_SERVE_S = 30.0
 """How often Serve is asked why replicas do not come."""
 FLIP_SLACK_S = 10.0
 """After its drain a replica takes less than that to begin in the other role."""
 
-Scale = Callable[[Counts, Counts], bool]
-"""Blocking: from some numbers of replicas to others; False if they are not those any more."""
+Scale = Callable[[Counts, Counts, Counts], bool]
+"""Blocking: from some numbers of replicas to others, and for how many nodes are asked for; False
+if they are not the first any more."""
+Places = Callable[[], Counts]
+"""Blocking: replicas of each role that the nodes which are there hold."""
 Flip = Callable[[Role, Role], Awaitable[ReplicaId]]
 """Have whichever replica of the first role has least to do take the second."""
 Messages = Callable[[], dict[str, str]]
@@ -63,6 +66,7 @@ async def keep_planned(
     scale: Scale,
     flip: Flip,
     messages: Messages,
+    places: Places,
 ) -> None:
     """For ever. One change at a time: while Ray's head is away there is none."""
     looked_s = planner.clock() - LOOK_AT_SERVE_S
@@ -74,6 +78,8 @@ async def keep_planned(
                 said = await asyncio.to_thread(messages)
                 for role, name in ((Role.PREFILL, PREFILL), (Role.DECODE, DECODE)):
                     planner.told_of(role, said.get(name, ""))
+            if planner.rules.nodes == "kuberay":
+                planner.places = await asyncio.to_thread(places)
             proposal = planner.propose(membership())
             if proposal is not None:
                 planner.keep(proposal, await _carry_out(planner, proposal, scale, flip))
@@ -95,15 +101,16 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
     except Exception as error:  # it is the last of its role, or nobody answers
         planner.add_instead()
         return f"not done: {error}"
-    if dict(proposal.started) == dict(proposal.started_before):
+    if not proposal.is_told_to_serve:
         return FLIPPED
     looked_at = planner.planned
+    before, started, asked = proposal.started_before, proposal.started, proposal.asked
     try:
-        is_done = await asyncio.to_thread(scale, proposal.started_before, proposal.started)
+        is_done = await asyncio.to_thread(scale, before, started, asked)
     except Exception as error:  # no document, no turn, no head: it is tried again
         return f"not done: {error}"
     if not is_done:
         return OVERTAKEN
     if planner.planned is looked_at:  # else it was told meanwhile, of these numbers or later ones
-        planner.want(proposal.started)
-    return SCALED
+        planner.want(started, asked)
+    return ASKED if dict(started) == dict(before) else SCALED

@@ -19,6 +19,7 @@ from baton.core.messages import Membership, ReplicaInfo, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications import apply_planned, flip_any, messages
+from baton.platform.cluster.node_places import node_places
 from baton.platform.cluster.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
@@ -77,6 +78,7 @@ class RegistryActor:
                 partial(apply_planned, name),
                 partial(flip_any, name),
                 partial(messages, name),
+                partial(node_places, self._config),
             ),
             name="planner",
         )

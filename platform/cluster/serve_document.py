@@ -85,22 +85,22 @@ def configuration(deployed: Plain) -> DeploymentConfig:
 
 
 def scaled(
-    deployed: Plain, counts: Mapping[str, int], *, held_until: Mapping[Role, float] | None = None
+    deployed: Plain,
+    counts: Mapping[str, int],
+    *,
+    held_until: Mapping[Role, float] | None = None,
+    asked: Mapping[Role, int] | None = None,
 ) -> Plain:
     """The same application with other numbers of replicas, by pool; nobody is started anew.
 
-    `held_until`: the planner, if there is one, leaves these roles so until then. Raises
-    InvalidConfig for what cannot be in place.
+    `held_until`: the planner, if there is one, leaves these roles so until then. `asked`: for so
+    many replicas it asks for nodes. Raises InvalidConfig for what cannot be in place.
     """
     before = configuration(deployed)
-    for pool, count in counts.items():
-        if pool not in POOLS:
-            raise InvalidConfig(f"no pool is called {pool!r}; there are {', '.join(POOLS)}")
-        if count < 1 or (pool == "prefill" and before.prefill.replicas == 0):
-            raise InvalidConfig(
-                f"{pool} {count}: from or to no replicas processes start anew; set "
-                f"{pool}.replicas in the file, and `baton deploy` it"
-            )
+    _check_counts(before, counts)
+    rules: Plain = {f"asked_{role.value}": number for role, number in (asked or {}).items()}
+    if held_until is not None:
+        rules["held_until"] = {role.value: at for role, at in held_until.items()}
     told = {pool: {"replicas": count} for pool, count in counts.items()}
     result = deepcopy(deployed)
     known = {one["name"]: one for one in result.setdefault("deployments", [])}
@@ -112,13 +112,23 @@ def scaled(
             one = {"name": name}
             result["deployments"].append(one)
         one["user_config"] = merged(one.get("user_config") or {}, told)
-        if name == REGISTRY and held_until is not None:
-            held = {"planner": {"held_until": {role.value: at for role, at in held_until.items()}}}
-            one["user_config"] = merged(one["user_config"], held)
+        if name == REGISTRY and rules:
+            one["user_config"] = merged(one["user_config"], {"planner": rules})
         for pool, count in counts.items():
             if POOLS[pool] == name:
                 one["num_replicas"] = count
     return result
+
+
+def _check_counts(before: DeploymentConfig, counts: Mapping[str, int]) -> None:
+    for pool, count in counts.items():
+        if pool not in POOLS:
+            raise InvalidConfig(f"no pool is called {pool!r}; there are {', '.join(POOLS)}")
+        if count < 1 or (pool == "prefill" and before.prefill.replicas == 0):
+            raise InvalidConfig(
+                f"{pool} {count}: from or to no replicas processes start anew; set "
+                f"{pool}.replicas in the file, and `baton deploy` it"
+            )
 
 
 def with_planned(
@@ -154,6 +164,22 @@ def with_planned(
     return scaled(wanted, counts, held_until=held_until or None)
 
 
+def with_numbers_of(deployed: Plain, told: Plain) -> Plain:
+    """`told`, the document of the same application that somebody else keeps, with the numbers that
+    `deployed` has by now: of replicas, and what its planner was told of them.
+
+    The same object where they are the same. Raises InvalidConfig if either cannot be read.
+    """
+    now, then = configuration(deployed), configuration(told)
+    if _numbers(now) == _numbers(then):
+        return told
+    counts = {pool: getattr(now, pool).replicas for pool in POOLS}
+    if not (now.prefill.replicas and then.prefill.replicas):
+        del counts["prefill"]
+    asked = {role: now.planner.asked(role) for role in Role}
+    return scaled(told, counts, held_until=now.planner.held_until or None, asked=asked)
+
+
 def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:
     """What another document would change, and whether that starts all processes anew."""
     keys = ("args", "import_path", "runtime_env")
@@ -178,6 +204,15 @@ def _deployment(config: DeploymentConfig, name: str, live: Plain) -> Plain:
     found["health_check_period_s"] = config.health.check_period_s
     found["graceful_shutdown_timeout_s"] = drain_limit_s(config, name)
     return found
+
+
+def _numbers(config: DeploymentConfig) -> tuple[Any, ...]:
+    planner = config.planner
+    return (
+        [getattr(config, pool).replicas for pool in POOLS],
+        [planner.asked(role) for role in Role],
+        planner.held_until,
+    )
 
 
 def _counts(deployed: Plain) -> dict[str, int]:

@@ -196,14 +196,16 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
             )
 
     def _check_planner(self) -> None:
-        if not self.planner.enabled:
+        if not (self.planner.enabled or self.planner.nodes == "kuberay"):
             return
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if pool.parallel.data > 1:
                 raise ValueError(
-                    f"planner.enabled: {name}.parallel.data must be 1, for a replica of Serve is "
-                    "several to the planner otherwise"
+                    f"planner.enabled, planner.nodes: {name}.parallel.data must be 1, for a "
+                    "replica of Serve is several to the planner otherwise, on several nodes"
                 )
+        if not self.planner.enabled:
+            return
         if self.prefill.replicas and not self.planner.max_prefill:
             raise ValueError(
                 "planner.max_prefill is 0, and prefill.replicas is not: a pool that serves one "

@@ -9,6 +9,7 @@ its settings is right by itself.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import typing
@@ -53,7 +54,7 @@ class _Tree:
         if not isinstance(raw, dict):
             yield from _misfits(raw, kind, path)
             return
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
         is_right = True
         for key, value in raw.items():
             if not isinstance(key, str):
@@ -130,6 +131,12 @@ def _choices(value: Any, hint: Any) -> str:
     words = [word for word in typing.get_args(hint) if isinstance(word, str)]
     meant = get_close_matches(value, words, n=1)
     return f"; did you mean `{meant[0]}`?" if meant else f"; there are {', '.join(words)}"
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Evaluated once: the planner's registry and `baton k8s follow` read documents all the time."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _paths(kind: type, prefix: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ Part of the tree in config.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -18,6 +19,9 @@ from baton.core.config_node import ConfigNode, Count, NonNegative
 from baton.core.errors import InvalidConfig
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from baton.engine.mesh.mesh import Mesh
+
+ROUNDING = 1e-6
+"""Shares of a GPU are floats: ten tenths are one."""
 
 
 class ResourcesConfig(ConfigNode, frozen=True, kw_only=True):
@@ -40,6 +44,10 @@ class PlacementConfig(ConfigNode, frozen=True, kw_only=True):
     label selectors write it: `a`, `!a`, `in(a,b)`, `!in(a,b)`."""
     max_per_node: Count | None = None
     """Replicas on one node, at most. Empty: as many as its resources allow."""
+
+    def admits(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels is one of them."""
+        return all(_fits(labels.get(key), wanted) for key, wanted in self.labels.items())
 
 
 class ParallelConfig(ConfigNode, frozen=True, kw_only=True):
@@ -113,6 +121,14 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
                 "others as a group; leave it empty"
             )
 
+    def places_on(self, num_cpus: float, num_gpus: float) -> int:
+        """Replicas that a node with so much holds. One with `parallel.data` 1 is on one node."""
+        asked = ((num_cpus, self.resources.num_cpus), (num_gpus, self.resources.num_gpus))
+        places = min(
+            int(there / (each * self.parallel.size) + ROUNDING) for there, each in asked if each
+        )
+        return min(places, self.placement.max_per_node or places)
+
     @property
     def num_engines(self) -> int:
         """Each is a replica to clients, with tiers of its own."""
@@ -129,6 +145,16 @@ class PoolConfig(ConfigNode, frozen=True, kw_only=True):
             speculation=speculation,
             rebalance_passes=self.parallel.rebalance_passes,
         )
+
+
+def _fits(value: str | None, wanted: str) -> bool:
+    """As Ray's label selectors are read: what is not there is not `a`, and is `!a`."""
+    is_refusal, wanted = wanted.startswith("!"), wanted.removeprefix("!")
+    if wanted.startswith("in(") and wanted.endswith(")"):
+        among = [one.strip() for one in wanted[3:-1].split(",")]
+    else:
+        among = [wanted]
+    return (value in among) != is_refusal
 
 
 class PrefillConfig(PoolConfig, frozen=True, kw_only=True):

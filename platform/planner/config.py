@@ -25,6 +25,14 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     sets it."""
     hold_s: float = 600.0
     """For so long what `baton scale` sets stays, unless it says `--hold`."""
+    nodes: Literal["fixed", "kuberay"] = "fixed"
+    """Who sees to nodes. `fixed`: they are there. `kuberay`: worker groups follow the numbers of
+    replicas (`baton k8s follow`, which the chart then runs), and the planner adds replicas once
+    their nodes are there."""
+    asked_prefill: NonNegative = 0
+    """Prefill replicas that nodes are asked for; the planner sets it."""
+    asked_decode: NonNegative = 0
+    """Decode replicas that nodes are asked for; the planner sets it."""
     ttft_s: Seconds = 1.0
     """A first token is promised within it."""
     itl_s: Seconds = 0.1
@@ -74,6 +82,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     def held_s(self, role: Role, now: float) -> float:
         """For how long its number still stays as it is; 0 of one that is free. Unix time."""
         return max(self.held_until.get(role, 0.0) - now, 0.0)
+
+    def asked(self, role: Role) -> int:
+        return self.asked_prefill if role is Role.PREFILL else self.asked_decode
 
     @property
     def sets_counts(self) -> bool:

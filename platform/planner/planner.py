@@ -77,6 +77,9 @@ class Proposal:
     started_before: Counts
     """As the document says, in which flips change nothing."""
     started: Counts
+    asked_before: Counts
+    """Replicas that nodes are asked for; empty where nobody sees to nodes."""
+    asked: Counts
     notes: tuple[str, ...] = ()
     """Why they are not what was decided, or are not to be changed now."""
     is_held: bool = False
@@ -84,7 +87,13 @@ class Proposal:
 
     @property
     def is_change(self) -> bool:
-        return bool(self.flips) or dict(self.started) != dict(self.started_before)
+        return bool(self.flips) or self.is_told_to_serve
+
+    @property
+    def is_told_to_serve(self) -> bool:
+        """Whether the application's document changes."""
+        after = (dict(self.started), dict(self.asked))
+        return after != (dict(self.started_before), dict(self.asked_before))
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -111,6 +120,8 @@ class _Pool:
     """Replicas that are to be in this role."""
     short_since_s: float | None = None
     """Since when replicas that are wanted have not come, and none of them did."""
+    no_node_since_s: float | None = None
+    """Since when there has been no node for a replica that is to be added."""
 
 
 @dataclass(slots=True)
@@ -122,6 +133,8 @@ class Planner:
     wall_clock: Callable[[], float] = time.time
     trouble_by_role: dict[Role, str] = field(default_factory=dict)
     """Why replicas do not come, by the word of who places them."""
+    places: Counts = field(default_factory=dict)
+    """Replicas that the nodes which are there hold; nobody asks where nodes are fixed."""
     _flipping: dict[ReplicaId, tuple[Role, float]] = field(default_factory=dict)
     """Replicas that were told to take a role, and until when that may take."""
     _no_flips_until_s: float = 0.0
@@ -147,9 +160,11 @@ class Planner:
         """What it decided last; before, what is wanted."""
         return self.planned.wanted if self._latest is None else self._latest.proposal.counts
 
-    def want(self, counts: Counts) -> None:
-        """So many there are to be from now on."""
-        self.planned = replace(self.planned, wanted=counts)
+    def want(self, counts: Counts, asked: Counts) -> None:
+        """So many there are to be from now on, and for so many nodes are asked for."""
+        known = {f"asked_{role.value}": number for role, number in asked.items()}
+        rules = structs.replace(self.rules, **known)
+        self.planned = replace(self.planned, wanted=counts, rules=rules)
 
     def told_of(self, role: Role, trouble: str) -> None:
         """Why replicas of this role do not come, by the word of who places them; or nothing."""
@@ -208,16 +223,25 @@ class Planner:
             Role.PREFILL: counts[Role.PREFILL] + moved,
             Role.DECODE: counts[Role.DECODE] - moved,
         }
+        started = {
+            role: max(number, 1) if planned.wanted[role] else 0 for role, number in started.items()
+        }
+        asked = dict(started) if self._has_nodes_made else {}
+        for role in asked:
+            lacking = asked[role] - self._on_nodes(role, asked[role])
+            if lacking:
+                started[role] -= lacking
+                counts[role] -= lacking
+                notes.append(self._told_of_nodes(role, asked[role]))
         return Proposal(
             decision=decision,
             before={role: pool.wanted for role, pool in self._pools.items()},
             counts=counts,
             flips=flips,
             started_before=planned.wanted,
-            started={
-                role: max(number, 1) if planned.wanted[role] else 0
-                for role, number in started.items()
-            },
+            started=started,
+            asked_before={role: rules.asked(role) for role in asked},
+            asked=asked,
             notes=tuple(notes),
             is_held=is_held,
         )
@@ -248,12 +272,44 @@ class Planner:
                     "wanted": pool.wanted,
                     "ready": pool.ready,
                     "draining": pool.draining,
+                    **self._explained_nodes(role),
                 }
                 for role, pool in self._pools.items()
             },
             "latest": None if self._latest is None else _plain(self._latest),
             "changes": [_plain(one) for one in reversed(self._kept)],
         }
+
+    @property
+    def _has_nodes_made(self) -> bool:
+        return self.rules.nodes == "kuberay"
+
+    def _on_nodes(self, role: Role, number: int) -> int:
+        """What of it may be: those that are wanted already, and more where their nodes are."""
+        pool, wanted = self._pools[role], self.planned.wanted[role]
+        found = max(min(number, self.places.get(role, 0)), min(number, wanted))
+        if found == number:
+            pool.no_node_since_s = None
+        elif pool.no_node_since_s is None:
+            pool.no_node_since_s = self.clock()
+        return found
+
+    def _told_of_nodes(self, role: Role, asked: int) -> str:
+        since_s = self._pools[role].no_node_since_s
+        waited_s = 0.0 if since_s is None else self.clock() - since_s
+        told = (
+            f"{role.value}: nodes for {asked} are asked for, and those that are there hold "
+            f"{self.places.get(role, 0)}, since {waited_s:.0f} s"
+        )
+        if waited_s > PATIENCE * self.rules.cold_start_s:
+            told += "; `baton k8s follow` logs and counts why none come"
+        return told
+
+    def _explained_nodes(self, role: Role) -> dict[str, int]:
+        if not self._has_nodes_made:
+            return {}
+        asked = max(self.rules.asked(role), self.planned.wanted[role])
+        return {"asked": asked, "places": self.places.get(role, 0)}
 
     def _moved(self, known: Membership) -> int:
         """Prefill replicas that decode by now, or will, less those that went the other way."""

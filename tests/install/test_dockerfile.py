@@ -87,7 +87,7 @@ def test_every_package_has_the_version_of_the_constraints() -> None:
 def test_extras_that_are_installed_exist() -> None:
     asked = re.findall(r"--extra (\w+)", " ".join(run.text for run in all_of("RUN")))
 
-    assert set(asked) == {"telemetry", "gpu"}
+    assert set(asked) == {"telemetry", "kubernetes", "gpu"}
     assert set(asked) <= set(extras())
 
 

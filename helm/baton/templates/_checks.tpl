@@ -11,6 +11,27 @@ Each failure names the value and the remedy.
 {{- include "baton.checkUpgrade" . -}}
 {{- include "baton.checkFaultTolerance" . -}}
 {{- include "baton.checkNetwork" . -}}
+{{- include "baton.checkFollow" . -}}
+{{- end }}
+
+{{- define "baton.checkFollow" -}}
+{{- if include "baton.followsGroups" . -}}
+  {{- if and (eq .Values.rayAuth.mode "token") (not .Values.rayAuth.secretName) -}}
+  {{- fail "config.planner.nodes kuberay: what follows asks Ray's dashboard with Ray's token, and KubeRay draws the name of a Secret of its own; make one with the key auth_token, and name it in rayAuth.secretName" -}}
+  {{- end -}}
+  {{- $num := 0 -}}
+  {{- range (include "baton.groups" . | fromYaml).groups -}}
+    {{- if and (ne .role "gateway") (gt (.numOfHosts | int) 1) -}}
+    {{- fail (printf "workerGroups, %s: numOfHosts is %v, and a planned replica is on one pod (config.planner.nodes kuberay); set it to 1, or planner.nodes to fixed" .name .numOfHosts) -}}
+    {{- end -}}
+    {{- $min := kindIs "invalid" .minReplicas | ternary .replicas .minReplicas | int -}}
+    {{- $max := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
+    {{- if and (ne .role "gateway") (lt $min $max) -}}{{- $num = add $num 1 -}}{{- end -}}
+  {{- end -}}
+  {{- if not $num -}}
+  {{- fail "config.planner.nodes kuberay: no group of prefill or decode may change its number of pods; set minReplicas and maxReplicas of those that may" -}}
+  {{- end -}}
+{{- end -}}
 {{- end }}
 
 {{- define "baton.checkNames" -}}
@@ -171,7 +192,7 @@ Each failure names the value and the remedy.
   {{- range $groups -}}
     {{- if eq .role $role -}}
       {{- $pods := kindIs "invalid" .maxReplicas | ternary .replicas .maxReplicas | int -}}
-      {{- $there = add $there (mul (ternary $pods (.replicas | int) $.Values.autoscaler.enabled) (.numOfHosts | int) (.accelerator.count | int)) -}}
+      {{- $there = add $there (mul (ternary $pods (.replicas | int) (include "baton.areGroupsSized" $ | not | not)) (.numOfHosts | int) (.accelerator.count | int)) -}}
     {{- end -}}
   {{- end -}}
   {{- if gt $asked (float64 $there) -}}

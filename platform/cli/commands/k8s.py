@@ -57,6 +57,41 @@ def leave(
         wait_until_empty(own_node(), seconds, typer.echo)
 
 
+@app.command()
+def follow(
+    service: Annotated[str, typer.Argument(help="The RayService.", metavar="RAYSERVICE")],
+    namespace: Annotated[str, typer.Option(envvar="POD_NAMESPACE", help="Where it is.")],
+    ray_url: Annotated[
+        str | None,
+        typer.Option(help="Ray's dashboard; without it that of the RayService's head."),
+    ] = None,
+    api_url: Annotated[
+        str | None,
+        typer.Option(help="The API server, as `kubectl proxy` has it; without it the pod's own."),
+    ] = None,
+    topology_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A label of nodes that tells where they are; the widest first."),
+    ] = None,
+    log_format: Annotated[str, typer.Option(help="text or json.")] = "text",
+) -> None:
+    """Have worker groups follow the numbers of replicas, until it is stopped. The chart runs it
+    where planner.nodes is kuberay."""
+    from baton.platform.cli.runs.follow import FollowOptions, run_follow
+
+    with told_in_one_line("baton k8s follow"):
+        run_follow(
+            FollowOptions(
+                service=service,
+                namespace=namespace,
+                ray_url=ray_url or f"http://{service}-head-svc.{namespace}:8265",
+                api_url=api_url,
+                topology_keys=tuple(topology_key or ()),
+                log_format="json" if log_format == "json" else "text",
+            )
+        )
+
+
 def _change(effect: Effect) -> str:
     return f"{effect.path}: {_shown(effect.before)} -> {_shown(effect.after)}"
 

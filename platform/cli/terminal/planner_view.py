@@ -17,6 +17,8 @@ OFF = (
 )
 SHOWN = 20
 COLUMNS = ("planned", "wanted", "ready", "draining")
+OF_NODES = ("asked", "places")
+"""Replicas that nodes are asked for, and those that the nodes hold which are there."""
 
 
 def show_planner(console: Console, told: Mapping[str, Any]) -> None:
@@ -32,10 +34,12 @@ def show_planner(console: Console, told: Mapping[str, Any]) -> None:
     )
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("replicas")
-    for title in COLUMNS:
+    has_nodes_made = any("asked" in pool for pool in told["pools"].values())
+    columns = (*COLUMNS, *OF_NODES) if has_nodes_made else COLUMNS
+    for title in columns:
         table.add_column(title, justify="right")
     for role, pool in told["pools"].items():
-        table.add_row(role, *(str(pool[title]) for title in COLUMNS))
+        table.add_row(role, *(str(pool[title]) for title in columns))
     console.print(table)
     latest, changes = told["latest"], told["changes"]
     if latest is None:

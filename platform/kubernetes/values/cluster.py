@@ -76,6 +76,23 @@ class AutoscalerValues(ChartNode, frozen=True, kw_only=True):
     )
 
 
+class FollowValues(ChartNode, frozen=True, kw_only=True):
+    """What has worker groups follow the numbers of replicas; `config.planner.nodes: kuberay` turns
+    it on."""
+
+    topology_keys: list[str] = msgspec.field(default_factory=list)
+    """Labels of nodes that tell where they are, the widest first, such as
+    `topology.kubernetes.io/zone`: pods that are alone there go first. It may read nodes then."""
+    resources: Free = msgspec.field(
+        default_factory=lambda: {
+            "requests": {"cpu": "50m", "memory": "384Mi"},
+            "limits": {"cpu": "500m", "memory": "384Mi"},
+        }
+    )
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
+    tolerations: list[Free] = msgspec.field(default_factory=list)
+
+
 class FaultToleranceValues(ChartNode, frozen=True, kw_only=True):
     """Ray's control store outlives its head, in a Redis of yours."""
 

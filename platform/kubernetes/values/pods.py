@@ -107,9 +107,9 @@ class WorkerValues(PodValues, frozen=True, kw_only=True):
     replicas: NonNegative = 1
     """Pods, or groups of `numOfHosts` pods."""
     min_replicas: NonNegative | None = None
-    """With the autoscaler, at least. Empty: `replicas`."""
+    """With the autoscaler or `config.planner.nodes`, at least. Empty: `replicas`."""
     max_replicas: NonNegative | None = None
-    """With the autoscaler, at most. Empty: `replicas`."""
+    """With the autoscaler or `config.planner.nodes`, at most. Empty: `replicas`."""
     num_of_hosts: Count = 1
     """Pods that come and go together, for replicas whose ranks are on several nodes."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None

@@ -21,6 +21,7 @@ from baton.platform.kubernetes.values.cluster import (
     AutoscalerValues,
     ClusterSecurityValues,
     FaultToleranceValues,
+    FollowValues,
     GlobalValues,
     ImageValues,
     ModelStorageValues,
@@ -82,6 +83,7 @@ class ChartValues(ChartNode, frozen=True, kw_only=True):
     ray_service: RayServiceValues = RayServiceValues()
     upgrade: UpgradeValues = UpgradeValues()
     autoscaler: AutoscalerValues = AutoscalerValues()
+    follow: FollowValues = FollowValues()
     fault_tolerance: FaultToleranceValues = FaultToleranceValues()
     ray_auth: RayAuthValues = RayAuthValues()
     head: HeadValues = HeadValues()

@@ -184,13 +184,13 @@ def test_the_planner_gives_way_to_whoever_sets_numbers_by_hand_and_a_file_to_the
     one = dict.fromkeys(Role, 1)
     three = {**one, Role.PREFILL: 3}
 
-    assert applications.apply_planned("baton", one, three)
-    assert not applications.apply_planned("baton", one, three)  # it looked at other numbers
+    assert applications.apply_planned("baton", one, three, {})
+    assert not applications.apply_planned("baton", one, three, {})  # it looked at other numbers
     again = run(app, file)
     assert wanted() == three and "the planner has set 1 decode and 3 prefill" in again.output
     assert run(app, ["scale", "decode=2", "--no-wait"]).exit_code == 0
     held = wanted()
-    assert not applications.apply_planned("baton", held, one)
+    assert not applications.apply_planned("baton", held, one, {})
     assert run(app, ["scale", "decode=2", "--hold", "0", "--no-wait"]).exit_code == 0
     assert run(app, ["scale", "gateway=2", "--no-wait"]).exit_code == 0  # which it leaves alone
-    assert applications.apply_planned("baton", held, one) and wanted() == one
+    assert applications.apply_planned("baton", held, one, {}) and wanted() == one

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
@@ -19,7 +20,7 @@ from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.cluster.planning import keep_planned
 from baton.platform.config.deployment import parse_config
 from baton.platform.planner.config import PlannerConfig
-from baton.platform.planner.planner import Planned, Planner, Proposal
+from baton.platform.planner.planner import Counts, Planned, Planner, Proposal
 
 RULES = PlannerConfig(
     enabled=True, ttft_s=1.5, itl_s=0.1, cold_start_s=10.0, steady_s=60.0, window_s=30.0
@@ -100,7 +101,7 @@ class Deployment:
             is_done = found.is_change
             self.planner.keep(found, "scaled" if is_done else "as it is")
             if is_done:
-                self.planner.want(found.counts)
+                self.planner.want(found.counts, {})
         assert found is not None
         return found
 
@@ -144,7 +145,7 @@ def test_a_planner_that_begins_anew_counts_from_then_on_and_lets_nobody_go_at_on
     before = Deployment()
     busy = before.live(4.0, 60)
     anew = Deployment()
-    anew.planner.want(busy.counts)
+    anew.planner.want(busy.counts, {})
     anew.total = before.total  # the gateway has counted for long
 
     assert anew.live(1.0, 30).counts == busy.counts
@@ -203,7 +204,7 @@ def test_no_more_are_asked_for_while_replicas_find_no_place_and_why_is_told() ->
 
 def test_replicas_that_measured_nothing_lately_stay_while_there_is_work_and_go_without() -> None:
     deployment = Deployment()
-    deployment.planner.want({Role.PREFILL: 3, Role.DECODE: 1})
+    deployment.planner.want({Role.PREFILL: 3, Role.DECODE: 1}, {})
     deployment.report = lambda age_s=0.0: Deployment.report(deployment, 1e4)  # type: ignore[method-assign]
 
     assert prefill(deployment.live(9.0, 30)) == 3
@@ -242,19 +243,60 @@ def test_a_replica_takes_the_other_role_before_one_is_added_and_counts_there_fro
     assert planner.short() == ()
 
 
-Scale = Callable[[Any, Any], bool]
+Scale = Callable[[Any, Any, Any], bool]
 
 
-def overtaken(before: object, counts: object) -> bool:
+def overtaken(before: object, counts: object, asked: object) -> bool:
     return False
 
 
-def fails(before: object, counts: object) -> bool:
+def fails(before: object, counts: object, asked: object) -> bool:
     raise Unavailable("the head is away")
 
 
 async def nobody_flips(giver: Role, taker: Role) -> ReplicaId:
     raise AssertionError
+
+
+async def test_replicas_are_added_once_their_nodes_are_there_and_nodes_are_asked_for_at_once() -> (
+    None
+):
+    deployment = Deployment(replace_rules(nodes="kuberay", min_decode=3, period_s=0.001))
+    places = {Role.PREFILL: 1, Role.DECODE: 1}
+    told: list[tuple[Counts, Counts]] = []
+
+    def scale(before: Counts, started: Counts, asked: Counts) -> bool:
+        told.append((dict(started), dict(asked)))
+        return True
+
+    planning = asyncio.create_task(
+        keep_planned(
+            deployment.planner,
+            lambda: deployment.known,
+            scale,
+            nobody_flips,
+            dict,
+            lambda: dict(places),
+        )
+    )
+    async with asyncio.timeout(10):
+        while not told:
+            await asyncio.sleep(0.001)
+        first = deployment.planner.explain()
+        places[Role.DECODE] = 2  # the first of two nodes
+        while len(told) < 2:
+            await asyncio.sleep(0.001)
+    planning.cancel()
+
+    one, three = {Role.PREFILL: 1, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 3}
+    assert told == [(one, three), ({Role.PREFILL: 1, Role.DECODE: 2}, three)]
+    assert first["latest"]["outcome"] == "nodes asked for"
+    assert "nodes for 3 are asked for" in " ".join(first["latest"]["reasons"])
+    assert (first["pools"]["decode"]["asked"], first["pools"]["decode"]["places"]) == (3, 1)
+
+
+def replace_rules(**changes: Any) -> PlannerConfig:
+    return structs.replace(RULES, **changes)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +305,7 @@ async def nobody_flips(giver: Role, taker: Role) -> ReplicaId:
         ("observe", fails, "only told"),
         ("scale", overtaken, "not done: others changed the numbers meanwhile"),
         ("scale", fails, "not done: the head is away"),
-        ("scale", lambda before, counts: True, "scaled"),
+        ("scale", lambda before, counts, asked: True, "scaled"),
     ],
     ids=["observe", "overtaken", "fails", "done"],
 )
@@ -277,7 +319,7 @@ async def test_what_is_proposed_is_carried_out_and_what_came_of_it_is_kept(
     deployment.planner.planned = replace(planned, rules=rules)
 
     planning = asyncio.create_task(
-        keep_planned(deployment.planner, lambda: deployment.known, scale, nobody_flips, dict)
+        keep_planned(deployment.planner, lambda: deployment.known, scale, nobody_flips, dict, dict)
     )
     async with asyncio.timeout(10):
         while (latest := deployment.planner.explain()["latest"]) is None:

@@ -1,0 +1,32 @@
+"""How many replicas of each role the nodes of the cluster hold that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+
+from baton.core.messages import Role
+from baton.platform.config.deployment import DeploymentConfig
+
+
+def node_places(config: DeploymentConfig) -> dict[Role, int]:
+    """Raises what Ray raises while its head is away."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return places_of(nodes, config)
+
+
+def places_of(nodes: Iterable[Mapping[str, Any]], config: DeploymentConfig) -> dict[Role, int]:
+    """By what each node has, not by what is free: a pool's nodes are its own, and replicas that
+    leave make room."""
+    places = dict.fromkeys(Role, 0)
+    for node in nodes:
+        if not node["Alive"]:
+            continue
+        has = node["Resources"]
+        for role in Role:
+            pool = config.pool(role)
+            if pool.placement.admits(node["Labels"]):
+                places[role] += pool.places_on(has.get("CPU", 0.0), has.get("GPU", 0.0))
+    return places

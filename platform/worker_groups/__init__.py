@@ -1,0 +1,1 @@
+"""Worker groups of KubeRay follow the numbers of replicas."""

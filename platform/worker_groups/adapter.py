@@ -1,0 +1,318 @@
+"""Makes the worker groups of one RayService follow the numbers of replicas that its pools have.
+
+    look    RayService, RayCluster, pods, and last what runs on Ray
+    decide  resizing.py
+    patch   more pods: the RayService, then the RayCluster, that the one is never below the other
+            fewer: the RayCluster, each victim named; the RayService once they have left
+            numbers in the RayService's document: those that Serve has, once they are steady
+
+Each look begins from nothing and ends after one change of each object at most, which fails if the
+object is not the one that was looked at. So it may be killed between any two steps, run twice, or
+be told late: the next look finds what is left to do. Whatever cannot be read changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import yaml
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import InvalidConfig, Unavailable
+from baton.core.messages import Role
+from baton.platform.cluster.serve_document import with_numbers_of
+from baton.platform.config.live import Plain
+from baton.platform.worker_groups.follow_metrics import FollowMetrics, GroupSeen
+from baton.platform.worker_groups.groups import Manifest, Pod, WorkerGroup, by_role, read_groups
+from baton.platform.worker_groups.kube_api import OVERTAKEN, KubeTrouble
+from baton.platform.worker_groups.memory import Memory
+from baton.platform.worker_groups.patches import (
+    CLUSTER,
+    SERVE,
+    Patch,
+    cluster_patch,
+    floor_patch,
+    service_patch,
+)
+from baton.platform.worker_groups.ray_cluster import RayCluster, Running
+from baton.platform.worker_groups.resizing import Resize, Verdict, best_first, floors, resize
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 5.0
+LONGEST_S = 60.0
+"""Between two looks, while looks fail."""
+BUSY_CONDITIONS = ("UpgradeInProgress", "RollbackInProgress", "Suspending", "Suspended")
+
+
+class Kube(Protocol):
+    """Each raises KubeTrouble."""
+
+    def service(self) -> Manifest: ...
+    def cluster(self, name: str) -> Manifest: ...
+    def pods(self, cluster: str) -> list[Pod]: ...
+    def node_labels(self, name: str) -> Mapping[str, str]: ...
+    def patch_service(self, patch: Patch) -> Manifest: ...
+    def patch_cluster(self, name: str, patch: Patch) -> Manifest: ...
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at everything; manifests are replaced by what patches make of them."""
+
+    service: Manifest
+    cluster: Manifest
+    pods: list[Pod]
+    running: Running
+    groups: dict[str, WorkerGroup] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.groups = read_groups(self.cluster["spec"])
+
+    @property
+    def is_autoscaled(self) -> bool:
+        return bool(self.cluster["spec"].get("enableInTreeAutoscaling"))
+
+    def staying(self) -> list[Pod]:
+        """Pods that neither leave nor are told to."""
+        named = {name for group in self.groups.values() for name in group.named}
+        return [pod for pod in self.pods if not pod.is_leaving and pod.name not in named]
+
+
+@dataclass(slots=True)
+class Adapter:
+    """Single-threaded."""
+
+    kube: Kube
+    ray: RayCluster
+    topology_keys: Sequence[str] = ()
+    """Labels of nodes that tell where they are, the widest first."""
+    clock: Clock = monotonic
+    metrics: FollowMetrics = field(default_factory=FollowMetrics)
+    notes: tuple[str, ...] = ()
+    """Why things are not as they are wanted."""
+    _memory: Memory = field(default_factory=Memory)
+    _labels_by_node: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _failures: int = 0
+
+    def follow(self) -> float:
+        """One look, and what follows from it. Returns seconds until the next."""
+        try:
+            notes = self._look_and_act()
+            self._failures = 0
+        except KubeTrouble as trouble:
+            self.metrics.failed(trouble.status)
+            if trouble.status in OVERTAKEN:
+                self._say((f"somebody was faster ({trouble}); looking again",))
+                return 0.0 if self._failed() == 1 else self._delay_s()
+            self._say((str(trouble),))
+            self._failed()
+        except (Unavailable, InvalidConfig) as trouble:
+            self.metrics.failed(None)
+            self._say((str(trouble),))
+            self._failed()
+        else:
+            self._say(notes)
+            self.metrics.looked()
+        return self._delay_s()
+
+    def _failed(self) -> int:
+        self._failures += 1
+        return self._failures
+
+    def _delay_s(self) -> float:
+        return min(PERIOD_S * 2.0 ** min(self._failures, 10), LONGEST_S)
+
+    def _say(self, notes: tuple[str, ...]) -> None:
+        """Each once, while it lasts."""
+        for note in notes:
+            if note not in self.notes:
+                log.warning("%s", note)
+        self.notes = notes
+
+    def _look_and_act(self) -> tuple[str, ...]:
+        service = self.kube.service()
+        name, why_not = _active_cluster(service)
+        if why_not:
+            return (why_not,)
+        cluster = self.kube.cluster(name)
+        if cluster["metadata"].get("deletionTimestamp"):
+            return (f"the RayCluster {name} is on its way out",)
+        pods = self.kube.pods(name)
+        running = self.ray.look()
+        if running is None:
+            return ("no application has planner.nodes: kuberay; groups stay as they are",)
+        now_s = self.clock()
+        look = Look(service, cluster, pods, running)
+        self._memory.see_pods(look.staying(), running.busy_ips, now_s)
+        hold_s = running.config.planner.hold_s
+        if not look.is_autoscaled:
+            self._memory.see_counts(look.groups, now_s, hold_s)
+        return self._act(look)
+
+    def _act(self, look: Look) -> tuple[str, ...]:
+        now_s, notes = self.clock(), []
+        roles, left_alone = by_role(look.groups.values(), look.running.config)
+        notes += left_alone
+        held = {name for name in look.groups if self._memory.hold_left_s(name, now_s)}
+        notes += [f"{name}: somebody set its number, which stays for a while" for name in held]
+        found: list[Resize] = []
+        for role, groups in roles.items():
+            wanted = _wanted(look.running, role)
+            verdict = self._verdict(look, role, groups, wanted, held)
+            found += verdict.resizes
+            if verdict.lacking:
+                notes.append(
+                    f"{role.value}: {verdict.lacking} of {wanted} replicas find no pod, and no "
+                    "group may grow; raise maxReplicas in the RayService and the RayCluster"
+                )
+            for group in groups:
+                self.metrics.saw(self._seen(look, role, group))
+        if look.is_autoscaled:
+            self._move_floors(look, found)
+            self._keep_document(look)
+            return tuple(notes)
+        followed = {group.name for groups in roles.values() for group in groups} - held
+        self._move_replicas(look, found, followed)
+        return tuple(notes)
+
+    def _verdict(
+        self, look: Look, role: Role, groups: list[WorkerGroup], wanted: int, held: set[str]
+    ) -> Verdict:
+        pool = look.running.config.pool(role)
+
+        def places_of(group: WorkerGroup) -> int:
+            return pool.places_on(group.num_cpus, group.num_gpus)
+
+        if look.is_autoscaled:
+            own = read_groups(look.service["spec"][CLUSTER])
+            least = {name: group.min_replicas for name, group in own.items()}
+            return floors(groups, least, wanted, places_of)
+        free = [group for group in groups if group.name not in held]
+        wanted -= sum(group.desired * places_of(group) for group in groups if group.name in held)
+        staying = look.staying()
+        pods = {group.name: [p for p in staying if p.group == group.name] for group in free}
+        return resize(free, wanted, places_of, pods, self._empty(look, staying))
+
+    def _empty(self, look: Look, staying: Sequence[Pod]) -> list[Pod]:
+        now_s, busy_ips = self.clock(), look.running.busy_ips
+        empty = [pod for pod in staying if self._memory.may_go(pod, now_s)]
+        if not empty:
+            return []
+        ranked = best_first(empty, (pod for pod in staying if pod.ip in busy_ips), self._domains_of)
+        return sorted(ranked, key=lambda pod: pod.ip in look.running.registry_ips)
+
+    def _domains_of(self, pod: Pod) -> Sequence[str]:
+        if not (self.topology_keys and pod.node):
+            return ()
+        if pod.node not in self._labels_by_node:
+            try:
+                self._labels_by_node[pod.node] = self.kube.node_labels(pod.node)
+            except KubeTrouble as trouble:
+                if trouble.status not in (403, 404):
+                    raise
+                log.warning("where node %s is cannot be read: %s", pod.node, trouble)
+                self._labels_by_node[pod.node] = {}
+        labels = self._labels_by_node[pod.node]
+        return [labels.get(key, "") for key in self.topology_keys]
+
+    def _move_floors(self, look: Look, found: Sequence[Resize]) -> None:
+        if not found:
+            return
+        name = look.cluster["metadata"]["name"]
+        look.cluster = self.kube.patch_cluster(name, floor_patch(look.cluster, found))
+        for one in found:
+            log.info("%s: minReplicas is %d now", one.group, one.replicas)
+            self.metrics.moved(one.group)
+
+    def _move_replicas(self, look: Look, found: Sequence[Resize], followed: set[str]) -> None:
+        to_be = {name: look.groups[name].desired for name in followed}
+        to_be |= {one.group: one.replicas for one in found}
+        there = {pod.name for pod in look.pods}
+        self._patch_service(look, to_be, lambda now, then: now < then)
+        if found:
+            name = look.cluster["metadata"]["name"]
+            for one in found:
+                self._memory.sets(one.group, one.replicas)
+            look.cluster = self.kube.patch_cluster(name, cluster_patch(look.cluster, found, there))
+            for one in found:
+                before = look.groups[one.group].desired
+                victims = f", without {', '.join(one.victims)}" if one.victims else ""
+                log.info("%s: %d -> %d pods%s", one.group, before, one.replicas, victims)
+                self.metrics.moved(one.group)
+        # While a named pod is there KubeRay counts it: a cluster that is written anew, without its
+        # name, must not be one too small.
+        left = {name: to_be[name] for name in to_be if there.isdisjoint(look.groups[name].named)}
+        left = {name: left[name] for name in left.keys() - {one.group for one in found}}
+        self._patch_service(look, left, lambda now, then: now > then)
+        self._keep_document(look)
+
+    def _patch_service(
+        self, look: Look, to_be: Mapping[str, int], differs: Callable[[int, int], bool]
+    ) -> None:
+        own = read_groups(look.service["spec"][CLUSTER])
+        numbers = {
+            name: number
+            for name, number in to_be.items()
+            if name in own and differs(own[name].replicas, number)
+        }
+        if numbers:
+            look.service = self.kube.patch_service(service_patch(look.service, numbers))
+
+    def _keep_document(self, look: Look) -> None:
+        """KubeRay sends the RayService's document again when it has been restarted: the numbers in
+        it must be those of now by then. One that differs in more is being deployed."""
+        document, text = look.running.document, look.service["spec"].get(SERVE) or ""
+        if not self._memory.is_steady(document) or self._memory.agree == (document, text):
+            return
+        told = yaml.safe_load(text) or {}
+        kept = [_kept(one, document) for one in told.get("applications") or ()]
+        if kept == told.get("applications"):
+            self._memory.agree = (document, text)
+            return
+        text = yaml.safe_dump({**told, "applications": kept}, sort_keys=False)
+        look.service = self.kube.patch_service(service_patch(look.service, {}, text))
+        log.info("the RayService's document has the numbers of replicas that Serve has")
+
+    def _seen(self, look: Look, role: Role, group: WorkerGroup) -> GroupSeen:
+        staying = [pod for pod in look.staying() if pod.group == group.name]
+        places = look.running.config.pool(role).places_on(group.num_cpus, group.num_gpus)
+        return GroupSeen(
+            group=group.name,
+            role=role.value,
+            wanted_places=_wanted(look.running, role),
+            places=group.desired * places,
+            pods=group.desired,
+            busy=sum(pod.ip in look.running.busy_ips for pod in staying),
+        )
+
+
+def _active_cluster(service: Manifest) -> tuple[str, str]:
+    """Its name; or why there is nothing to do with it now."""
+    status = service.get("status") or {}
+    if service["metadata"].get("deletionTimestamp"):
+        return "", "the RayService is on its way out"
+    for condition in status.get("conditions") or ():
+        if condition["type"] in BUSY_CONDITIONS and condition["status"] == "True":
+            return "", f"the RayService has {condition['type']}: its clusters are KubeRay's"
+    if (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
+        return "", "the RayService has another cluster coming up: both are KubeRay's"
+    name = (status.get("activeServiceStatus") or {}).get("rayClusterName") or ""
+    return name, "" if name else "the RayService serves from no cluster yet"
+
+
+def _wanted(running: Running, role: Role) -> int:
+    """Replicas that there are to be, or nodes are asked for already."""
+    number = running.config.pool(role).replicas
+    return max(number, running.config.planner.asked(role)) if number else 0
+
+
+def _kept(told: Plain, deployed: Plain) -> Plain:
+    keys: tuple[str, ...] = ("name", "import_path", "args", "runtime_env")
+    if any((told.get(key) or {}) != (deployed.get(key) or {}) for key in keys):
+        return told
+    found: dict[str, Any] = with_numbers_of(deployed, told)
+    return found

@@ -1,0 +1,130 @@
+"""Worker groups and their pods, read from the objects of Kubernetes.
+
+RayService   what is to be: kept when KubeRay writes the cluster's spec anew
+RayCluster   what is: KubeRay makes pods by it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import structs
+
+from baton.core.messages import Role
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.pools import PlacementConfig
+
+Manifest = dict[str, Any]
+
+UNLIMITED = 2**31 - 1
+"""KubeRay's `maxReplicas` where none is given."""
+RAYS_OWN = "ray.io/"
+"""Labels that Ray finds out by itself: groups do not say them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGroup:
+    name: str
+    replicas: int
+    min_replicas: int = 0
+    max_replicas: int = UNLIMITED
+    num_hosts: int = 1
+    is_suspended: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of its Ray nodes."""
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    """What Ray counts on one of its pods."""
+    named: tuple[str, ...] = ()
+    """Pods that KubeRay is told to delete."""
+
+    @property
+    def desired(self) -> int:
+        """What KubeRay makes of it."""
+        return max(self.min_replicas, min(self.replicas, self.max_replicas))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    name: str
+    group: str
+    ip: str = ""
+    """Empty before it has one."""
+    node: str = ""
+    is_leaving: bool = False
+
+
+def read_groups(cluster_spec: Mapping[str, Any]) -> dict[str, WorkerGroup]:
+    """By their names, in their order; of the spec of a RayCluster."""
+    found = (_read_group(spec) for spec in cluster_spec.get("workerGroupSpecs") or ())
+    return {group.name: group for group in found}
+
+
+def by_role(
+    groups: Iterable[WorkerGroup], config: DeploymentConfig
+) -> tuple[dict[Role, list[WorkerGroup]], list[str]]:
+    """The groups that each pool's replicas may be on, and why some are left alone."""
+    found: dict[Role, list[WorkerGroup]] = {role: [] for role in Role}
+    notes: list[str] = []
+    pools = {role: config.pool(role) for role in Role if config.pool(role).replicas}
+    for group in groups:
+        own = [role for role, pool in pools.items() if _is_for(pool.placement, group)]
+        if len(own) > 1:
+            notes.append(f"{group.name}: both pools may be on it; give them labels of their own")
+        if len(own) != 1:
+            continue
+        if group.num_hosts > 1:
+            notes.append(f"{group.name}: a planned replica is on one pod; set numOfHosts to 1")
+        elif group.is_suspended:
+            notes.append(f"{group.name}: it is suspended")
+        elif not pools[own[0]].places_on(group.num_cpus, group.num_gpus):
+            notes.append(f"{group.name}: its pods are too small for a {own[0].value} replica")
+        else:
+            found[own[0]].append(group)
+    return found, notes
+
+
+def _is_for(placement: PlacementConfig, group: WorkerGroup) -> bool:
+    labels = placement.labels
+    told = {key: wanted for key, wanted in labels.items() if not key.startswith(RAYS_OWN)}
+    return structs.replace(placement, labels=told).admits(group.labels)
+
+
+def _read_group(spec: Mapping[str, Any]) -> WorkerGroup:
+    most = spec.get("maxReplicas")
+    cpus, gpus = _resources(spec)
+    return WorkerGroup(
+        name=spec["groupName"],
+        replicas=spec.get("replicas") or 0,
+        min_replicas=spec.get("minReplicas") or 0,
+        max_replicas=UNLIMITED if most is None else most,
+        num_hosts=max(spec.get("numOfHosts") or 1, 1),
+        is_suspended=bool(spec.get("suspend")),
+        labels=spec.get("labels") or {},
+        num_cpus=cpus,
+        num_gpus=gpus,
+        named=tuple((spec.get("scaleStrategy") or {}).get("workersToDelete") or ()),
+    )
+
+
+def _resources(spec: Mapping[str, Any]) -> tuple[float, float]:
+    """CPUs and GPUs of a pod, as KubeRay tells `ray start`: by the group's own word, or by the
+    container's limits."""
+    containers: Sequence[Mapping[str, Any]] = spec["template"]["spec"]["containers"]
+    of_container = containers[0].get("resources") or {}
+    limits = of_container.get("limits") or {}
+    cpu = limits.get("cpu", (of_container.get("requests") or {}).get("cpu", 0))
+    gpus = sum(float(number) for name, number in limits.items() if name.endswith("gpu"))
+    params, own = spec.get("rayStartParams") or {}, spec.get("resources") or {}
+    return (
+        float(own.get("CPU", params.get("num-cpus", _whole_cpus(cpu)))),
+        float(own.get("GPU", params.get("num-gpus", gpus))),
+    )
+
+
+def _whole_cpus(quantity: str | int | float) -> int:
+    text = str(quantity)
+    return math.ceil(float(text[:-1]) / 1000 if text.endswith("m") else float(text))

@@ -1,0 +1,127 @@
+"""How many pods each worker group is to have, and which may go.
+
+    more replicas wanted than places    groups grow, the first first, to their maxReplicas
+    more places than that               groups shrink, the last first, to their minReplicas: by pods
+                                        that are empty, each of them named
+    Ray's autoscaler is on              only minReplicas moves, between the RayService's own and
+                                        maxReplicas: the autoscaler adds, chooses and removes
+
+Pure. A pod with anything on it stays, however few are wanted: KubeRay deletes pods of its own
+choice where fewer are wanted and none are named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.platform.worker_groups.groups import Pod, WorkerGroup
+
+PlacesOf = Callable[[WorkerGroup], int]
+"""Replicas that a pod of a group holds; at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """What one group is to be."""
+
+    group: str
+    replicas: int
+    victims: tuple[str, ...] = ()
+    """Pods that go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    resizes: tuple[Resize, ...]
+    lacking: int = 0
+    """Replicas for which no group may grow."""
+
+
+def resize(
+    groups: Sequence[WorkerGroup],
+    wanted: int,
+    places_of: PlacesOf,
+    pods: Mapping[str, Sequence[Pod]],
+    empty: Sequence[Pod],
+) -> Verdict:
+    """For one pool. `pods`: of each group, those that do not leave yet. `empty`: those of them
+    that may go, the best first."""
+    spare = sum(group.desired * places_of(group) for group in groups) - wanted
+    if spare < 0:
+        return _grown(groups, -spare, places_of)
+    found: list[Resize] = []
+    for group in reversed(groups):
+        there = len(pods.get(group.name, ()))
+        candidates = [pod.name for pod in empty if pod.group == group.name]
+        # Pods that KubeRay has yet to make go without a name; those beyond `desired` are leaving
+        # by somebody else's word, who may mean any of them.
+        unmade = group.desired - there
+        if unmade < 0:
+            continue
+        fewer = min(
+            group.desired - group.min_replicas,
+            spare // places_of(group),
+            len(candidates) + unmade,
+        )
+        if fewer > 0:
+            spare -= fewer * places_of(group)
+            victims = tuple(candidates[: max(fewer - unmade, 0)])
+            found.append(Resize(group.name, group.desired - fewer, victims))
+    return Verdict(tuple(found))
+
+
+def floors(
+    groups: Sequence[WorkerGroup],
+    own_floors: Mapping[str, int],
+    wanted: int,
+    places_of: PlacesOf,
+) -> Verdict:
+    """For one pool where Ray's autoscaler is on: each group's `minReplicas`, as `replicas` of the
+    result. `own_floors`: what a person wants at least."""
+    least = {group.name: min(own_floors.get(group.name, 0), group.max_replicas) for group in groups}
+    lacking = wanted - sum(least[group.name] * places_of(group) for group in groups)
+    for group in groups:
+        more = min(group.max_replicas - least[group.name], -(-lacking // places_of(group)))
+        if more > 0:
+            least[group.name] += more
+            lacking -= more * places_of(group)
+    changed = (group for group in groups if least[group.name] != group.min_replicas)
+    return Verdict(
+        tuple(Resize(group.name, least[group.name]) for group in changed), max(lacking, 0)
+    )
+
+
+def best_first(
+    empty: Iterable[Pod],
+    busy: Iterable[Pod],
+    topology: Callable[[Pod], Sequence[str]],
+) -> list[Pod]:
+    """Those that leave the others near each other: from domains with the fewest pods that work,
+    the widest domain first; then those that nothing ever ran on, which have no node yet."""
+    working = Counter(domain for pod in busy for domain in _domains(topology(pod)))
+
+    def order(pod: Pod) -> tuple[object, ...]:
+        return (
+            bool(pod.node),
+            [working[domain] for domain in _domains(topology(pod))],
+            pod.name,
+        )
+
+    return sorted(empty, key=order)
+
+
+def _domains(values: Sequence[str]) -> list[tuple[str, ...]]:
+    """A rack is one of its zone: two zones may have racks of one name."""
+    return [tuple(values[: place + 1]) for place in range(len(values))]
+
+
+def _grown(groups: Sequence[WorkerGroup], lacking: int, places_of: PlacesOf) -> Verdict:
+    found: list[Resize] = []
+    for group in groups:
+        more = min(group.max_replicas - group.desired, -(-lacking // places_of(group)))
+        if more > 0:
+            found.append(Resize(group.name, group.desired + more))
+            lacking -= more * places_of(group)
+    return Verdict(tuple(found), max(lacking, 0))
