@@ -164,7 +164,7 @@ class Adapter:
             wanted = _wanted(look.running, role)
             verdict = self._verdict(look, role, groups, wanted, held)
             found += verdict.resizes
-            if verdict.lacking:
+            if verdict.lacking and held.isdisjoint(group.name for group in groups):
                 notes.append(
                     f"{role.value}: {verdict.lacking} of {wanted} replicas find no pod, and no "
                     "group may grow; raise maxReplicas in the RayService and the RayCluster"

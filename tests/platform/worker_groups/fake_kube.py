@@ -193,10 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Connection", "close")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         if since < self.kube.oldest:
-            return self._event("ERROR", _status(410))
+            self._event("ERROR", _status(410))
+            return self._end()
         while time.monotonic() < ends:
             with self.kube.changed:
                 self.kube.changed.wait(0.05)
@@ -206,10 +207,15 @@ class _Handler(BaseHTTPRequestHandler):
                 if of == plural:
                     self._event(kind, manifest)
 
+        self._end()
+
+    def _end(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
     def _event(self, kind: str, manifest: Manifest) -> None:
         line = json.dumps({"type": kind, "object": manifest}).encode() + b"\n"
         try:
-            self.wfile.write(line)
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
             self.wfile.flush()
         except OSError:
             raise Refused(0) from None

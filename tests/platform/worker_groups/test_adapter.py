@@ -125,6 +125,22 @@ def test_who_leaves_stays_named_until_it_has_left() -> None:
     assert decode["scaleStrategy"]["workersToDelete"] == [named]
 
 
+def test_the_rayservice_is_lowered_once_the_pods_have_left() -> None:
+    world = World(decode=3)
+    world.ray.want({"decode": 1})
+    world.ray.serve()
+    world.adapter.follow()
+    world.clock.advance(EMPTY_FOR_S)
+    world.adapter.follow()
+    world.adapter.follow()
+    assert world.decode == (3, 1), "a cluster that is written anew has forgotten their names"
+
+    world.ray.operate()
+    world.adapter.follow()
+
+    assert world.decode == (1, 1)
+
+
 def test_where_rays_autoscaler_is_on_only_the_clusters_floor_moves() -> None:
     world = World(is_autoscaled=True)
     before = world.ray.kube.get("rayservices", SERVICE)["spec"]["rayClusterConfig"]
