@@ -78,7 +78,7 @@ def test_the_planner_changes_a_pool_while_the_other_is_held_and_not_the_held_one
     apply_scaled(NAME, {"decode": 6}, 86_400.0)
     before = {Role.PREFILL: 2, Role.DECODE: 6}
 
-    assert not apply_planned(NAME, before, {Role.PREFILL: 2, Role.DECODE: 3})
-    assert apply_planned(NAME, before, {Role.PREFILL: 4, Role.DECODE: 6})
+    assert not apply_planned(NAME, before, {Role.PREFILL: 2, Role.DECODE: 3}, {})
+    assert apply_planned(NAME, before, {Role.PREFILL: 4, Role.DECODE: 6}, {})
 
     assert configuration(serving.document).wanted_replicas == {Role.PREFILL: 4, Role.DECODE: 6}

@@ -342,13 +342,13 @@ async def test_numbers_that_it_is_told_while_it_makes_a_change_are_those_it_goes
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def scale(before: object, counts: object) -> bool:
+    def scale(before: object, counts: object, asked: object) -> bool:
         planner.planned = replace(planner.planned, wanted=later)
         loop.call_soon_threadsafe(done.set)
         return True
 
     planning = asyncio.create_task(
-        keep_planned(planner, lambda: deployment.known, scale, nobody_flips, dict)
+        keep_planned(planner, lambda: deployment.known, scale, nobody_flips, dict, dict)
     )
     async with asyncio.timeout(10):
         await done.wait()
