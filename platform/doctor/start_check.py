@@ -24,10 +24,13 @@ from baton.platform.models.hub import holds_weights
 ROUNDED = ("int8", "int4")
 
 
-def check_start(config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> str:
-    """A warning, or nothing. Raises CheckpointError or InvalidConfig, with the remedy.
+def check_start(
+    config: DeploymentConfig, folder: Path, memory: MemoryFacts
+) -> tuple[Demand | None, str]:
+    """What it wants, and a warning or nothing. Raises CheckpointError or InvalidConfig, with the
+    remedy.
 
-    Of a cluster that is joined neither devices nor memory are known here.
+    Of a cluster that is joined neither devices nor memory are known here: there is no demand.
     """
     device = None if config.ray.address else find_device(config.device)
     if any(pool.parallel.size > 1 for pool in (config.prefill, config.decode)):
@@ -42,15 +45,15 @@ def check_start(config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> 
         device=device,
     )
     if device is None:
-        return ""
+        return None, ""
     return check_room(config, folder, memory, is_on_gpu=device != "cpu")
 
 
 def check_room(
     config: DeploymentConfig, folder: Path, memory: MemoryFacts, *, is_on_gpu: bool
-) -> str:
-    """A warning if there is no room for full caches. Raises InvalidConfig if there is none even to
-    come up, with what would fit."""
+) -> tuple[Demand, str]:
+    """What it wants, and a warning if there is no room for full caches. Raises InvalidConfig if
+    there is none even to come up, with what would fit."""
 
     def demand(changed: DeploymentConfig) -> Demand:
         return demand_of(changed, folder, is_on_gpu=is_on_gpu)
@@ -68,13 +71,13 @@ def check_room(
             f"and {gib(wanted.process_bytes)} for their processes, and there are {left}; {remedy}; "
             "or give the machine or the container more"
         )
-    if wanted.full_bytes > memory.left:
-        return (
-            f"caches may grow to {gib(wanted.cache_bytes)} beside {gib(wanted.start_bytes)} for "
-            f"weights and processes, and there are {left}: the kernel ends a replica before they "
-            "are full; lower --cache-gib, or start fewer replicas"
-        )
-    return ""
+    if wanted.full_bytes <= memory.left:
+        return wanted, ""
+    return wanted, (
+        f"caches may grow to {gib(wanted.cache_bytes)} beside {gib(wanted.start_bytes)} for "
+        f"weights and processes, and there are {left}: the kernel ends a replica before they "
+        "are full; lower --cache-gib, or start fewer replicas"
+    )
 
 
 def _smaller(

@@ -3,7 +3,8 @@
     serve    -> check    the configuration and the model folder, JSON, on its standard input
     check    -> serve    the verdict, JSON, on its standard output; nothing: it could not judge
 
-Judging needs torch, which takes a second or two to import: meanwhile Ray is.
+Judging needs torch, which takes a second or two to import: meanwhile Ray is. What was judged well
+before, and has room, is not judged again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Self
 import msgspec
 
 from baton.core.errors import BatonError, CheckpointError, InvalidConfig
+from baton.platform.cli.runs.judged_starts import JudgedStart, Needs
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.memory import MemoryFacts
 
@@ -31,12 +33,35 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     is_of_model: bool = False
     """Whether that is the model's fault; else it is the configuration's."""
     warning: str = ""
+    needs: Needs | None = None
+    """Of what may be started without a word."""
 
 
 class StartCheck:
     """The process. It is asked once, and ends with its answer or with this context."""
 
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start: JudgedStart | None = None
+
     def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    @property
+    def is_known(self) -> bool:
+        """No process was begun: such a start was judged before."""
+        return self._process is None
+
+    def ask(self, config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> None:
+        self._start = JudgedStart(config, folder)
+        if self._start.is_known(memory):
+            return
+        question = Question(config=config, folder=str(folder), memory=memory)
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -44,24 +69,20 @@ class StartCheck:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is ours to take
         )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def ask(self, config: DeploymentConfig, folder: Path, memory: MemoryFacts) -> None:
         assert self._process.stdin is not None, "it is a pipe"
-        question = Question(config=config, folder=str(folder), memory=memory)
         self._process.stdin.write(msgspec.json.encode(question) + b"\n")
         self._process.stdin.flush()
 
     def warning(self) -> str:
         """Wait for the verdict; also in a fork of the process that asked. Raises CheckpointError or
         InvalidConfig where nothing may be started."""
+        if self._process is None or self._start is None:
+            return ""
         assert self._process.stdout is not None, "it is a pipe"
         line = self._process.stdout.readline()
         verdict = msgspec.json.decode(line, type=Verdict) if line else Verdict()
+        if verdict.needs is not None:
+            self._start.keep(verdict.needs)
         if verdict.refusal:
             kind = CheckpointError if verdict.is_of_model else InvalidConfig
             raise kind(verdict.refusal)
@@ -72,15 +93,17 @@ def judge(question: Question) -> Verdict:
     from baton.platform.doctor.start_check import check_start
 
     try:
-        warning = check_start(question.config, Path(question.folder), question.memory)
+        wanted, warning = check_start(question.config, Path(question.folder), question.memory)
     except BatonError as error:
         return Verdict(refusal=str(error), is_of_model=isinstance(error, CheckpointError))
-    return Verdict(warning=warning)
+    if warning:
+        return Verdict(warning=warning)
+    if wanted is None:
+        return Verdict(needs=Needs())
+    return Verdict(needs=Needs(start_bytes=wanted.start_bytes, full_bytes=wanted.full_bytes))
 
 
 def main() -> None:
-    import baton.platform.doctor.start_check  # noqa: F401  # while the question is prepared
-
     line = sys.stdin.buffer.readline()
     if line:
         verdict = judge(msgspec.json.decode(line, type=Question))

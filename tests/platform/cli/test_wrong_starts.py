@@ -13,6 +13,7 @@ from tests.platform.cli.wrong_starts import LLAMA_70B, WRONG_STARTS, WrongStart,
 from typer.testing import CliRunner
 
 from baton.platform.cli.main import app
+from baton.platform.cli.runs.judged_starts import JudgedStart, Needs
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.start_check import Question, StartCheck, Verdict, judge
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -98,11 +99,13 @@ def test_a_model_without_room_is_refused_with_the_least_change_that_fits(
 
 
 def test_caches_that_cannot_grow_full_are_a_warning_and_others_none() -> None:
-    assert verdict(DEMO, having(8)) == Verdict()
+    enough = verdict(DEMO, having(8))
+    assert enough == Verdict(needs=enough.needs)
+    assert enough.needs is not None and enough.needs.fit(having(8))
 
     found = verdict(DEMO, having(2))
 
-    assert not found.refusal
+    assert not found.refusal and found.needs is None
     assert "caches may grow to 2.0 GiB" in found.warning
 
 
@@ -113,14 +116,43 @@ def test_many_replicas_of_a_small_model_want_room_for_their_processes() -> None:
 
 
 def test_the_memory_of_a_cluster_that_is_joined_is_not_this_machines() -> None:
-    assert verdict(DEMO, having(0.1), ray__address="10.0.0.1:6379") == Verdict()
+    assert verdict(DEMO, having(0.1), ray__address="10.0.0.1:6379") == Verdict(needs=Needs())
 
 
-def test_a_check_that_dies_refuses_nothing() -> None:
-    with StartCheck() as check:
-        check._process.kill()
+def test_a_check_that_dies_refuses_nothing_and_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path))
+    for _ in range(2):
+        with StartCheck() as check:
+            check.ask(DeploymentConfig(), DEMO, having(8))
+            assert not check.is_known and check._process is not None
+            check._process.kill()
 
-        assert check.warning() == ""
+            assert check.warning() == ""
+
+
+def test_what_was_judged_well_is_judged_again_once_it_has_changed_or_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    config = DeploymentConfig()
+    start = JudgedStart(config, folder)
+    assert not start.is_known(having(8))
+
+    start.keep(Needs(start_bytes=GIB, full_bytes=4 * GIB))
+
+    assert JudgedStart(config, folder).is_known(having(8))
+    elsewhere = override(config, {"gateway.port": 9000})
+    assert JudgedStart(elsewhere, folder).is_known(having(8))
+    assert not JudgedStart(config, folder).is_known(having(2))
+    more = override(config, {"decode.replicas": 2})
+    assert not JudgedStart(more, folder).is_known(having(8))
+    (folder / "config.json").write_text("{ }")
+    assert not JudgedStart(config, folder).is_known(having(8))
 
 
 def test_who_was_killed_for_want_of_memory_is_told_once_with_the_numbers() -> None:
