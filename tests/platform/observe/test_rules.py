@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 RULES = Path(__file__).parents[3] / "helm" / "baton" / "rules" / "baton.yaml"
+ROLES = ("prefill", "decode")
 PROMTOOL = shutil.which("promtool")
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian: prometheus)")
 
@@ -62,6 +63,22 @@ def test_a_pool_whose_last_replica_went_is_missing(
     series = {
         'baton_replica_engine_info{model="m",role="prefill",replica="p"}': values,
         'baton_replica_engine_info{model="m",role="decode",replica="d"}': "1x60",
+    }
+
+    assert fires(tmp_path, "BatonReplicasMissing", series, "40m") is is_missing
+
+
+@pytest.mark.parametrize(("of_the_third", "is_missing"), [("1x60", False), ("1x20 stale", True)])
+def test_a_replica_that_took_the_other_role_is_not_missing_but_one_that_went_then_is(
+    tmp_path: Path, of_the_third: str, is_missing: bool
+) -> None:
+    prefill, decode = (f'baton_replica_engine_info{{model="m",role="{r}"' for r in ROLES)
+    series = {
+        f'{prefill},replica="a"}}': "1x20 stale",
+        f'{decode},replica="a"}}': "_x20 1x40",
+        f'{prefill},replica="b"}}': "1x60",
+        f'{prefill},replica="c"}}': of_the_third,
+        f'{decode},replica="d"}}': "1x60",
     }
 
     assert fires(tmp_path, "BatonReplicasMissing", series, "40m") is is_missing
