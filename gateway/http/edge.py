@@ -27,7 +27,7 @@ from baton.gateway.access.rate_limits import REQUESTS, TOKENS, Allowance
 from baton.gateway.http.errors import error_response
 from baton.gateway.http.messages.errors import is_messages
 from baton.gateway.http.web_pages import check_no_web_page
-from baton.gateway.requests.call_span import begin_call, ended_by_error
+from baton.gateway.requests.call_span import begin_call
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
@@ -128,16 +128,17 @@ class Edge:
             answer_headers=answer_headers,
             ignored_fields=ignored_fields,
         )
+        fault = ""
         try:
-            with ended_by_error(call.span):
-                await self._app(scope, receive, send_with_headers)
+            await self._app(scope, receive, send_with_headers)
         except Exception as error:
+            fault = type(error).__name__
             if status:
                 raise  # the answer has begun: the connection is cut
             failure = error_response(error, scope["path"])
             await failure(scope, receive, send_with_headers)
         finally:
-            call.span.end(_fault(status))
+            call.span.end(fault or _fault(status))
             self._log(scope, status, monotonic() - began_s, request_id, caller)
 
     def _admitted(self, path: str, headers: Headers) -> Caller:

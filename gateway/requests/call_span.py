@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from baton.core.tracing import NO_SPAN, NOTHING, UNTRACED, Attributes, Span, TracedCall
+from baton.core.tracing import NO_SPAN, NOTHING, UNTRACED, Attributes, TracedCall
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.request_ids import public_request_id
 
@@ -42,13 +39,3 @@ def named_call(call: TracedCall, given: str) -> str:
     if call.span.is_recording:
         call.span.set({"baton.request_id": request_id})
     return request_id
-
-
-@contextmanager
-def ended_by_error(span: Span) -> Iterator[None]:
-    """What is raised within is what it failed by."""
-    try:
-        yield
-    except Exception as error:
-        span.end(type(error).__name__)
-        raise

@@ -176,6 +176,9 @@ async def test_a_call_has_failed_by_the_servers_fault_alone() -> None:
     async def lost(generation: Generation) -> RunningRequest:
         raise Unavailable("nobody is there")
 
+    async def broken(generation: Generation) -> RunningRequest:
+        raise ValueError("nobody foresaw it")
+
     async with traced_world() as world, grpc.aio.insecure_channel(world.grpc_target) as channel:
         traced = (("traceparent", CONTEXT),)
 
@@ -189,9 +192,13 @@ async def test_a_call_has_failed_by_the_servers_fault_alone() -> None:
         await ask(0)
         world.fleet.dispatcher.start = lost  # type: ignore[method-assign]
         await ask(6)
+        world.fleet.dispatcher.start = broken  # type: ignore[method-assign]
+        body = {"model": "org/tiny", "prompt": PROMPT}
+        await world.http.post("/v1/completions", json=body, headers=dict(traced))
 
     calls = world.collector.named("text_completion org/tiny")
-    assert [span.status.message for span in calls] == ["", "", "503", "UNAVAILABLE"]
+    assert [span.status.message for span in calls] == ["", "", "503", "UNAVAILABLE", "ValueError"]
+    assert attributes(calls[-1])["http.response.status_code"] == 500
 
 
 async def test_the_trace_stays_whole_when_the_prefill_replica_dies() -> None:
