@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import isclose
@@ -421,14 +422,8 @@ class Fleet:
 
     async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
         """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
-        is_first = epoch not in self._drained_here
-        self._drained_here.add(epoch)  # from now on: its own word takes a moment to get here
-        try:
+        with self._drained_from_now_on(epoch):
             return await self._watch_by_epoch[epoch].drain(timeout_s)
-        except grpc.aio.AioRpcError:
-            if is_first:
-                self._drained_here.discard(epoch)
-            raise
 
     async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
         """Tell a replica to take requests again. Raises AioRpcError."""
@@ -438,7 +433,27 @@ class Fleet:
 
     async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
         """Tell a replica to take a role; how many requests it still has. Raises AioRpcError."""
-        return await self._watch_by_epoch[epoch].flip(role, timeout_s)
+        watch = self._watch_by_epoch[epoch]
+        if role is not self._replica_by_epoch[epoch].role:
+            with self._drained_from_now_on(epoch):
+                return await watch.flip(role, timeout_s)
+        num_open = await watch.flip(role, timeout_s)
+        self._drained_here.discard(epoch)
+        return num_open
+
+    @contextmanager
+    def _drained_from_now_on(self, epoch: Epoch) -> Iterator[None]:
+        """Unless it cannot be told. Its own word, if it is not here yet, takes a moment."""
+        link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
+        is_news = epoch not in self._drained_here and not (link is not None and link.is_draining)
+        if is_news:
+            self._drained_here.add(epoch)
+        try:
+            yield
+        except grpc.aio.AioRpcError:
+            if is_news:
+                self._drained_here.discard(epoch)
+            raise
 
     @property
     def open_decode(self) -> Iterator[Epoch]:
@@ -465,13 +480,13 @@ class Fleet:
         }
 
     def _trouble(self, info: ReplicaInfo) -> str:
-        link = self._link_by_epoch.get(info.epoch)
-        if not info.is_ready or info.epoch in self._drained_here:
+        epoch = info.epoch
+        link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
+        says_so = link is not None and link.is_connected and link.is_draining
+        if says_so or not info.is_ready or epoch in self._drained_here:
             return "draining"
-        if link is None:
-            return ""  # of prefill: decode replicas talk to it
-        if link.is_draining:
-            return "draining"
+        if link is None or isinstance(link, PrefillLink):
+            return ""  # decode replicas talk to it
         return "it answers nobody" if link.is_connected else "no connection"
 
     def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 AS_IT_IS, TOLD, HELD = "as it is", "only told", "held"
 SCALED, FLIPPED, ASKED = "scaled", "flipped", "nodes asked for"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
+OVERTAKEN_FLIPS = "done in part: a gateway has yet to hear of the flip that it was asked for before"
 LOOK_AT_SERVE_S = 30.0
 """How often Serve is asked why replicas do not come."""
 FLIP_SLACK_S = 10.0
@@ -92,12 +93,9 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
         return HELD if proposal.is_held else AS_IT_IS
     if planner.rules.mode == "observe":
         return TOLD
-    giver, taker = Role.PREFILL, Role.DECODE
-    if proposal.flips < 0:
-        giver, taker = taker, giver
     try:
-        for _ in range(abs(proposal.flips)):
-            planner.flips(await flip(giver, taker), taker)
+        if not await _flip_all(planner, proposal, flip):
+            return OVERTAKEN_FLIPS
     except Exception as error:  # it is the last of its role, or nobody answers
         planner.add_instead()
         return f"not done: {error}"
@@ -114,3 +112,18 @@ async def _carry_out(planner: Planner, proposal: Proposal, scale: Scale, flip: F
     if planner.planned is looked_at:  # else it was told meanwhile, of these numbers or later ones
         planner.want(started, asked)
     return ASKED if dict(started) == dict(before) else SCALED
+
+
+async def _flip_all(planner: Planner, proposal: Proposal, flip: Flip) -> bool:
+    """False if one was named twice: of the others the next period thinks anew."""
+    giver, taker = Role.PREFILL, Role.DECODE
+    if proposal.flips < 0:
+        giver, taker = taker, giver
+    told = set[ReplicaId]()
+    for _ in range(abs(proposal.flips)):
+        replica_id = await flip(giver, taker)
+        if replica_id in told:
+            return False
+        told.add(replica_id)
+        planner.flips(replica_id, taker)
+    return True

@@ -1,0 +1,44 @@
+"""What the planner makes of flips that a gateway has yet to hear of."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from tests.platform.planner.test_planner import Deployment, fails
+
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role
+from baton.platform.cluster.planning import keep_planned
+from baton.platform.planner.config import PlannerConfig
+
+
+async def test_flips_that_turn_out_to_be_one_are_not_counted_as_done() -> None:
+    """Answers become long, where decode replicas have four places each."""
+    deployment = Deployment()
+    planner = deployment.planner
+    rules = PlannerConfig(enabled=True, mode="scale", ttft_s=1.5, period_s=0.001, window_s=30.0)
+    planner.planned = replace(
+        planner.planned,
+        rules=rules,
+        wanted={Role.PREFILL: 6, Role.DECODE: 1},
+        max_running={Role.PREFILL: 64, Role.DECODE: 4},
+        can_flip=True,
+        flip_s=30.0,
+    )
+    deployment.answer_tokens = 400
+    deployment.hear_of(1.0, 15)
+
+    async def always_the_same(giver: Role, taker: Role) -> ReplicaId:
+        return deployment.known.replicas[0].replica_id
+
+    planning = asyncio.create_task(
+        keep_planned(planner, lambda: deployment.known, fails, always_the_same, dict)
+    )
+    async with asyncio.timeout(10):
+        while (latest := planner.explain()["latest"]) is None:
+            await asyncio.sleep(0.001)
+    planning.cancel()
+
+    assert latest["flips"] > 1
+    assert latest["outcome"].startswith("done in part")
