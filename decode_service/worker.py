@@ -92,9 +92,13 @@ class DecodeWorker:
         await self.core.kv.lender.is_idle.wait()
 
     @property
+    def num_requests(self) -> int:
+        return len(self.requests.open)
+
+    @property
     def num_open(self) -> int:
         """Requests that have yet to leave, for whoever waits for the end of a drain."""
-        return max(len(self.requests.open), self.core.kv.lender.num_open)
+        return max(self.num_requests, self.core.kv.lender.num_open)
 
     async def stop(self) -> None:
         self._give_up(f"{self.replica_id} is shutting down")
@@ -144,6 +148,11 @@ class DecodeWorker:
             error = Cancelled(f"attempt {message.attempt} came after attempt {last_attempt}")
             session.put(failed(message, error))
             return
+        try:
+            self.core.check_open()
+        except Unavailable as error:
+            session.put(failed(message, error))
+            return
         fenced = self.requests.open.get(message.request_id)
         if fenced is not None:
             self.requests.end(fenced, num_delivered=0)
@@ -159,6 +168,7 @@ class DecodeWorker:
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `baton.kv_transfer.pulling.peer.Lends`."""
+        self.core.check_open()
         return self.departures.pull(request)
 
     # What operators may ask.

@@ -113,6 +113,7 @@ class PrefillWorker:
 
     def pull(self, request: PullRequest) -> AsyncGenerator[PullOffered, None]:
         """See `baton.kv_transfer.pulling.peer.Lends`."""
+        self.core.check_open()
         return self.core.kv.lender.lend(request)
 
     def begin_drain(self) -> None:
@@ -139,9 +140,13 @@ class PrefillWorker:
         await self.core.kv.lender.is_idle.wait()
 
     @property
+    def num_requests(self) -> int:
+        return len(self.prompts)
+
+    @property
     def num_open(self) -> int:
         """Requests that have yet to leave, for whoever waits for the end of a drain."""
-        return max(len(self.prompts), self.core.kv.lender.num_open)
+        return max(self.num_requests, self.core.kv.lender.num_open)
 
     async def stop(self) -> None:
         self._end_sessions("the replica is shutting down")

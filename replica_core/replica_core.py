@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from baton.core.errors import Unavailable
 from baton.core.ids import TransferId
 from baton.core.kv_pool import Census
 from baton.core.messages import Capacity
@@ -99,6 +100,8 @@ class ReplicaCore:
         self.engine = engine
         self.epoch = parts.epoch
         self.is_draining = False
+        self.is_shut = False
+        """No request begins here, and nobody is lent KV: it is about to leave its role."""
         self.ledger = TokenLedger()
         self.thread = EngineThread(
             engine,
@@ -139,6 +142,11 @@ class ReplicaCore:
     def check_health(self, *, limit_s: float) -> None:
         """Raise EngineFailed if the engine's thread died or has not advanced for `limit_s`."""
         self.thread.check_health(limit_s=limit_s)
+
+    def check_open(self) -> None:
+        """Raises Unavailable if nothing may begin here."""
+        if self.is_shut:
+            raise Unavailable("it leaves its role at this moment; ask another replica")
 
     async def audit(self) -> AuditReport:
         """Judged off the engine's thread: a large pool takes longer than a step."""

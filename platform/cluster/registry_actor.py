@@ -106,8 +106,8 @@ class RegistryActor:
     async def report_starting(self, starting: StartingReplica) -> None:
         self._registry.report_starting(starting)
 
-    async def spare(self, epoch: Epoch) -> str:
-        return self._registry.spare(epoch)
+    async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
+        return self._registry.spare(epoch, may_be_last=may_be_last)
 
     async def membership(self) -> Membership:
         return self._registry.membership()
@@ -136,8 +136,9 @@ class RemoteRegistry:
     async def report_starting(self, starting: StartingReplica) -> None:
         await asyncio.wait_for(self.handle.report_starting.remote(starting), REGISTRY_TIMEOUT_S)
 
-    async def spare(self, epoch: Epoch) -> str:
-        why: str = await asyncio.wait_for(self.handle.spare.remote(epoch), REGISTRY_TIMEOUT_S)
+    async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
+        call = self.handle.spare.remote(epoch, may_be_last)
+        why: str = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
         return why
 
     async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:

@@ -84,17 +84,19 @@ class Registry:
         if self._replica_by_epoch.pop(epoch, None) is not None:
             self._bump()
 
-    def spare(self, epoch: Epoch) -> str:
+    def spare(self, epoch: Epoch, *, may_be_last: bool = False) -> str:
         """Why a replica may not leave its role; empty if it may, and then it counts as not ready.
 
-        Asked here so that of two which would leave at once, one stays if they are the last.
+        Asked here so that of two which would leave at once, one stays if they are the last, unless
+        the deployment does without (`may_be_last`).
         """
         self._forget_the_silent()
         own = self._replica_by_epoch.get(epoch)
         if own is None:
             return "the registry does not know it yet; ask again in a moment"
         others = (it for it in self._replica_by_epoch.values() if it.epoch != epoch)
-        if not any(it.is_ready and (it.role, it.model) == (own.role, own.model) for it in others):
+        takes_over = (it.is_ready and (it.role, it.model) == (own.role, own.model) for it in others)
+        if not (may_be_last or any(takes_over)):
             return (
                 f"{own.replica_id} is the last {own.role} replica that takes requests; add another "
                 "first"

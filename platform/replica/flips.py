@@ -2,10 +2,11 @@
 
     asked      the configuration allows it, and the registry can spare it   or it is refused at once
     draining   nothing new; what runs here moves elsewhere, with its KV     or it stays what it is:
-                                                                            its time is over, or it
-                                                                            was told otherwise
-    turning    this incarnation leaves, and ends; another begins in the     or it is not well, and
-               other role, with an epoch and an address of its own          Serve replaces it
+    shut       no request is left: no other begins, and nobody is lent KV   its time is over, it was
+               any more, until what was lent is back                        told otherwise, or the
+    leaving    it says farewell to the registry                             registry is away
+    turning    this incarnation ends; another begins in the other role,     or it is not well, and
+               with an epoch and an address of its own                      Serve replaces it
 
 Whoever replaces it has the role of the pool that it was started in.
 """
@@ -19,8 +20,7 @@ from typing import Protocol
 
 from baton.core.clock import monotonic
 from baton.core.errors import EngineFailed, InvalidRequest, Unavailable
-from baton.core.ids import Epoch
-from baton.core.messages import Role
+from baton.core.messages import ReplicaInfo, Role
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.flip import check_flip
 from baton.platform.replica.replica import Replica
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 ASK_TIMEOUT_S = 2.0
 LOOK_S = 0.05
 LINGER_S = 0.2
-"""It stays empty for so long before it turns: a gateway may not have heard that it drains."""
+"""It has no request for so long before it is shut: a gateway may not have heard that it drains."""
 TURN_TIMEOUT_S = 30.0
+TURNS = "it leaves its role at this moment; ask again"
 
 
 class Turning(Protocol):
@@ -45,11 +46,14 @@ class Turning(Protocol):
     def replica(self) -> Replica | None:
         """None while it turns."""
 
-    async def spare(self, epoch: Epoch) -> str:
+    async def spare(self, info: ReplicaInfo) -> str:
         """See `Registry.spare`."""
 
     async def tell_state(self) -> None:
         """Let the registry know how it is by now."""
+
+    async def say_farewell(self) -> None:
+        """Have the registry forget this incarnation. Raises whatever keeps it from hearing."""
 
     async def turn(self, role: Role) -> None:
         """Raises whatever keeps it from being anything."""
@@ -61,9 +65,12 @@ class Turning(Protocol):
 @dataclass(slots=True)
 class _Flip:
     role: Role
+    replica: Replica
+    """The incarnation that is to leave."""
     was_draining: bool
     failure: str = ""
     is_turning: bool = False
+    """From its farewell on: nothing keeps it any more."""
 
 
 class Flips:
@@ -85,10 +92,10 @@ class Flips:
     async def begin(self, role: Role) -> int:
         async with self._asking:
             replica = self._of.replica
-            if replica is None or self._is_closed:
-                raise Unavailable("it leaves its role at this moment; ask again")
+            if replica is None or self._is_closed or self._turns_from(role):
+                raise Unavailable(TURNS)
             if role is replica.info.role:
-                self._stay(replica)
+                self._stay(f"it was told to stay {role}")
             elif not self._is_under_way:
                 if self._task is not None:
                     await asyncio.wait({self._task})  # an earlier one, given up moments ago
@@ -96,17 +103,16 @@ class Flips:
             return replica.worker.num_open
 
     def give_up(self, why: str) -> None:
-        flip = self._flip
-        if flip is not None and not (flip.is_turning or flip.failure):
-            flip.failure = why
-            log.info("no flip to %s: %s", flip.role, why)
+        if self._flip is not None and self._flip.is_turning:
+            raise Unavailable(TURNS)
+        self._give_up(why)
 
     async def close(self) -> None:
         """One that drains is given up, one that turns has turned when this returns; then none is
         begun any more."""
         self._is_closed = True
         async with self._asking:
-            self.give_up("the replica leaves")
+            self._give_up("the replica leaves")
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -114,18 +120,30 @@ class Flips:
     def _is_under_way(self) -> bool:
         return self._flip is not None and not self._flip.failure
 
-    def _stay(self, replica: Replica) -> None:
+    def _turns_from(self, role: Role) -> bool:
+        flip = self._flip
+        return flip is not None and flip.is_turning and flip.role is not role
+
+    def _give_up(self, why: str) -> None:
+        flip = self._flip
+        if flip is not None and not (flip.is_turning or flip.failure):
+            flip.failure = why
+            flip.replica.worker.core.is_shut = False
+            log.info("no flip to %s: %s", flip.role, why)
+
+    def _stay(self, why: str) -> None:
+        """As it was before it was asked."""
         flip = self._flip
         if flip is not None and not (flip.failure or flip.was_draining):
-            replica.worker.end_drain()
-        self.give_up(f"it was told to stay {replica.info.role}")
+            flip.replica.worker.end_drain()
+        self._give_up(why)
 
     async def _leave_role(self, replica: Replica, role: Role) -> None:
         """Raises InvalidConfig, InvalidRequest and Unavailable: nothing has happened then."""
         check_flip(self._of.config)
         replica.is_spared = True
         try:
-            why = await asyncio.wait_for(self._of.spare(replica.info.epoch), ASK_TIMEOUT_S)
+            why = await asyncio.wait_for(self._of.spare(replica.info), ASK_TIMEOUT_S)
         except Exception as error:  # whatever Ray raises
             raise Unavailable(
                 f"the registry does not say whether it can be spared: {error!r}"
@@ -134,25 +152,16 @@ class Flips:
             replica.is_spared = False
         if why:
             raise InvalidRequest(why, field="replica")
-        flip = self._flip = _Flip(role, was_draining=replica.worker.core.is_draining)
+        flip = self._flip = _Flip(role, replica, was_draining=replica.worker.core.is_draining)
         replica.worker.begin_drain()
-        self._task = asyncio.create_task(self._run(flip, replica), name=f"flip to {role}")
+        self._task = asyncio.create_task(self._run(flip), name=f"flip to {role}")
 
-    async def _run(self, flip: _Flip, replica: Replica) -> None:
+    async def _run(self, flip: _Flip) -> None:
         began_s = monotonic()
         await self._of.tell_state()
-        limit_s = self._of.config.health.drain_s
-        if not await self._is_emptied(flip, replica, began_s + limit_s):
-            if not flip.failure:
-                num_open = replica.worker.num_open
-                self.give_up(
-                    f"{num_open} requests or KV that they lend were still here after {limit_s:g} s"
-                )
-                if not flip.was_draining:
-                    replica.worker.end_drain()
+        if not (await self._is_emptied(flip) and await self._has_left(flip)):
             await self._of.tell_state()
             return
-        flip.is_turning = True
         emptied_s = monotonic()
         try:
             async with asyncio.timeout(TURN_TIMEOUT_S):
@@ -169,22 +178,42 @@ class Flips:
             "serves as %s: drained in %.2f s, turned in %.2f s", flip.role, drained_s, turned_s
         )
 
-    async def _is_emptied(self, flip: _Flip, replica: Replica, deadline: float) -> bool:
-        empty_since: float | None = None
+    async def _is_emptied(self, flip: _Flip) -> bool:
+        """Within its time. From then on it is shut, so that nothing can be held here any more."""
+        worker, core = flip.replica.worker, flip.replica.worker.core
+        limit_s = self._of.config.health.drain_s
+        idle_since, deadline = monotonic(), monotonic() + limit_s
         while not flip.failure:
-            try:
-                is_empty = not replica.worker.num_open and await _holds_nothing(replica)
-            except EngineFailed as error:
-                self.give_up(str(error))
-                return False
             now = monotonic()
-            empty_since = (empty_since or now) if is_empty else None
-            if empty_since is not None and now - empty_since >= LINGER_S:
-                return not flip.failure
-            if now >= deadline:
+            if worker.num_requests:
+                idle_since = now
+            elif now - idle_since >= LINGER_S:
+                core.is_shut = True
+            try:
+                if core.is_shut and not worker.num_open and await _holds_nothing(flip.replica):
+                    return not flip.failure
+            except EngineFailed as error:
+                self._give_up(str(error))
+                return False
+            if monotonic() >= deadline:
+                num_open = worker.num_open
+                self._stay(
+                    f"{num_open} requests or KV that they lend were still here after {limit_s:g} s"
+                )
                 return False
             await asyncio.sleep(LOOK_S)
         return False
+
+    async def _has_left(self, flip: _Flip) -> bool:
+        """A new incarnation is known by the registry alone: without one it had better stay."""
+        flip.is_turning = True
+        try:
+            await asyncio.wait_for(self._of.say_farewell(), ASK_TIMEOUT_S)
+        except Exception as error:  # whatever Ray raises
+            flip.is_turning = False
+            self._stay(f"the registry is away: {error!r}")
+            return False
+        return True
 
 
 async def _holds_nothing(replica: Replica) -> bool:

@@ -110,6 +110,10 @@ class Replica:
         return True
 
     async def stop(self) -> None:
+        await self.stop_serving()
+        await self.tell_spans()
+
+    async def stop_serving(self) -> None:
         self.worker.core.kv_feed.close()
         self.parts.switchboard.unplug(self.info.address)
         await self.worker.stop()
@@ -118,6 +122,9 @@ class Replica:
         for half in self.halves.values():
             await half.close()
         await self.parts.channels.close()
+
+    async def tell_spans(self) -> None:
+        """The last of them, for as long as a collector that does not answer is waited for."""
         await asyncio.to_thread(self.worker.core.tracer.close)
 
 
@@ -241,7 +248,7 @@ class _Ingredients:
             add_PrefillServicer_to_server(PrefillGrpc(worker), server)
         add_PeerServicer_to_server(PeerGrpc(worker, self.exchange.epoch), server)
         kv = worker.core.kv
-        probes = ProbeOffers(kv.pool, kv.sender, kv.owner)
+        probes = ProbeOffers(kv.pool, kv.sender, kv.owner, may_lend=lambda: not worker.core.is_shut)
         KvTransferServicer(kv.outbox, kv.epoch, self.halves, probes).serve(server)
 
     def info(self, role: Role, address: str) -> ReplicaInfo:

@@ -54,7 +54,10 @@ class Flips(Protocol):
         Unavailable if it stays what it is."""
 
     def give_up(self, why: str) -> None:
-        """One that has yet to turn does not. Whether it drains on is for the caller to say."""
+        """One that has yet to turn does not. Whether it drains on is for the caller to say.
+
+        Raises Unavailable if one turns at this moment.
+        """
 
 
 class ReplicaGrpc(ReplicaServicer):
@@ -130,7 +133,7 @@ class ReplicaGrpc(ReplicaServicer):
         context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
     ) -> pb.DrainReply:
         await self._check_epoch(request.epoch, context)
-        self._stop_flip("it was told to drain instead")
+        await self._stop_flip("it was told to drain instead", context)
         self._worker.begin_drain()
         return pb.DrainReply(num_open=self._worker.num_open)
 
@@ -140,7 +143,7 @@ class ReplicaGrpc(ReplicaServicer):
         context: grpc.aio.ServicerContext[pb.DrainRequest, pb.DrainReply],
     ) -> pb.DrainReply:
         await self._check_epoch(request.epoch, context)
-        self._stop_flip("it was undrained")
+        await self._stop_flip("it was undrained", context)
         self._worker.end_drain()
         return pb.DrainReply(num_open=self._worker.num_open)
 
@@ -195,9 +198,12 @@ class ReplicaGrpc(ReplicaServicer):
             detail = "another incarnation of this replica was meant"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
 
-    def _stop_flip(self, why: str) -> None:
-        if self.flips is not None:
-            self.flips.give_up(why)
+    async def _stop_flip(self, why: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        try:
+            if self.flips is not None:
+                self.flips.give_up(why)
+        except Unavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
 
 class ReplicaServer:

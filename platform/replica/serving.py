@@ -1,7 +1,8 @@
 """An engine that serves: in the role of its pool, and from one role to the other.
 
     begin   worker and server start; from now on a heartbeat tells where
-    turn    the same in the other role, as another incarnation: see `flips.py`
+    turn    the same in the other role, as another incarnation: see `flips.py`; what spans the last
+            one has are told behind it
     drain   unready, which the registry hears at once; then requests finish, or go elsewhere
     leave   the registry forgets it; server and worker end, the engine's ranks remain
 
@@ -17,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from baton.core.errors import EngineFailed
-from baton.core.ids import Epoch
-from baton.core.messages import HEARTBEAT_S, Role, StartingReplica
+from baton.core.messages import HEARTBEAT_S, ReplicaInfo, Role, StartingReplica
 from baton.engine.engine import Engine
+from baton.kv_transfer.handoff.auditor import audit
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.faults.events import heartbeat
 from baton.platform.replica.assignment import Assignment
@@ -45,31 +46,51 @@ class Serving:
         self._flips = Flips(self)
         self._page: ReplicaPage | None = None
         self._heart: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+        """Of the spans of earlier incarnations."""
         self._failure: BaseException | None = None
 
     async def begin(self, role: Role) -> None:
+        config = self.config
         replica = await start_replica(
-            self.config, role, self._engine, replica_id=self._id, host=self._host
+            config, role, self._engine, replica_id=self._id, host=self._host
         )
+        if config is not self.config:  # it came while the replica started
+            replica.reconfigure(config, self.config)
         replica.books.flips = self._flips
         replica.registered = replace(replica.registered, is_flipped=self._is_other(role))
         self._page = ReplicaPage(replica, self.config.metrics)
         self._heart = asyncio.create_task(self._beat(replica))
         self.replica = replica
 
+    async def say_farewell(self) -> None:
+        """Raises whatever keeps the registry from hearing it: then it goes on to tell where it
+        is."""
+        replica = self.replica
+        assert replica is not None and self._heart is not None, "it has begun"
+        self._heart.cancel()
+        try:
+            await self._registry.leave(replica.info.epoch)
+        except BaseException:
+            self._heart = asyncio.create_task(self._beat(replica))
+            raise
+
     async def turn(self, role: Role) -> None:
-        """Whoever looks after the flips sees to it that nothing is here."""
+        """Whoever looks after the flips sees to it that nothing is here, and the registry told."""
         starting = StartingReplica(
             replica_id=self._id,
             role=role,
             stage=f"taking the role of {role}",
             is_flipped=self._is_other(role),
         )
-        await self._leave_registry()
         async with Startup(self._registry, starting):
             old, self.replica = self.replica, None
             assert old is not None, "it turns once at a time"
-            await old.stop()
+            await old.stop_serving()
+            telling = asyncio.create_task(old.tell_spans())
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+            await asyncio.to_thread(_check_is_empty, self._engine)
             await self.begin(role)
 
     async def drain(self) -> None:
@@ -86,8 +107,11 @@ class Serving:
     async def leave(self) -> None:
         await self._flips.close()
         if self.replica is not None:
-            await self._leave_registry()
+            assert self._heart is not None, "it has begun"
+            self._heart.cancel()
+            await self._try(self._registry.leave(self.replica.info.epoch))
             await self.replica.stop()
+        await asyncio.gather(*self._telling, return_exceptions=True)
 
     def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by `config`'s live settings from now on."""
@@ -110,8 +134,9 @@ class Serving:
         """What Prometheus is told."""
         return "" if self.replica is None or self._page is None else self._page.text()
 
-    async def spare(self, epoch: Epoch) -> str:
-        return await self._registry.spare(epoch)
+    async def spare(self, info: ReplicaInfo) -> str:
+        may_be_last = info.role is Role.PREFILL and not self.config.prefill.replicas
+        return await self._registry.spare(info.epoch, may_be_last)
 
     async def tell_state(self) -> None:
         if self.replica is not None:
@@ -124,11 +149,6 @@ class Serving:
     def _is_other(self, role: Role) -> bool:
         return role is not self._assignment.role
 
-    async def _leave_registry(self) -> None:
-        assert self.replica is not None and self._heart is not None, "it has begun"
-        self._heart.cancel()
-        await self._try(self._registry.leave(self.replica.info.epoch))
-
     async def _beat(self, replica: Replica) -> None:
         while True:
             await self._try(heartbeat(self._registry, replica.info, replica.chaos))
@@ -139,3 +159,13 @@ class Serving:
             await call
         except Exception as error:
             log.warning("%s cannot reach the registry: %r", self._id, error)
+
+
+def _check_is_empty(engine: Engine) -> None:
+    """Raises EngineFailed if blocks are held by somebody who is no more: nobody would ever let go
+    of them. Called between two incarnations, when the pool is nobody's."""
+    left = audit(engine.pool.census(), engine.request_ids, ())
+    num_held = left.quarantined + left.leased + left.live
+    if num_held or left.violations:
+        why = "; ".join(left.violations) or "of requests"
+        raise EngineFailed(f"{num_held} blocks of KV were still held when it left its role: {why}")

@@ -3,124 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.in_process_fleet import Answer, Fleet, echo_engine, running_fleet
+from tests.in_process_fleet import Answer
 from tests.services.migrating import LONG, MAX_TOKENS, PROMPT, SAMPLED, slow_down
+from tests.services.turning import turning_fleet
 
-from baton.core.errors import EngineFailed, InvalidRequest, Unavailable
-from baton.core.ids import Epoch, ReplicaId
+from baton.core.errors import InvalidRequest, Unavailable
 from baton.core.kv_pool import Holder, HolderKind
-from baton.core.messages import ReplicaInfo, Role, StartingReplica
-from baton.engine.engine import Engine
+from baton.core.messages import ReplicaInfo, Role
 from baton.platform.config.deployment import override
 from baton.platform.registry.registry import Registry
-from baton.platform.replica.assignment import Assignment
-from baton.platform.replica.serving import Serving
-from baton.replica_core.replica_core import ReplicaCore
-
-
-@dataclass(frozen=True)
-class CalledRegistry:
-    """As replicas of other processes see it."""
-
-    registry: Registry
-
-    async def heartbeat(self, info: ReplicaInfo) -> None:
-        self.registry.heartbeat(info)
-
-    async def leave(self, epoch: Epoch) -> None:
-        self.registry.leave(epoch)
-
-    async def report_starting(self, starting: StartingReplica) -> None:
-        self.registry.report_starting(starting)
-
-    async def spare(self, epoch: Epoch) -> str:
-        return self.registry.spare(epoch)
-
-
-@dataclass
-class TurningFleet:
-    fleet: Fleet
-    serving: dict[str, Serving]
-    engines: dict[str, Engine]
-
-    async def add(self, role: Role, **changes: Any) -> str:
-        name = f"{role}-{len(self.serving) + 1}"
-        self.engines[name] = echo_engine(role, num_blocks=1024)  # nobody is preempted
-        assignment = Assignment(
-            app_name="test",
-            config=override(self.fleet.config, changes),
-            role=role,
-            folder=Path(),
-            replica_id=ReplicaId(name),
-            registry=CalledRegistry(self.fleet.registry),
-        )
-        serving = Serving(assignment, self.engines[name], "127.0.0.1")
-        self.serving[name] = serving
-        await serving.begin(role)
-        return name
-
-    async def until(self, **roles: Role) -> None:
-        """Replicas are known to the gateway in these roles, and reached."""
-        wanted = {ReplicaId(name.replace("_", "-")): role for name, role in roles.items()}
-        async with asyncio.timeout(30):
-            while True:
-                known = self.fleet.dispatcher.fleet.trouble_by_replica()
-                there = {it.replica_id: it.role for it, why in known.items() if not why}
-                linked = {it.info.replica_id for it in self.fleet.dispatcher.fleet.lending}
-                linked |= {it.info.replica_id for it in self.fleet.dispatcher.fleet.connected}
-                if all(there.get(n) == role and n in linked for n, role in wanted.items()):
-                    return
-                await asyncio.sleep(0.01)
-
-    async def flip(self, replica: str, to: str) -> int:
-        told = await self.fleet.dispatcher.flip(replica, to)
-        num_open: int = told["num_open"]
-        return num_open
-
-    def core(self, name: str) -> ReplicaCore:
-        replica = self.serving[name].replica
-        assert replica is not None
-        return replica.worker.core
-
-    def is_well(self, name: str) -> bool:
-        try:
-            self.serving[name].check_health()
-        except EngineFailed:
-            return False
-        return True
-
-    async def why_not(self, name: str) -> str:
-        """The replica stays what it is."""
-        async with asyncio.timeout(10):
-            while True:
-                status = await self.fleet.dispatcher.status()
-                [row] = [one for one in status["pools"]["decode"] if one["replica"] == name]
-                if row["flip"]["failure"]:
-                    return str(row["flip"]["failure"])
-
-
-@asynccontextmanager
-async def turning_fleet(prefill: int, decode: int, **changes: Any) -> AsyncIterator[TurningFleet]:
-    async with running_fleet(prefill=0, decode=0, changes=changes) as fleet:
-        turning = TurningFleet(fleet, {}, {})
-        following = asyncio.create_task(fleet.dispatcher.fleet.follow(fleet.registry))
-        roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
-        names = [await turning.add(role) for role in roles]
-        try:
-            await turning.until(**dict(zip(names, roles, strict=True)))
-            yield turning
-        finally:
-            following.cancel()
-            for serving in turning.serving.values():
-                await serving.leave()
 
 
 async def test_replicas_swap_roles_under_load_and_no_token_is_lost_or_computed_twice() -> None:
@@ -294,7 +189,7 @@ async def test_without_its_registry_a_replica_keeps_its_role() -> None:
         assert turning.serving["decode-2"].is_ready
 
 
-async def away(epoch: Epoch) -> str:
+async def away(info: ReplicaInfo) -> str:
     raise ConnectionError("the registry is away")
 
 

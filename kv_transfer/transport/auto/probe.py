@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,16 +39,26 @@ class ProbeOffers:
     """P's side: implements `ProbeDesk` for one `Sender`."""
 
     def __init__(
-        self, pool: KvPool, sender: Sender, owner: OwnerThread, *, clock: Clock = monotonic
+        self,
+        pool: KvPool,
+        sender: Sender,
+        owner: OwnerThread,
+        *,
+        clock: Clock = monotonic,
+        may_lend: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_lend` is asked on the event loop before anything is offered."""
         self._pool = pool
         self._sender = sender
         self._owner = owner
         self._clock = clock
+        self._may_lend = may_lend
         self._num_blocks: dict[TransferId, int] = {}
 
     async def offer(self, receiver_epoch: Epoch, num_bytes: int, time_left_s: float) -> ProbeOffer:
         """Raises TransferError while there is no room for a probe, or EngineFailed."""
+        if not self._may_lend():
+            raise TransferError("it is about to leave its role, and lends nothing")
         time_left_s = min(time_left_s, MAX_PROBE_S)
         offering = asyncio.ensure_future(
             self._owner.call(partial(self._offer, receiver_epoch, max(1, num_bytes), time_left_s))

@@ -286,4 +286,5 @@ def test_the_last_replica_that_takes_requests_in_a_role_is_not_spared() -> None:
     clock.advance(TTL_S + 1)
     registry.heartbeat(second)
     assert registry.spare(second.epoch)  # the other has died
+    assert registry.spare(second.epoch, may_be_last=True) == ""
     assert "does not know it" in registry.spare(first.epoch)
