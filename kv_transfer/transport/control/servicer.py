@@ -72,7 +72,7 @@ class KvTransferServicer:
                 self.OfferProbe, pb.ProbeRequest.FromString, pb.ProbeOffer.SerializeToString
             ),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_registered_method_handlers(SERVICE, handlers)
 
     async def Open(
         self, messages: AsyncIterator[pb.OpenMessage], context: ServicerContext

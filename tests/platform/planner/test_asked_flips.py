@@ -17,7 +17,9 @@ async def test_flips_that_turn_out_to_be_one_are_not_counted_as_done() -> None:
     """Answers become long, where decode replicas have four places each."""
     deployment = Deployment()
     planner = deployment.planner
-    rules = PlannerConfig(enabled=True, mode="scale", ttft_s=1.5, period_s=0.001, window_s=30.0)
+    rules = PlannerConfig(
+        enabled=True, mode="scale", ttft_s=1.5, period_s=0.001, window_s=30.0, cold_start_s=5.0
+    )
     planner.planned = replace(
         planner.planned,
         rules=rules,
@@ -33,7 +35,7 @@ async def test_flips_that_turn_out_to_be_one_are_not_counted_as_done() -> None:
         return deployment.known.replicas[0].replica_id
 
     planning = asyncio.create_task(
-        keep_planned(planner, lambda: deployment.known, fails, always_the_same, dict)
+        keep_planned(planner, lambda: deployment.known, fails, always_the_same, dict, dict)
     )
     async with asyncio.timeout(10):
         while (latest := planner.explain()["latest"]) is None:
