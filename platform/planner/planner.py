@@ -217,12 +217,18 @@ class Planner:
             counts[role] = self._pools[role].wanted
             notes.append(f"{role.value}: set by hand, which holds for {left_s:.0f} s more")
         may_flip = planned.can_flip and not held_s and self.clock() >= self._no_flips_until_s
-        flips = decision.flips if may_flip and not self._flipping else 0
-        moved = self._moved(known) + flips
-        started = {
-            Role.PREFILL: counts[Role.PREFILL] + moved,
-            Role.DECODE: counts[Role.DECODE] - moved,
-        }
+        flips, moved = decision.flips if may_flip else 0, self._moved(known)
+        if flips and self._flipping:
+            counts = _after(counts, -flips)
+            flips = 0
+            notes.append("another flip is under way: the next waits for it")
+        started = _after(counts, -moved - flips)
+        owing = [role for role in Role if planned.wanted[role] and started[role] < 1]
+        if owing and may_flip and not flips and not self._flipping:
+            flips = 1 if owing == [Role.PREFILL] else -1
+            counts = _after({role: pool.wanted for role, pool in self._pools.items()}, flips)
+            started = dict(planned.wanted)
+            notes.append(f"a replica goes back to {owing[0].value} before fewer are to be there")
         started = {
             role: max(number, 1) if planned.wanted[role] else 0 for role, number in started.items()
         }
@@ -353,6 +359,14 @@ class Planner:
             f"{wanted - pool.ready} of them have not come for {waited_s:.0f} s"
             f"{'' if trouble is None else f' ({trouble})'}"
         )
+
+
+def _after(counts: Counts, flips: int) -> dict[Role, int]:
+    """Once so many prefill replicas decode, or the other way."""
+    return {
+        Role.PREFILL: counts[Role.PREFILL] - flips,
+        Role.DECODE: counts[Role.DECODE] + flips,
+    }
 
 
 def _shown(proposal: Proposal) -> str:

@@ -243,6 +243,52 @@ def test_a_replica_takes_the_other_role_before_one_is_added_and_counts_there_fro
     assert planner.short() == ()
 
 
+def test_the_next_flip_waits_for_the_one_that_is_under_way_and_nobody_is_added_for_it() -> None:
+    deployment = Deployment()
+    planner = deployment.planner
+    limits, wanted = {Role.PREFILL: 64, Role.DECODE: 4}, {Role.PREFILL: 5, Role.DECODE: 1}
+    planner.planned = replace(
+        planner.planned, wanted=wanted, max_running=limits, can_flip=True, flip_s=30.0
+    )
+    deployment.answer_tokens = 150
+    deployment.hear_of(1.0, 15)
+    gone = deployment.known.replicas[0]
+    planner.flips(gone.replica_id, Role.DECODE)
+    draining = (*deployment.known.replicas[1:], replace(gone, is_ready=False))
+    deployment.answer_tokens = 450
+
+    deployment.hear_of(1.0, 5)
+    later = planner.propose(replace(deployment.known, replicas=draining))
+
+    assert later is not None and later.decision.flips
+    assert not later.is_change
+    assert later.counts == {Role.PREFILL: 4, Role.DECODE: 2}
+    assert "the next waits for it" in later.reasons[-1]
+
+
+def test_a_pool_that_is_to_be_smaller_than_its_flipped_replicas_gets_one_back_first() -> None:
+    deployment = Deployment()
+    planner = deployment.planner
+    planner.planned = replace(
+        planner.planned, wanted={Role.PREFILL: 2, Role.DECODE: 1}, can_flip=True, flip_s=30.0
+    )
+    deployment.hear_of(0.05, 5)
+    flipped, *others = deployment.known.replicas
+    known = (*others, replace(flipped, epoch=Epoch("new"), role=Role.DECODE, is_flipped=True))
+    for _ in range(40):
+        deployment.hear_of(0.05, 5)
+        found = planner.propose(replace(deployment.known, replicas=known))
+        if found is not None and found.is_change:
+            break
+
+    assert found is not None and found.flips == -1
+    assert found.counts == {Role.PREFILL: 2, Role.DECODE: 1}
+    assert found.started == found.started_before
+    deployment.hear_of(0.05, 5)
+    back = planner.propose(deployment.known)
+    assert back is not None and back.started == {Role.PREFILL: 1, Role.DECODE: 1}
+
+
 Scale = Callable[[Any, Any, Any], bool]
 
 
