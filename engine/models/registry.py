@@ -45,10 +45,10 @@ def check_architecture(architecture: str) -> None:
     """Raises CheckpointError, with those that are known, on any other."""
     if architecture not in _FAMILIES:
         meant = get_close_matches(architecture, ARCHITECTURES, n=1, cutoff=0.8)
-        hint = f"did you mean {meant[0]}? Known" if meant else "known"
+        hint = f" (did you mean {meant[0]}?)" if meant else ""
         raise CheckpointError(
-            f"config.json: architecture {architecture!r} is not supported; "
-            f"{hint} are {', '.join(ARCHITECTURES)}"
+            f"config.json: architecture {architecture!r} is not supported{hint}; "
+            f"known are {', '.join(ARCHITECTURES)}"
         )
 
 

@@ -9,7 +9,9 @@ from baton.core.kv_layout import KvLayout
 from baton.engine.cache_plan import CPU_CACHE_BYTES
 from baton.engine.checkpoint.load import read_config
 from baton.engine.checkpoint.prepared_bytes import prepared_bytes
+from baton.engine.checkpoint.quantized.methods import parse_layout
 from baton.engine.config import CacheConfig
+from baton.engine.models.config.description import read_json
 from baton.engine.models.config.info import check_kv_dtype
 from baton.engine.models.config.model_config import ModelConfig
 from baton.engine.models.registry import family_of
@@ -32,20 +34,24 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
     pools = (config.prefill, config.decode)
     num_replicas = sum(pool.num_engines for pool in pools)
     tier_bytes = num_replicas * int(config.tiers.host.gib * GIB)
-    weights = kv = 0
+    weights = least = kv = 0
     if not is_on_gpu:
         model = read_config(folder)
         for pool in pools:
             of_replica = _replica_bytes(config, pool, model)
             weights += pool.replicas * of_replica.weight_bytes
+            least += pool.replicas * _least_bytes(of_replica, config.quantize, folder)
             kv += pool.replicas * of_replica.kv_bytes
         draft = draft_memory(config, model)
         if draft is not None:
+            drafts = Path(config.decode.speculation.model)
             weights += config.decode.num_engines * draft.weight_bytes
+            least += config.decode.num_engines * _least_bytes(draft, "none", drafts)
             kv += config.decode.num_engines * draft.kv_bytes
     disk = config.tiers.disk
     return Demand(
         weight_bytes=weights,
+        least_weight_bytes=least,
         cache_bytes=kv + tier_bytes,
         process_bytes=RAY_BYTES + sum(p.replicas * p.parallel.size for p in pools) * RANK_BYTES,
         num_threads=sum(
@@ -81,6 +87,14 @@ def draft_memory(config: DeploymentConfig, model: ModelConfig) -> ModelMemory | 
         weight_bytes=prepared_bytes(family_of(draft.architecture).build(draft), dtype, "none"),
         kv_bytes=num_draft_blocks(pool.engine, layout, longest) * layout.block_bytes,
     )
+
+
+def _least_bytes(counted: ModelMemory, quantize: str, folder: Path) -> int:
+    """Of the weights of a checkpoint that comes quantised some stay so, and others are widened."""
+    if quantize != "none" or parse_layout(read_json(folder / "config.json")) is None:
+        return counted.weight_bytes
+    files = (file.stat().st_size for file in folder.glob("*.safetensors"))
+    return min(counted.weight_bytes, sum(files))
 
 
 def _replica_bytes(config: DeploymentConfig, pool: PoolConfig, model: ModelConfig) -> ModelMemory:

@@ -24,6 +24,8 @@ class Demand:
     """What the replicas of one machine will want of it."""
 
     weight_bytes: int
+    least_weight_bytes: int
+    """Of weights that are stored quantised, if all of them stay so."""
     cache_bytes: int
     """KV on devices that are this machine's memory, and in host tiers: they fill with use."""
     process_bytes: int
@@ -35,8 +37,13 @@ class Demand:
 
     @property
     def start_bytes(self) -> int:
-        """Without which nothing comes up."""
+        """Without which nothing comes up, by all that is known before."""
         return self.weight_bytes + self.process_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Without which nothing comes up for certain."""
+        return self.least_weight_bytes + self.process_bytes
 
     @property
     def memory_bytes(self) -> int:

@@ -52,27 +52,36 @@ def check_start(
 def check_room(
     config: DeploymentConfig, folder: Path, memory: MemoryFacts, *, is_on_gpu: bool
 ) -> tuple[Demand, str]:
-    """What it wants, and a warning if there is no room for full caches. Raises InvalidConfig if
-    there is none even to come up, with what would fit."""
+    """What it wants, and a warning if there is no room for it now. Raises InvalidConfig, with what
+    would fit, if there is none even to come up however much others give back."""
 
     def demand(changed: DeploymentConfig) -> Demand:
         return demand_of(changed, folder, is_on_gpu=is_on_gpu)
 
     wanted, left = demand(config), left_of(memory)
-    if wanted.start_bytes > memory.left:
-        *others, least = _smaller(config, is_on_gpu=is_on_gpu)
+    if not memory.whole:
+        return wanted, ""
+    if wanted.least_bytes > memory.most:
+        is_rounded = wanted.least_bytes < wanted.start_bytes
+        *others, least = _smaller(config, can_round=not is_on_gpu and not is_rounded)
         remedy = "one replica of it does not fit, however quantized: take a smaller model"
-        if demand(least[1]).start_bytes <= memory.left:
-            fits = (one for one in others if demand(one[1]).start_bytes <= memory.left)
+        if demand(least[1]).least_bytes <= memory.most:
+            fits = (one for one in others if demand(one[1]).least_bytes <= memory.most)
             how, smaller = next(fits, least)
-            remedy = f"{how}: {gib(demand(smaller).start_bytes)}"
+            remedy = f"{how}: {gib(demand(smaller).least_bytes)}"
         raise InvalidConfig(
-            f"too little memory: {_counted(config)} want {gib(wanted.weight_bytes)} for weights "
-            f"and {gib(wanted.process_bytes)} for their processes, and there are {left}; {remedy}; "
+            f"too little memory: {_counted(config)} want {gib(wanted.least_weight_bytes)} for "
+            f"weights and {gib(wanted.process_bytes)} for their processes, and there are {left}; {remedy}; "
             "or give the machine or the container more"
         )
     if wanted.full_bytes <= memory.left:
         return wanted, ""
+    if wanted.start_bytes > memory.left:
+        return wanted, (
+            f"weights and processes may want {gib(wanted.start_bytes)}, and there are {left}: "
+            "unless others give some back the kernel ends a replica; start fewer, or quantize the "
+            "weights"
+        )
     return wanted, (
         f"caches may grow to {gib(wanted.cache_bytes)} beside {gib(wanted.start_bytes)} for "
         f"weights and processes, and there are {left}: the kernel ends a replica before they "
@@ -81,12 +90,13 @@ def check_room(
 
 
 def _smaller(
-    config: DeploymentConfig, *, is_on_gpu: bool
+    config: DeploymentConfig, *, can_round: bool
 ) -> Iterator[tuple[str, DeploymentConfig]]:
     """What may be tried, from the least loss to the greatest."""
     fewer = override(config, {"prefill.replicas": 0, "decode.replicas": 1})
-    can_round = not is_on_gpu and config.quantize not in ROUNDED
-    less_weight = {bits: {"quantize": bits} for bits in ROUNDED} if can_round else {}
+    less_weight = {bits: {"quantize": bits} for bits in ROUNDED}
+    if not can_round or config.quantize in ROUNDED:
+        less_weight = {}
     for bits, change in less_weight.items():
         yield f"quantize the weights (--quantize {bits})", override(config, change)
     yield "start fewer replicas (one, --prefill 0 --decode 1)", fewer

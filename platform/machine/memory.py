@@ -16,14 +16,17 @@ from baton.core.control_groups import folders_of_version_1, folders_of_version_2
 
 UNLIMITED = 1 << 60
 """Version 1 says `unlimited` with a number near this or above."""
-GIVEN_BACK = ("inactive_file", "active_file")
+GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")
+"""Of version 2; version 1 has no number for the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
     total: int
-    """Bytes, as are all here."""
+    """Bytes, as are all here; 0: unknown."""
     available: int
+    swap: int = 0
+    """What the machine can put aside."""
     limit: int | None = None
     """The limit of the control group (a container's), or of the one around it that leaves less;
     None: no limit."""
@@ -43,6 +46,11 @@ class MemoryFacts:
     def whole(self) -> int:
         return self.total if self.limit is None else min(self.limit, self.total or self.limit)
 
+    @property
+    def most(self) -> int:
+        """More than that there never is, whoever else makes room."""
+        return self.whole + self.swap
+
 
 def read_memory(root: Path = Path("/")) -> MemoryFacts:
     entries = {}
@@ -52,7 +60,8 @@ def read_memory(root: Path = Path("/")) -> MemoryFacts:
     limited = min(_limited(root), key=lambda found: found[0] - found[1], default=(None, 0))
     return MemoryFacts(
         total=entries.get("MemTotal", 0),
-        available=entries.get("MemAvailable", 0),
+        available=entries.get("MemAvailable", entries.get("MemFree", 0)),
+        swap=entries.get("SwapTotal", 0),
         limit=limited[0],
         used_of_limit=limited[1],
         num_killed=_num_killed(root),

@@ -39,10 +39,11 @@ def deploy(
     config: DeploymentConfig,
     folder: Path | None,
     report: StartReport,
-    trouble: Callable[[], str] = str,
+    watch: Callable[[], None] = lambda: None,
 ) -> Ports:
-    """Return the ports when requests would be answered. Raises RuntimeError if that cannot be, or
-    once there is `trouble`, and InvalidConfig if the application's name or a port is taken."""
+    """Return the ports when requests would be answered; `watch` is called now and then. Raises
+    RuntimeError if that cannot be, and InvalidConfig if the application's name or a port is
+    taken."""
     from ray import serve
 
     from baton.platform.cluster.applications import check_ports, served, start_serve
@@ -65,11 +66,11 @@ def deploy(
     start_serve()
     target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
-    return come_up(config, report, trouble)
+    return come_up(config, report, watch)
 
 
 def come_up(
-    config: DeploymentConfig, report: StartReport, trouble: Callable[[], str] = str
+    config: DeploymentConfig, report: StartReport, watch: Callable[[], None] = lambda: None
 ) -> Ports:
     """Follow an application that Serve was told of; as `deploy`."""
     from ray import serve
@@ -78,7 +79,8 @@ def come_up(
 
     name = config.ray.app_name
     while GATEWAY not in _overview(name).deployments:  # a document is built first
-        _raise_if_given_up(name, trouble)
+        watch()
+        _raise_if_given_up(name)
         time.sleep(LOOK_S)
     gateway = serve.get_deployment_handle(GATEWAY, name)
     registry = _Answer(serve.get_deployment_handle(REGISTRY, name).membership.remote)
@@ -89,7 +91,8 @@ def come_up(
         if registry.has_come(LOOK_S):
             follow(registry.take(), config, report)
         if time.monotonic() > status_at:
-            _raise_if_given_up(name, trouble)
+            watch()
+            _raise_if_given_up(name)
             status_at = time.monotonic() + STATUS_PERIOD_S
 
     ports: Ports = wait_for(gateway.ports.remote, look)
@@ -154,9 +157,7 @@ def _counted(config: DeploymentConfig) -> str:
     return f"{' and '.join(counts)} replicas, {config.gateway.replicas} gateway"
 
 
-def _raise_if_given_up(name: str, trouble: Callable[[], str]) -> None:
-    if told := trouble():
-        raise RuntimeError(told)
+def _raise_if_given_up(name: str) -> None:
     overview = _overview(name)
     if overview.status == "DEPLOY_FAILED":
         raise RuntimeError(f"the replicas did not come up: {_reason(overview)}")

@@ -62,6 +62,8 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
     os.environ.update(ray_environment())
     started = time.monotonic()
     is_started = False
+    out_of_memory = OutOfMemory()
+    watch = _unwatched if config.ray.address else out_of_memory.warn  # there replicas are elsewhere
     try:
         with start_bars() as bars:
             out = _start_log(config, bars, is_verbose)
@@ -72,7 +74,6 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 if warning := check.warning():
                     log.warning("%s", warning)
                 report.enter("starting Ray")
-                out_of_memory = OutOfMemory()
                 _start_ray(
                     config,
                     WorkerLog(out, config.log_format, shows_all=is_verbose),
@@ -81,12 +82,11 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
                 signal.signal(signal.SIGTERM, _raise_stop)  # Ray has put its own in place
                 is_started = True
                 lent = None if config.ray.address else folder
-                ports = deploy(config, lent, report, out_of_memory.news)
+                ports = deploy(config, lent, report, watch)
         _announce(config, folder, ports, time.monotonic() - started)
         while True:
             time.sleep(WATCH_PERIOD_S)
-            if news := out_of_memory.news():
-                log.warning("%s", news)
+            watch()
     except (_Stop, SystemExit):  # the latter from Ray's own handler, while it starts
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 0
@@ -94,7 +94,8 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
         _complain(config, error)
         return status_of(error)
     except (ConnectionError, RuntimeError) as error:
-        _complain(config, error)
+        reason = "; ".join(filter(None, [str(error), out_of_memory.latest]))
+        _complain(config, RuntimeError(reason))
         return 1
     except Exception as error:
         if not type(error).__module__.startswith("ray."):
@@ -105,6 +106,10 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
         if is_started:
             _shut_down(config)
     return 0
+
+
+def _unwatched() -> None:
+    pass
 
 
 def _start_log(config: DeploymentConfig, bars: StartBars, is_verbose: bool) -> Lines:

@@ -109,6 +109,39 @@ def test_caches_that_cannot_grow_full_are_a_warning_and_others_none() -> None:
     assert "caches may grow to 2.0 GiB" in found.warning
 
 
+def test_what_others_may_give_back_is_no_reason_to_refuse_and_what_is_unknown_none_to_warn() -> (
+    None
+):
+    swapping = MemoryFacts(total=2 * GIB, available=GIB // 2, swap=30 * GIB)
+
+    found = verdict(DEMO, swapping)
+
+    assert not found.refusal
+    assert "unless others give some back" in found.warning
+    unknown = verdict(DEMO, MemoryFacts(total=0, available=0))
+    assert not unknown.refusal and not unknown.warning
+
+
+def test_a_checkpoint_that_may_stay_quantised_is_refused_by_what_its_files_have(
+    tmp_path: Path,
+) -> None:
+    stored = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
+        "all": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128,
+        }},
+    }}  # fmt: skip
+    sizes = {**LLAMA_70B, "num_hidden_layers": 8, "quantization_config": stored}
+    folder = Path(changed(tmp_path, **sizes)[0])
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(4 * GIB)  # without taking them
+    as_stored = {"load_format": "dummy", "dtype": "bfloat16"}
+
+    assert not verdict(folder, having(10), **as_stored).refusal
+    found = verdict(folder, having(8), **as_stored).refusal
+    assert "start fewer replicas (one, --prefill 0 --decode 1)" in found
+    assert "--quantize" not in found
+
+
 def test_many_replicas_of_a_small_model_want_room_for_their_processes() -> None:
     found = verdict(DEMO, having(20), decode__replicas=100)
 

@@ -93,7 +93,7 @@ WRONG_STARTS = (
     WrongStart(
         "an architecture misspelt",
         lambda folder: changed(folder, architectures=["LlamaForCausalLn"]),
-        "is not supported; did you mean LlamaForCausalLM?",
+        "is not supported (did you mean LlamaForCausalLM?)",
     ),
     WrongStart("config.json cut short", broken_json, "config.json cannot be read as JSON"),
     WrongStart("a shard missing", without_shard, f"and {SHARD} does not exist; fetch"),

@@ -33,6 +33,7 @@ from baton.platform.machine.memory import MemoryFacts
 
 DEMAND = Demand(
     weight_bytes=10 * GIB,
+    least_weight_bytes=10 * GIB,
     cache_bytes=0,
     process_bytes=0,
     num_threads=4,
