@@ -71,8 +71,8 @@ def check_room(
             remedy = f"{how}: {gib(demand(smaller).least_bytes)}"
         raise InvalidConfig(
             f"too little memory: {_counted(config)} want {gib(wanted.least_weight_bytes)} for "
-            f"weights and {gib(wanted.process_bytes)} for their processes, and there are {left}; {remedy}; "
-            "or give the machine or the container more"
+            f"weights and {gib(wanted.process_bytes)} for their processes, and there are {left}; "
+            f"{remedy}; or give the machine or the container more"
         )
     if wanted.full_bytes <= memory.left:
         return wanted, ""
