@@ -20,8 +20,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.platform.config.deployment import DeploymentConfig
-from baton.platform.models.lending import Lender
-from baton.platform.models.listing import Listing, RemoteFile
+from baton.platform.models.lending import Lender, Lent
+from baton.platform.models.listing import RemoteFile
 from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
 from baton.platform.models.peers import NoPeers, Peer, Peers
 
@@ -43,15 +43,17 @@ def peers_of(config: DeploymentConfig) -> Peers:
 
 
 class RayPeers:
-    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
-        return _having(model, version)
+    def having(
+        self, model: str, version: str, *, is_lent: bool
+    ) -> AbstractContextManager[Sequence[Peer]]:
+        return _having(model, version, is_lent)
 
 
 @contextmanager
-def _having(model: str, version: str) -> Iterator[Sequence[Peer]]:
+def _having(model: str, version: str, is_lent: bool) -> Iterator[Sequence[Peer]]:
     found: list[_NodePeer] = []
     try:
-        found = _find(model, version)
+        found = _find(model, version, is_lent)
     except Exception as error:  # whatever Ray raises
         log.warning("other nodes cannot be asked for %s: %s", model, _first_line(error))
     try:
@@ -61,16 +63,20 @@ def _having(model: str, version: str) -> Iterator[Sequence[Peer]]:
             peer.let_go()
 
 
-def _find(model: str, version: str) -> list[_NodePeer]:
-    """Whoever has something of it among the first nodes of which one has."""
+def _find(model: str, version: str, is_lent: bool) -> list[_NodePeer]:
+    """Whoever has something of it among the first nodes of which one has; the one whose folder it
+    is, if it is lent, and who was asked before that one."""
+    found: list[_NodePeer] = []
     nodes = _other_nodes()
     random.shuffle(nodes)
     while nodes:
         asked, nodes = nodes[:NUM_ASKED], nodes[NUM_ASKED:]
-        if found := list(_ask(model, version, asked)):
-            log.info("%s: has %s, or fetches it", ", ".join(one.name for one in found), model)
-            return found
-    return []
+        found += _ask(model, version, asked)
+        if any(one.is_home for one in found) if is_lent else found:
+            break
+    if found:
+        log.info("%s: has %s, or fetches it", ", ".join(one.name for one in found), model)
+    return found
 
 
 def _other_nodes() -> list[dict[str, Any]]:
@@ -90,25 +96,26 @@ def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[
         ).remote(model, version)
         for node in nodes
     ]
-    answers = [actor.listing.remote() for actor in actors]
+    answers = [actor.lent.remote() for actor in actors]
     ray.wait(answers, num_returns=len(answers), timeout=PATIENCE_S)
     for node, actor, answer in zip(nodes, actors, answers, strict=True):
         name = f"node {node['NodeManagerAddress']}"
         try:
-            listing = ray.get(answer, timeout=0)
+            lent = ray.get(answer, timeout=0)
         except Exception as error:  # Ray's own, or what looking there raised
             log.warning("%s does not say whether it has %s: %s", name, model, _first_line(error))
-            listing = b""
-        if listing:
-            yield _NodePeer(name, msgspec.json.decode(listing, type=Listing), actor)
+            lent = b""
+        if lent:
+            yield _NodePeer(name, msgspec.json.decode(lent, type=Lent), actor)
         else:
             ray.kill(actor)
 
 
 class _NodePeer:
-    def __init__(self, name: str, listing: Listing, actor: Any) -> None:
+    def __init__(self, name: str, lent: Lent, actor: Any) -> None:
         self.name = name
-        self.listing = listing
+        self.listing = lent.listing
+        self.is_home = lent.is_home
         self._actor = actor
 
     def has(self, file: RemoteFile) -> bool:

@@ -5,6 +5,7 @@ is wanted.
                                      \\-> what is missing, from nodes that have it, else from there
     it cannot be asked               --> what was fetched last, if that is whole
                                      \\-> what other nodes have
+    it is a folder of another node   --> as it is there by now; if that node is gone, as above
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from threading import Event, Lock
 import msgspec
 
 from baton.core.errors import CheckpointError, ModelUnreachable
+from baton.platform.models.borrowed_listing import listing_at_home, listing_of_most
 from baton.platform.models.download import Download, DownloadReport
 from baton.platform.models.listing import WEIGHTS, Listing, RemoteFile, weights_of
 from baton.platform.models.node_cache import (
@@ -88,17 +90,20 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
             return folder  # another process was faster
         version = "" if listing is None else listing.version
         asked = peers if wants_weights or listing is None else NoPeers()
-        with asked.having(source.model, version) as having:
+        with asked.having(source.model, version, is_lent=source.is_lent) as having:
             if listing is not None:
                 found = listing
-            elif having:
-                found = having[0].listing
-                log.warning("%s; it is taken from %s", refusal, having[0].name)
-                _check_weights(source.model, found, wants_weights)
+            elif home := listing_at_home(having):
+                found = home
             elif folder := _last(source, shelf, wants_weights):
+                log.warning("%s; what was fetched before is used", refusal)
                 return folder
+            elif of_most := listing_of_most(having, wants_weights=wants_weights):
+                found = of_most
+                log.warning("%s; it is taken from nodes that took it themselves", refusal)
             else:
                 raise refusal
+            _check_weights(source.model, found, wants_weights)
             own = None if listing is None else source.origin
             fetching = _Fetching(shelf, found, tuple(having), own, report)
             folder = fetching.run(found.chosen(wants_weights=wants_weights))

@@ -17,12 +17,19 @@ from baton.platform.models.model_folder import place_of
 from baton.platform.models.node_cache import Shelf, size_of
 
 
+class Lent(msgspec.Struct, frozen=True):
+    listing: Listing
+    is_home: bool
+    """Whether the model is a folder here: what is listed is what there is by now. Else it was
+    taken from somewhere, and may have changed there."""
+
+
 class Lender:
     def __init__(self, model: str, version: str) -> None:
         """`version`: empty for what is here."""
         self._found = _find(model, version)
 
-    def listing(self) -> bytes:
+    def lent(self) -> bytes:
         """As JSON; empty if nothing of it is here."""
         return b"" if self._found is None else msgspec.json.encode(self._found[0])
 
@@ -42,28 +49,28 @@ class Lender:
 
     def _file(self, name: str) -> tuple[RemoteFile, Path]:
         assert self._found is not None, "nothing is asked of who has nothing"
-        listing, folder = self._found
-        for file in listing.files:
+        lent, folder = self._found
+        for file in lent.listing.files:
             if file.name == name:
                 return file, folder / name
-        raise CheckpointError(f"{listing.model} has no file {name!r}")
+        raise CheckpointError(f"{lent.listing.model} has no file {name!r}")
 
 
-def _find(model: str, version: str) -> tuple[Listing, Path] | None:
+def _find(model: str, version: str) -> tuple[Lent, Path] | None:
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if (folder / "config.json").is_file():
         listing = _listed(model, folder)
-        return (listing, folder) if version in ("", listing.version) else None
+        return (Lent(listing, is_home=True), folder) if version in ("", listing.version) else None
     place, revision = place_of(model)
     shelf = Shelf.of(place)
     found = shelf.known(version) if version else shelf.current(revision)
     if found is not None:
-        return found, shelf.version(found)
+        return Lent(found, is_home=False), shelf.version(found)
     if place.startswith("hf://"):
         hub = HubModel(HubModel.parse(model).repo, version or revision)
         snapshot = cached_snapshot(hub, None, wants_weights=True)
         if snapshot is not None:
-            return snapshot_listing(hub, snapshot), snapshot
+            return Lent(snapshot_listing(hub, snapshot), is_home=False), snapshot
     return None
 
 

@@ -14,6 +14,8 @@ class Peer(Origin, Protocol):
     """A node that has something of one version."""
 
     listing: Listing
+    is_home: bool
+    """Whether that is a folder of its own, not what it took from somewhere."""
 
     def has(self, file: RemoteFile) -> bool:
         """Whether it has it by now: it may still be fetching itself."""
@@ -23,15 +25,20 @@ class Peer(Origin, Protocol):
 
 
 class Peers(Protocol):
-    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+    def having(
+        self, model: str, version: str, *, is_lent: bool
+    ) -> AbstractContextManager[Sequence[Peer]]:
         """Nodes that have something of it, or of what they took for it last if `version` is empty.
 
-        They lend until the context is left.
+        `is_lent`: it is a folder of one of them, which is looked for until it is found. They lend
+        until the context is left.
         """
 
 
 class NoPeers:
     """A machine of its own."""
 
-    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+    def having(
+        self, model: str, version: str, *, is_lent: bool
+    ) -> AbstractContextManager[Sequence[Peer]]:
         return nullcontext(())

@@ -19,7 +19,7 @@ from tests.file_server import FileServer, file_server
 from baton.core.errors import CheckpointError, InvalidConfig, ModelUnreachable
 from baton.platform.config.deployment import parse_config
 from baton.platform.models import download
-from baton.platform.models.lending import Lender
+from baton.platform.models.lending import Lender, Lent
 from baton.platform.models.listing import Listing, RemoteFile
 from baton.platform.models.model_folder import find_model
 from baton.platform.models.origins.origin import Lost
@@ -217,13 +217,16 @@ class OtherNode:
         )
         self.num_lent = 0
 
-    def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
+    def having(
+        self, model: str, version: str, *, is_lent: bool = False
+    ) -> AbstractContextManager[Sequence[Peer]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("BATON_MODEL_CACHE", str(self._cache))
             self._lender = Lender(model, version)
-        if not (listing := self._lender.listing()):
+        if not (found := self._lender.lent()):
             return nullcontext(())
-        self.listing = msgspec.json.decode(listing, type=Listing)
+        lent = msgspec.json.decode(found, type=Lent)
+        self.listing, self.is_home = lent.listing, lent.is_home
         return nullcontext((self,))
 
     def has(self, file: RemoteFile) -> bool:
@@ -281,23 +284,89 @@ def test_the_source_is_asked_where_another_node_fails(
     assert "m/model.safetensors" in web.fetched()
 
 
-def test_a_folder_that_is_only_on_another_node_is_borrowed_from_there(
-    cache: Path, tmp_path: Path
-) -> None:
-    class Elsewhere(OtherNode):
-        def having(self, model: str, version: str) -> AbstractContextManager[Sequence[Peer]]:
-            return super().having(str(tmp_path / "far"), version)
+class Elsewhere(OtherNode):
+    """The node that a folder is on: this machine has it under another name."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._folder = folder
+
+    def having(
+        self, model: str, version: str, *, is_lent: bool = False
+    ) -> AbstractContextManager[Sequence[Peer]]:
+        return super().having(str(self._folder), version)
+
+
+class Others:
+    """Nodes that are asked together."""
+
+    def __init__(self, *nodes: OtherNode) -> None:
+        self._nodes = nodes
+
+    def having(
+        self, model: str, version: str, *, is_lent: bool
+    ) -> AbstractContextManager[Sequence[Peer]]:
+        found: list[Peer] = []
+        for node in self._nodes:
+            with node.having(model, version) as peers:
+                found += peers
+        return nullcontext(found)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
     (tmp_path / "far").mkdir()
     for name, data in FILES.items():
         (tmp_path / "far" / name).write_bytes(data)
+    return tmp_path / "far"
 
-    folder = find_model(str(tmp_path / "not_here"), peers=Elsewhere(tmp_path / "other"))
+
+def test_a_folder_that_is_only_on_another_node_is_borrowed_from_there(
+    cache: Path, tmp_path: Path, far: Path
+) -> None:
+    folder = find_model(str(tmp_path / "not_here"), peers=Elsewhere(far))
 
     assert contents(folder) == FILES
-    (tmp_path / "far" / "config.json").write_bytes(b'{"b": 2}')
-    newer = find_model(str(tmp_path / "not_here"), peers=Elsewhere(tmp_path / "other"))
+    (far / "config.json").write_bytes(b'{"b": 2}')
+    newer = find_model(str(tmp_path / "not_here"), peers=Elsewhere(far))
     assert contents(newer)["config.json"] == b'{"b": 2}'
     assert find_model(str(tmp_path / "not_here"), peers=OtherNode(tmp_path / "other")) == newer
     with pytest.raises(CheckpointError, match="no folder /not_here_either; give a model folder"):
         find_model("/not_here_either", peers=OtherNode(tmp_path / "other"))
+
+
+def borrowed_by(
+    other: Path, far: Path, monkeypatch: pytest.MonkeyPatch, *, wants_weights: bool = True
+) -> OtherNode:
+    """A node that took the folder as it is now."""
+    with monkeypatch.context() as patch:
+        patch.setenv("BATON_MODEL_CACHE", str(other))
+        find_model("/far", wants_weights=wants_weights, peers=Elsewhere(far))
+    return OtherNode(other)
+
+
+@pytest.mark.parametrize("home_comes", ["first", "last"])
+def test_a_lent_folder_is_what_it_is_at_home_whatever_others_took_before(
+    cache: Path, tmp_path: Path, far: Path, monkeypatch: pytest.MonkeyPatch, home_comes: str
+) -> None:
+    before = borrowed_by(tmp_path / "other", far, monkeypatch)
+    (far / "model.safetensors").write_bytes(WEIGHTS[::-1])
+    nodes = [before, Elsewhere(far)]
+
+    folder = find_model("/far", peers=Others(*(nodes if home_comes == "last" else nodes[::-1])))
+
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS[::-1]
+    (far / "config.json").unlink()  # no model there any more: what came last is gone on with
+    assert find_model("/far", peers=Others(before, Elsewhere(far))) == folder
+
+
+def test_without_its_home_a_folder_is_what_is_whole_on_most_nodes(
+    cache: Path, tmp_path: Path, far: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [borrowed_by(tmp_path / name, far, monkeypatch) for name in "ab"]
+    (far / "tokenizer.json").write_bytes(b'{"a": 2}')
+    newer = borrowed_by(tmp_path / "c", far, monkeypatch)
+    (far / "tokenizer.json").write_bytes(b'{"a": 3}')
+    light = [borrowed_by(tmp_path / name, far, monkeypatch, wants_weights=False) for name in "def"]
+
+    assert contents(find_model("/far", peers=Others(*light, newer, *whole))) == FILES
