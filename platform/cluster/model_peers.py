@@ -23,13 +23,14 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.models.lending import Lender, Lent
 from baton.platform.models.listing import RemoteFile
 from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
-from baton.platform.models.peers import NoPeers, Peer, Peers
+from baton.platform.models.peers import Answers, NoPeers, Peers
 
 log = logging.getLogger(__name__)
 
 NUM_ASKED = 8
 """Nodes that are asked at once; others once none of them has it."""
 MOST_ASKED = 32
+"""For what its source has, too. A folder of one of them is looked for on all."""
 PATIENCE_S = 30.0
 """For an actor to start, or to answer."""
 NUM_AHEAD = 2
@@ -43,50 +44,54 @@ def peers_of(config: DeploymentConfig) -> Peers:
 
 
 class RayPeers:
-    def having(
-        self, model: str, version: str, *, is_lent: bool
-    ) -> AbstractContextManager[Sequence[Peer]]:
+    def having(self, model: str, version: str, *, is_lent: bool) -> AbstractContextManager[Answers]:
         return _having(model, version, is_lent)
 
 
 @contextmanager
-def _having(model: str, version: str, is_lent: bool) -> Iterator[Sequence[Peer]]:
+def _having(model: str, version: str, is_lent: bool) -> Iterator[Answers]:
     found: list[_NodePeer] = []
+    is_complete = False
     try:
-        found = _find(model, version, is_lent)
+        found, is_complete = _find(model, version, is_lent)
     except Exception as error:  # whatever Ray raises
         log.warning("other nodes cannot be asked for %s: %s", model, _first_line(error))
     try:
-        yield found
+        yield Answers(found, is_complete)
     finally:
         for peer in found:
             peer.let_go()
 
 
-def _find(model: str, version: str, is_lent: bool) -> list[_NodePeer]:
+def _find(model: str, version: str, is_lent: bool) -> tuple[list[_NodePeer], bool]:
     """Whoever has something of it among the first nodes of which one has; the one whose folder it
-    is, if it is lent, and who was asked before that one."""
+    is, if it is lent, and who was asked before that one. And whether all answered."""
     found: list[_NodePeer] = []
+    num_silent = 0
     nodes = _other_nodes()
     random.shuffle(nodes)
+    if not is_lent:
+        nodes = nodes[:MOST_ASKED]
     while nodes:
         asked, nodes = nodes[:NUM_ASKED], nodes[NUM_ASKED:]
-        found += _ask(model, version, asked)
+        answers = list(_ask(model, version, asked))
+        found += filter(None, answers)
+        num_silent += len(asked) - len(answers)
         if any(one.is_home for one in found) if is_lent else found:
             break
     if found:
         log.info("%s: has %s, or fetches it", ", ".join(one.name for one in found), model)
-    return found
+    return found, num_silent == 0
 
 
 def _other_nodes() -> list[dict[str, Any]]:
     own = ray.get_runtime_context().get_node_id()
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in nodes if node["Alive"] and node["NodeID"] != own][:MOST_ASKED]
+    return [node for node in nodes if node["Alive"] and node["NodeID"] != own]
 
 
-def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[_NodePeer]:
-    """Those of the nodes that have something of it."""
+def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[_NodePeer | None]:
+    """Of each node that answers: None if it has nothing of it."""
     lender: Any = ray.remote(Lender)
     actors = [
         lender.options(
@@ -104,11 +109,13 @@ def _ask(model: str, version: str, nodes: Sequence[dict[str, Any]]) -> Iterator[
             lent = ray.get(answer, timeout=0)
         except Exception as error:  # Ray's own, or what looking there raised
             log.warning("%s does not say whether it has %s: %s", name, model, _first_line(error))
-            lent = b""
+            ray.kill(actor)
+            continue
         if lent:
             yield _NodePeer(name, msgspec.json.decode(lent, type=Lent), actor)
         else:
             ray.kill(actor)
+            yield None
 
 
 class _NodePeer:

@@ -34,7 +34,7 @@ from baton.platform.models.node_cache import (
     size_of,
 )
 from baton.platform.models.origins.origin import Lost, Origin, Place
-from baton.platform.models.peers import NoPeers, Peer, Peers
+from baton.platform.models.peers import Answers, NoPeers, Peer, Peers
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +90,11 @@ def fetch(source: Source, report: DownloadReport, peers: Peers, *, wants_weights
             return folder  # another process was faster
         version = "" if listing is None else listing.version
         asked = peers if wants_weights or listing is None else NoPeers()
-        with asked.having(source.model, version, is_lent=source.is_lent) as having:
+        with asked.having(source.model, version, is_lent=source.is_lent) as answers:
+            having = answers.having
             if listing is not None:
                 found = listing
-            elif home := listing_at_home(having):
+            elif home := _at_home(source, answers):
                 found = home
             elif folder := _last(source, shelf, wants_weights):
                 log.warning("%s; what was fetched before is used", refusal)
@@ -118,6 +119,18 @@ def _known(
     if listing is not None:
         return _here(source, shelf, listing, wants_weights)
     return None if source.is_lent else _last(source, shelf, wants_weights)
+
+
+def _at_home(source: Source, answers: Answers) -> Listing | None:
+    """What a lent folder is by now. Raises ModelUnreachable while its node may not have answered:
+    what others took of it before is no answer."""
+    home = listing_at_home(answers.having)
+    if home is None and source.is_lent and not answers.is_complete:
+        raise ModelUnreachable(
+            f"no folder {source.model} here, and not every other node says whether it is there; "
+            "try again"
+        )
+    return home
 
 
 def _may_come(refusal: CheckpointError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.platform.models.listing import Listing, RemoteFile
@@ -24,10 +25,15 @@ class Peer(Origin, Protocol):
         """With a digest, which that node computes if it must."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answers:
+    having: Sequence[Peer] = ()
+    is_complete: bool = True
+    """Whether all that were asked have answered: one that starts itself may not have come to it."""
+
+
 class Peers(Protocol):
-    def having(
-        self, model: str, version: str, *, is_lent: bool
-    ) -> AbstractContextManager[Sequence[Peer]]:
+    def having(self, model: str, version: str, *, is_lent: bool) -> AbstractContextManager[Answers]:
         """Nodes that have something of it, or of what they took for it last if `version` is empty.
 
         `is_lent`: it is a folder of one of them, which is looked for until it is found. They lend
@@ -38,7 +44,5 @@ class Peers(Protocol):
 class NoPeers:
     """A machine of its own."""
 
-    def having(
-        self, model: str, version: str, *, is_lent: bool
-    ) -> AbstractContextManager[Sequence[Peer]]:
-        return nullcontext(())
+    def having(self, model: str, version: str, *, is_lent: bool) -> AbstractContextManager[Answers]:
+        return nullcontext(Answers())

@@ -21,6 +21,7 @@ class Lenders:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_nodes: int, home: int) -> None:
         self._home = home
+        self.silent: set[int] = set()
         nodes = [{"Alive": True, "NodeID": number} for number in range(num_nodes)]
         own = SimpleNamespace(get_node_id=lambda: "own")
         monkeypatch.setattr("ray.get_runtime_context", lambda: own)
@@ -31,8 +32,10 @@ class Lenders:
 
     def _ask(
         self, model: str, version: str, nodes: Sequence[dict[str, Any]]
-    ) -> Iterator[model_peers._NodePeer]:
+    ) -> Iterator[model_peers._NodePeer | None]:
         for node in nodes:
+            if node["NodeID"] in self.silent:
+                continue
             lent = Lent(LISTING, is_home=node["NodeID"] == self._home)
             yield model_peers._NodePeer(f"node {node['NodeID']}", lent, None)
 
@@ -42,7 +45,31 @@ def test_nodes_are_asked_for_a_lent_folder_until_its_home_is_found(
 ) -> None:
     Lenders(monkeypatch, num_nodes=30, home=20)
 
-    with RayPeers().having("/far", "", is_lent=True) as peers:
-        assert [peer.name for peer in peers if peer.is_home] == ["node 20"]
-    with RayPeers().having("s3://far", "v1", is_lent=False) as peers:
-        assert len(peers) == model_peers.NUM_ASKED
+    with RayPeers().having("/far", "", is_lent=True) as answers:
+        assert [peer.name for peer in answers.having if peer.is_home] == ["node 20"]
+    with RayPeers().having("s3://far", "v1", is_lent=False) as answers:
+        assert len(answers.having) == model_peers.NUM_ASKED
+
+
+def test_the_home_of_a_folder_is_found_on_a_cluster_of_any_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lenders = Lenders(monkeypatch, num_nodes=40, home=39)
+
+    with RayPeers().having("/far", "", is_lent=True) as answers:
+        assert answers.having[-1].is_home
+        assert answers.is_complete
+    lenders.silent = {39}
+    with RayPeers().having("/far", "", is_lent=True) as answers:
+        assert len(answers.having) == 39
+        assert not answers.is_complete
+
+
+def test_who_cannot_ask_at_all_has_no_complete_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_cluster() -> None:
+        raise RuntimeError("the head does not answer")
+
+    monkeypatch.setattr("ray.get_runtime_context", no_cluster)
+    with RayPeers().having("/far", "", is_lent=True) as answers:
+        assert not answers.having
+        assert not answers.is_complete

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,7 +23,7 @@ from baton.platform.models.lending import Lender, Lent
 from baton.platform.models.listing import Listing, RemoteFile
 from baton.platform.models.model_folder import find_model
 from baton.platform.models.origins.origin import Lost
-from baton.platform.models.peers import Peer
+from baton.platform.models.peers import Answers, Peer
 
 WEIGHTS = bytes(range(256)) * 12_000  # three pieces and some
 FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors": WEIGHTS}
@@ -219,15 +219,15 @@ class OtherNode:
 
     def having(
         self, model: str, version: str, *, is_lent: bool = False
-    ) -> AbstractContextManager[Sequence[Peer]]:
+    ) -> AbstractContextManager[Answers]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("BATON_MODEL_CACHE", str(self._cache))
             self._lender = Lender(model, version)
         if not (found := self._lender.lent()):
-            return nullcontext(())
+            return nullcontext(Answers())
         lent = msgspec.json.decode(found, type=Lent)
         self.listing, self.is_home = lent.listing, lent.is_home
-        return nullcontext((self,))
+        return nullcontext(Answers((self,)))
 
     def has(self, file: RemoteFile) -> bool:
         return self._lender.has(file.name)
@@ -293,7 +293,7 @@ class Elsewhere(OtherNode):
 
     def having(
         self, model: str, version: str, *, is_lent: bool = False
-    ) -> AbstractContextManager[Sequence[Peer]]:
+    ) -> AbstractContextManager[Answers]:
         return super().having(str(self._folder), version)
 
 
@@ -302,15 +302,14 @@ class Others:
 
     def __init__(self, *nodes: OtherNode) -> None:
         self._nodes = nodes
+        self.is_complete = True
 
-    def having(
-        self, model: str, version: str, *, is_lent: bool
-    ) -> AbstractContextManager[Sequence[Peer]]:
+    def having(self, model: str, version: str, *, is_lent: bool) -> AbstractContextManager[Answers]:
         found: list[Peer] = []
         for node in self._nodes:
-            with node.having(model, version) as peers:
-                found += peers
-        return nullcontext(found)
+            with node.having(model, version) as answers:
+                found += answers.having
+        return nullcontext(Answers(found, self.is_complete))
 
 
 @pytest.fixture
@@ -370,3 +369,16 @@ def test_without_its_home_a_folder_is_what_is_whole_on_most_nodes(
     light = [borrowed_by(tmp_path / name, far, monkeypatch, wants_weights=False) for name in "def"]
 
     assert contents(find_model("/far", peers=Others(*light, newer, *whole))) == FILES
+
+
+def test_a_folder_may_come_another_time_while_some_node_has_not_answered(
+    cache: Path, tmp_path: Path, far: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = Others(borrowed_by(tmp_path / "other", far, monkeypatch))
+    others.is_complete = False
+
+    with pytest.raises(ModelUnreachable, match=r"not every other node says .* try again"):
+        find_model("/far", peers=others)
+
+    others.is_complete = True
+    assert contents(find_model("/far", peers=others)) == FILES
