@@ -7,6 +7,7 @@ from the environment.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -16,12 +17,14 @@ from baton.platform.models.listing import (
     SUMS,
     Listing,
     RemoteFile,
-    is_plain,
+    choose_files,
     list_files,
     parse_sums,
 )
 from baton.platform.models.origins.origin import CHUNK_BYTES, Lost
 
+NUM_AT_ONCE = 8
+"""Files that are asked after."""
 ETAGS = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "mtime", "LastModified", "created")
 """What file systems call that which changes with a file; the first there is is taken."""
 NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, ValueError)
@@ -34,17 +37,16 @@ class FileSystemFolder:
 
     def look(self) -> Listing:
         try:
-            found = self._fs.ls(self._root, detail=True)
-            files = {name: info for info in found if (name := _name(info)) and is_plain(name)}
-            sums = self._sums() if SUMS in files else {}
+            names = sorted(map(_name, self._fs.ls(self._root, detail=True)))
+            sums = self._sums() if SUMS in names else {}
+            self._fs.invalidate_cache()
+            with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
+                facts = list(threads.map(self._fact, choose_files(names, wants_weights=True)))
         except Exception as error:  # each file system raises what its own library raises
             raise _told(self.name, error) from error
         return list_files(
             self.name,
-            [
-                RemoteFile(name, int(info["size"] or 0), sums.get(name, ""), _etag(info))
-                for name, info in sorted(files.items())
-            ],
+            [RemoteFile(name, size, sums.get(name, ""), etag) for name, size, etag in facts],
         )
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
@@ -56,14 +58,20 @@ class FileSystemFolder:
                     start += len(piece)
                     yield piece
             self._fs.invalidate_cache()
-            info = self._fs.info(path)
+            fact = self._fact(file.name)
         except Exception as error:
             raise _told(f"{self.name}/{file.name}", error) from error
-        if info["size"] != file.size or _etag(info) != file.etag:
+        if fact != (file.name, file.size, file.etag):
             raise CheckpointError(
                 f"{self.name}/{file.name} changed while it was fetched; start again for what is "
                 "there"
             )
+
+    def _fact(self, name: str) -> tuple[str, int, str]:
+        """Name, size and what changes with the file. What a list says is not compared with it: of
+        a link it may tell the link's own time, and of a file by another key."""
+        info = self._fs.info(f"{self._root}/{name}")
+        return name, int(info["size"] or 0), _etag(info)
 
     def _sums(self) -> dict[str, str]:
         return parse_sums(self._fs.cat_file(f"{self._root}/{SUMS}").decode(errors="replace"))

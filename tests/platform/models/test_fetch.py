@@ -194,6 +194,16 @@ def test_any_file_system_will_do(
         find_model("nosuch://bucket/m")
 
 
+def test_a_folder_of_links_is_fetched_as_what_they_lead_to(cache: Path, far: Path) -> None:
+    links = far.parent / "snapshot"
+    links.mkdir()
+    for name in FILES:
+        os.utime(far / name, (1e9, 1e9))
+        (links / name).symlink_to(far / name)
+
+    assert contents(find_model(f"file://{links}")) == FILES
+
+
 def test_too_little_room_is_told_before_the_first_byte(
     web: FileServer, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
