@@ -9,8 +9,7 @@ ranges is skipped up to there.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -25,9 +24,9 @@ from baton.platform.models.listing import (
     parse_sums,
     shards_of,
 )
-from baton.platform.models.origins.web import AUTHORIZATION, Answer, ask
+from baton.platform.models.origins.web import Answer, ask
+from baton.platform.models.origins.web_token import token_headers
 
-TOKEN_VARIABLE = "BATON_MODEL_TOKEN"
 NUM_AT_ONCE = 8
 INDEX = f"{SAFE}.index.json"
 KNOWN = (
@@ -42,8 +41,7 @@ MAX_TEXT_BYTES = 64 << 20
 class WebFolder:
     def __init__(self, url: str) -> None:
         self.name = url.rstrip("/")
-        token = os.environ.get(TOKEN_VARIABLE, "")
-        self._headers = {AUTHORIZATION: f"Bearer {token}"} if token else {}
+        self._headers = token_headers(self.name)
 
     def look(self) -> Listing:
         sums = parse_sums(self._text(SUMS).decode(errors="replace"))
@@ -92,7 +90,9 @@ class WebFolder:
         return f"{self.name}/{quote(name)}"
 
 
-def read_from(url: str, file: RemoteFile, start: int, headers: dict[str, str]) -> Iterator[bytes]:
+def read_from(
+    url: str, file: RemoteFile, start: int, headers: Mapping[str, str]
+) -> Iterator[bytes]:
     """The bytes of `url` from `start` on. Raises what origins raise."""
     wanted = dict(headers)
     if start:

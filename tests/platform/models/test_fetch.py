@@ -23,6 +23,7 @@ from baton.platform.models.lending import Lender, Lent
 from baton.platform.models.listing import Listing, RemoteFile
 from baton.platform.models.model_folder import find_model
 from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.web_token import token_headers
 from baton.platform.models.peers import Answers, Peer
 
 WEIGHTS = bytes(range(256)) * 12_000  # three pieces and some
@@ -164,6 +165,28 @@ def test_a_token_stays_with_its_server(web: FileServer, monkeypatch: pytest.Monk
 
         assert set(elsewhere.authorizations) == {""}
         assert set(web.authorizations) == {"Bearer secret"}
+
+
+def test_a_token_is_shown_to_the_server_that_it_is_for(
+    web: FileServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BATON_MODEL_TOKEN", "secret")
+    monkeypatch.setenv("BATON_MODEL_TOKEN_HOST", web.url.removeprefix("http://"))
+    with file_server({f"d/{name}": data for name, data in FILES.items()}) as of_the_draft:
+        find_model(f"{web.url}/m")
+        find_model(f"{of_the_draft.url}/d")
+
+        assert set(web.authorizations) == {"Bearer secret"}
+        assert set(of_the_draft.authorizations) == {""}
+        assert f"is not sent for {of_the_draft.url}/d: it is for" in caplog.text
+
+
+def test_a_token_is_shown_to_nobody_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_MODEL_TOKEN", "secret")
+    assert token_headers("https://far/m") and not token_headers("http://far/m")
+
+    monkeypatch.setenv("BATON_MODEL_TOKEN_HOST", "FAR")
+    assert token_headers("http://far:8000/m") and not token_headers("https://far.evil/m")
 
 
 def test_credentials_in_a_url_are_refused_before_anybody_hears_of_them() -> None:
