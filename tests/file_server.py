@@ -17,6 +17,10 @@ class FileServer:
     files: dict[str, bytes]
     """By path."""
     knows_ranges: bool = True
+    places_parts: bool = True
+    """Says of which bytes an answer is, and how many there are."""
+    hides: bool = False
+    """Forbids what is not there, as a bucket does to who may not list it."""
     cuts: list[int] = field(default_factory=list)
     """After so many bytes of their body the next answers about weights are cut."""
     redirects: dict[str, str] = field(default_factory=dict)
@@ -56,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Location", shown.redirects[path])
             self.end_headers()
         elif path not in shown.files:
-            self.send_error(404)
+            self.send_error(403 if shown.hides else 404)
         else:
             self.send_file(path, shown.files[path])
 
@@ -67,9 +71,10 @@ class Handler(BaseHTTPRequestHandler):
         found = re.fullmatch(r"bytes=(\d+)-", wanted) if shown.knows_ranges and is_same else None
         start = int(found[1]) if found else 0
         self.send_response(206 if found else 200)
-        if found:
+        if found and shown.places_parts:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
+        if not found or shown.places_parts:
+            self.send_header("Content-Length", str(len(data) - start))
         self.send_header("ETag", etag)
         self.end_headers()
         if self.command == "GET":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
@@ -21,6 +21,9 @@ from baton.platform.models.origins.origin import Lost
 TIMEOUT_S = 30.0
 """Of silence."""
 NOT_THERE = (404, 410)
+HIDDEN = (*NOT_THERE, 403)
+"""What is answered for what is not there to who may not list (S3, CloudFront); also for what is
+there and not for everybody."""
 LATER = (408, 425, 429)
 """Beside 5xx: answers that another time are others."""
 AUTHORIZATION = "Authorization"
@@ -32,8 +35,11 @@ class Answer:
     def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
         self._url = url
         self._response = response
-        found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        self._start = int(found[1]) if response.status == 206 and found else 0
+        is_part = response.status == 206
+        found = _RANGE.fullmatch(response.headers.get("Content-Range", "")) if is_part else None
+        self._start = int(found[1]) if found else 0
+        self.is_placed = found is not None or not is_part
+        """Whether it is known of which bytes it is: a part may come without a word on that."""
         length = response.headers.get("Content-Length", "")
         self._num_bytes = int(length) if length.isdecimal() else None
         """Of the body; None if it ends when the connection does."""
@@ -94,9 +100,9 @@ class _Redirects(HTTPRedirectHandler):
 
 @contextmanager
 def ask(
-    url: str, headers: Mapping[str, str], *, method: str = "GET", may_lack: bool = False
+    url: str, headers: Mapping[str, str], *, method: str = "GET", lacking: Collection[int] = ()
 ) -> Iterator[Answer | None]:
-    """None where `may_lack` and nothing is there. Raises what origins raise."""
+    """None where the status is one of `lacking`. Raises what origins raise."""
     request = Request(url, method=method)
     request.add_header("Accept-Encoding", "identity")
     request.add_header("User-Agent", "baton")
@@ -109,7 +115,7 @@ def ask(
         response = build_opener(_Redirects).open(request, timeout=TIMEOUT_S)
     except HTTPError as error:
         error.close()
-        if may_lack and error.code in NOT_THERE:
+        if error.code in lacking:
             yield None
             return
         raise _refusal(url, error.code) from None

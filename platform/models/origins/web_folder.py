@@ -4,13 +4,14 @@
     else           config.json and its like by name; weights by model.safetensors.index.json
 
 Bytes are asked for from where they ended (Range, If-Range). What a server answers that knows no
-ranges is skipped up to there.
+ranges is skipped up to there; one that gives a part without saying which is asked for all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from urllib.parse import quote
 
 from baton.core.errors import CheckpointError
@@ -24,16 +25,18 @@ from baton.platform.models.listing import (
     parse_sums,
     shards_of,
 )
-from baton.platform.models.origins.web import Answer, ask
+from baton.platform.models.origins.origin import Lost
+from baton.platform.models.origins.web import HIDDEN, NOT_THERE, Answer, ask
 from baton.platform.models.origins.web_token import token_headers
 
 NUM_AT_ONCE = 8
 INDEX = f"{SAFE}.index.json"
-KNOWN = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+CONFIG = "config.json"
+OPTIONAL = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", INDEX,
 )  # fmt: skip
-"""What a model's folder may hold beside weights."""
+"""What a model's folder may hold beside its configuration and weights."""
 MAX_TEXT_BYTES = 64 << 20
 """Of SHA256SUMS and of an index."""
 
@@ -44,7 +47,7 @@ class WebFolder:
         self._headers = token_headers(self.name)
 
     def look(self) -> Listing:
-        sums = parse_sums(self._text(SUMS).decode(errors="replace"))
+        sums = parse_sums(self._text(SUMS, HIDDEN).decode(errors="replace"))
         if sums:
             files = self._facts(choose_files(sums, wants_weights=True))
             gone = sorted(set(choose_files(sums, wants_weights=True)) - {one.name for one in files})
@@ -52,7 +55,8 @@ class WebFolder:
                 raise CheckpointError(f"{self.name}/{SUMS} names {gone[0]}, which is not there")
             files = [RemoteFile(one.name, one.size, sums[one.name], one.etag) for one in files]
             return list_files(self.name, files)
-        files = self._facts(KNOWN)
+        files = self._facts((CONFIG,))  # who may not see it may see nothing
+        files += self._facts(OPTIONAL, HIDDEN)
         if any(file.name == INDEX for file in files):
             shards = shards_of(self._text(INDEX))
             found = self._facts(shards)
@@ -64,13 +68,16 @@ class WebFolder:
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         return read_from(self._url(file.name), file, start, self._headers)
 
-    def _facts(self, names: Sequence[str]) -> list[RemoteFile]:
+    def _facts(
+        self, names: Sequence[str], lacking: Collection[int] = NOT_THERE
+    ) -> list[RemoteFile]:
         """Of those that are there."""
         with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
-            return [file for file in threads.map(self._fact, names) if file is not None]
+            facts = threads.map(self._fact, names, repeat(lacking))
+            return [file for file in facts if file is not None]
 
-    def _fact(self, name: str) -> RemoteFile | None:
-        with ask(self._url(name), self._headers, method="HEAD", may_lack=True) as answer:
+    def _fact(self, name: str, lacking: Collection[int]) -> RemoteFile | None:
+        with ask(self._url(name), self._headers, method="HEAD", lacking=lacking) as answer:
             if answer is None:
                 return None
             size = answer.size
@@ -81,9 +88,9 @@ class WebFolder:
             )
         return RemoteFile(name, size, etag=answer.validator)
 
-    def _text(self, name: str) -> bytes:
+    def _text(self, name: str, lacking: Collection[int] = NOT_THERE) -> bytes:
         """Empty if there is none."""
-        with ask(self._url(name), self._headers, may_lack=True) as answer:
+        with ask(self._url(name), self._headers, lacking=lacking) as answer:
             return b"" if answer is None else b"".join(answer.pieces(MAX_TEXT_BYTES))
 
     def _url(self, name: str) -> str:
@@ -94,15 +101,22 @@ def read_from(
     url: str, file: RemoteFile, start: int, headers: Mapping[str, str]
 ) -> Iterator[bytes]:
     """The bytes of `url` from `start` on. Raises what origins raise."""
-    wanted = dict(headers)
-    if start:
-        wanted["Range"] = f"bytes={start}-"
-        if file.etag and not file.etag.startswith("W/"):
-            wanted["If-Range"] = file.etag
-    with ask(url, wanted) as answer:
-        assert answer is not None, "what is lacking raises"
-        _check_same(url, file, answer)
-        yield from answer.from_byte(start)
+    for part in (_range(file, start), {}):
+        with ask(url, {**headers, **part}) as answer:
+            assert answer is not None, "what is lacking raises"
+            if answer.is_placed:
+                _check_same(url, file, answer)
+                yield from answer.from_byte(start)
+                return
+    raise Lost(f"{url} answers a part without saying which, where all was asked for")
+
+
+def _range(file: RemoteFile, start: int) -> dict[str, str]:
+    """What asks for the bytes from `start` on, of the file as it was listed."""
+    if not start:
+        return {}
+    is_held_to = file.etag and not file.etag.startswith("W/")
+    return {"Range": f"bytes={start}-"} | ({"If-Range": file.etag} if is_held_to else {})
 
 
 def _check_same(url: str, file: RemoteFile, answer: Answer) -> None:

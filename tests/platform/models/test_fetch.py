@@ -100,6 +100,25 @@ def test_what_came_before_a_cut_is_not_asked_for_again(
     assert web.asked[-1] == ("m/model.safetensors", "bytes=1000000-")
 
 
+def test_a_part_of_which_nobody_says_what_it_is_is_not_taken(web: FileServer) -> None:
+    web.places_parts = False
+    web.cuts = [1_000_000]
+
+    assert contents(find_model(f"{web.url}/m")) == FILES
+    assert web.asked[-2:] == [
+        ("m/model.safetensors", "bytes=1000000-"),
+        ("m/model.safetensors", ""),
+    ]
+
+
+def test_a_bucket_that_forbids_what_it_lacks_is_a_model_all_the_same(web: FileServer) -> None:
+    web.hides = True
+    assert contents(find_model(f"{web.url}/m")) == FILES
+
+    with pytest.raises(CheckpointError, match=r"config\.json answers 403; set BATON_MODEL_TOKEN"):
+        find_model(f"{web.url}/of_others")
+
+
 def test_wrong_bytes_get_no_name(web: FileServer, cache: Path) -> None:
     web.files["m/SHA256SUMS"] = sums(FILES)
     web.files["m/model.safetensors"] = WEIGHTS[:-1] + b"?"
