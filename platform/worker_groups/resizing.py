@@ -55,20 +55,15 @@ def resize(
     for group in reversed(groups):
         there = len(pods.get(group.name, ()))
         candidates = [pod.name for pod in empty if pod.group == group.name]
-        # Pods that KubeRay has yet to make go without a name; those beyond `desired` are leaving
-        # by somebody else's word, who may mean any of them.
-        unmade = group.desired - there
-        if unmade < 0:
+        # Pods beyond `desired` are leaving by somebody else's word, who may mean any of them. Those
+        # that KubeRay has yet to make are no reason to want fewer: it may have made them since.
+        if there > group.desired:
             continue
-        fewer = min(
-            group.desired - group.min_replicas,
-            spare // places_of(group),
-            len(candidates) + unmade,
-        )
-        if fewer > 0:
-            spare -= fewer * places_of(group)
-            victims = tuple(candidates[: max(fewer - unmade, 0)])
-            found.append(Resize(group.name, group.desired - fewer, victims))
+        most = group.desired - group.min_replicas
+        victims = tuple(candidates[: min(most, spare // places_of(group))])
+        if victims:
+            spare -= len(victims) * places_of(group)
+            found.append(Resize(group.name, group.desired - len(victims), victims))
     return Verdict(tuple(found))
 
 

@@ -101,6 +101,25 @@ def test_a_pod_that_still_drains_stays_however_few_are_wanted() -> None:
     assert world.ray.killed == []
 
 
+def test_a_pod_that_kuberay_makes_in_the_middle_of_a_look_costs_no_other() -> None:
+    world = World(decode=3)
+    [first, *_] = world.ray.pods("decode")
+    world.ray.placed[first].clear()
+    world.ray.want({"decode": 2})
+    world.turn()
+    world.clock.advance(EMPTY_FOR_S)
+    world.ray.kube.remove("pods", first)  # evicted
+    busy = world.ray.pods("decode")
+
+    world.ray.kube.before_patch = lambda plural, name: world.ray.operate()
+    world.adapter.follow()
+    assert world.decode == (3, 3), "of the three that there are by now, none is named"
+    world.settle()
+
+    assert world.decode == (2, 2) and world.ray.pods("decode") == busy
+    assert world.ray.killed == []
+
+
 def test_who_leaves_stays_named_until_it_has_left() -> None:
     world = World(decode=3)
     world.ray.want({"decode": 2})
