@@ -269,8 +269,10 @@ class Adapter:
         if not self._memory.is_steady(document) or self._memory.agree == (document, text):
             return
         told = yaml.safe_load(text) or {}
-        kept = [_kept(one, document) for one in told.get("applications") or ()]
-        if kept == told.get("applications"):
+        # None, where it came by `baton deploy`: an empty list would have Serve delete it.
+        applications = told.get("applications") or []
+        kept = [_kept(one, document) for one in applications]
+        if kept == applications:
             self._memory.agree = (document, text)
             return
         text = yaml.safe_dump({**told, "applications": kept}, sort_keys=False)

@@ -315,6 +315,20 @@ def test_the_document_of_the_rayservice_gets_the_numbers_that_serve_has_once_the
     assert kept(world) == 3
 
 
+@pytest.mark.parametrize("text", ["", None, "proxy_location: Disabled\n"])
+def test_a_rayservice_whose_document_names_no_application_keeps_it_so(text: str | None) -> None:
+    world = World()
+    service = world.ray.kube.get("rayservices", SERVICE)
+    del service["spec"]["serveConfigV2"]
+    before = service["spec"] | ({} if text is None else {"serveConfigV2": text})
+    world.ray.kube.put("rayservices", {**service, "spec": before})
+
+    world.turn(3)
+
+    assert world.ray.kube.get("rayservices", SERVICE)["spec"] == before
+    assert world.adapter.notes == ()
+
+
 def kept(world: World) -> int:
     told = yaml.safe_load(world.ray.kube.get("rayservices", SERVICE)["spec"]["serveConfigV2"])
     return configuration(told["applications"][0]).decode.replicas
