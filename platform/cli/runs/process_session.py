@@ -102,8 +102,10 @@ def end_session(session_id: int) -> None:
     while _members(session_id) and time.monotonic() < deadline:
         time.sleep(POLL_S / 2)
     deadline = time.monotonic() + TERM_GRACE_S
-    while _members(session_id) and time.monotonic() < deadline:
+    while _members(session_id):  # looking alone may take longer than that
         _signal_all(session_id, signal.SIGKILL)  # repeated: one may have forked meanwhile
+        if time.monotonic() > deadline:
+            break
         time.sleep(POLL_S / 2)
 
 
