@@ -53,5 +53,6 @@ async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(
     await asyncio.sleep(2)
     assert has(2)
     latest = explained(app)["latest"]
-    assert latest["outcome"] == "held" and latest["after"]["prefill"] == 1
+    assert latest["outcome"] == "held" and latest["after"]["prefill"] == 2
+    assert any("prefill: set by hand" in reason for reason in latest["reasons"])
     await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "planned")
