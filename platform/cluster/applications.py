@@ -58,12 +58,16 @@ class ServedReplica:
     """Below the logs of its node."""
 
 
-def start_serve() -> None:
-    """Where it does not run yet. Gateways bind ports of their own: no proxies."""
+def start_serve(*, is_own_cluster: bool = False) -> None:
+    """Where it does not run yet. Gateways bind ports of their own: no proxies.
+
+    Processes of our own cluster have the environment already, and the workers that stand by there
+    could not be used with another.
+    """
     serve.start(
         proxy_location="Disabled",
         logging_config={"log_level": logging.ERROR},
-        controller_options=CONTROLLER_OPTIONS,
+        controller_options=None if is_own_cluster else CONTROLLER_OPTIONS,
     )
 
 

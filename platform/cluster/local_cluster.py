@@ -1,7 +1,7 @@
 """A Ray cluster of our own on this machine, for as long as one process serves.
 
 Resources are logical: as many CPUs are declared as the deployment asks for, so that a laptop of two
-cores runs the same application as a cluster, and as many workers stand by as there will be actors.
+cores runs the same application as a cluster, and workers stand by for its actors, one a core.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def worker_environment() -> dict[str, str]:
 def num_logical_cpus(config: DeploymentConfig) -> int:
     """Those that are asked for, and one for each actor that asks for none.
 
-    Ray starts as many workers at once as there are CPUs: these have their imports behind them when
-    Serve gives them their actors.
+    Ray starts workers before anything is asked of it, as many as there are CPUs and cores: these
+    have their imports behind them when Serve gives them their actors.
     """
     pools = (config.prefill, config.decode)
     wanted = sum(pool.replicas * pool.parallel.size * pool.resources.num_cpus for pool in pools)

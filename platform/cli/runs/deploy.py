@@ -63,7 +63,7 @@ def deploy(
             )
         check_ports(config)
     report.enter(f"starting {_counted(config)}")
-    start_serve()
+    start_serve(is_own_cluster=not config.ray.address)
     target = serve.RunTarget(build_app(config, folder), name=name, route_prefix=None)
     serve.run_many([target], wait_for_applications_running=False)
     return come_up(config, report, watch)

@@ -104,7 +104,7 @@ def test_serving_on_a_cluster_never_shares_a_port_with_an_application_there(
     served = {"other": {"status": "RUNNING", "deployments": {"Gateway": {}}}}
     monkeypatch.setattr(applications, "served", lambda: served)
     monkeypatch.setattr(applications, "gateway_ports", lambda name, timeout_s: (8000, 8001))
-    monkeypatch.setattr(applications, "start_serve", lambda: pytest.fail("it goes on"))
+    monkeypatch.setattr(applications, "start_serve", lambda **_: pytest.fail("it goes on"))
     config = override(DeploymentConfig(), {"ray.address": "somewhere:6379"})
 
     with pytest.raises(InvalidConfig, match=r"gateway\.port: 8000 is a port of .* 'other'"):

@@ -11,8 +11,13 @@ import pytest
 
 from baton.core.messages import Role
 from baton.platform.cluster import applications
-from baton.platform.cluster.applications import apply_planned, apply_scaled, registry_time
-from baton.platform.cluster.serve_document import application, configuration
+from baton.platform.cluster.applications import (
+    apply_planned,
+    apply_scaled,
+    registry_time,
+    start_serve,
+)
+from baton.platform.cluster.serve_document import CONTROLLER_OPTIONS, application, configuration
 from baton.platform.config.deployment import parse_config
 
 NAME = "baton"
@@ -82,3 +87,16 @@ def test_the_planner_changes_a_pool_while_the_other_is_held_and_not_the_held_one
     assert apply_planned(NAME, before, {Role.PREFILL: 4, Role.DECODE: 6}, {})
 
     assert configuration(serving.document).wanted_replicas == {Role.PREFILL: 4, Role.DECODE: 6}
+
+
+@pytest.mark.parametrize(("is_own_cluster", "options"), [(True, None), (False, CONTROLLER_OPTIONS)])
+def test_workers_that_stand_by_in_a_cluster_of_our_own_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, is_own_cluster: bool, options: Any
+) -> None:
+    """With an environment of its own, each actor of Serve would wait for a new process."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(applications.serve, "start", lambda **options: told.update(options))
+
+    start_serve(is_own_cluster=is_own_cluster)
+
+    assert told["controller_options"] == options
