@@ -25,6 +25,7 @@ from termios import TIOCOUTQ
 from typing import Any
 
 import msgspec
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.core.errors import BatonError, InvalidRequest, RequestTooSlow, Unavailable
@@ -35,6 +36,10 @@ from baton.gateway.http.translations import translate
 
 MAX_PIPELINED = 16
 """Requests sent before the first of them is answered: each costs more here than it did to send."""
+
+FAREWELL_S = 1.0
+"""How long a connection on which nothing is asked outlives the wish to close it: a request may be
+on its way already. It is answered, with `connection: close`."""
 
 uvicorns_log = logging.getLogger("uvicorn.error.connections")
 uvicorns_log.setLevel(logging.ERROR)  # or every malformed request would write a line
@@ -79,6 +84,8 @@ class PatientProtocol(HttpToolsProtocol):
         of a chunk's size, or of a field behind the body."""
         self._has_asked = False
         """Something of the next request's headers has come."""
+        self._is_leaving = False
+        """The next answer is the last."""
 
     def enter(self, address: str) -> Refusal | None:
         """Take a place, or say why there is none. A connection that has none takes one when it is
@@ -148,6 +155,8 @@ class PatientProtocol(HttpToolsProtocol):
             raise TooManyPipelined
         self._is_in_body, self._num_beside = True, 0
         super().on_headers_complete()
+        if self._is_leaving:
+            self.cycle.keep_alive = False
 
     def on_chunk_header(self) -> None:
         self._num_beside = 0
@@ -179,6 +188,18 @@ class PatientProtocol(HttpToolsProtocol):
         if self._is_in_body and self._is_answered and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._wait(self._limits.body_timeout_s, self.transport.close)
+
+    def shutdown(self) -> None:
+        """Of uvicorn, when it is to end."""
+        limit_s = farewell_s(self.config)
+        if not limit_s or not self._is_answered or self.transport.is_closing():
+            super().shutdown()
+            return
+        self._is_leaving = True
+        self._unset_keepalive_if_required()
+        if not self._has_asked:  # or the rest of a request is awaited, with a limit of its own
+            self._stop_waiting()
+            self._wait(limit_s, self._on_farewell)
 
     def resume_writing(self) -> None:
         self._unread = None
@@ -228,6 +249,12 @@ class PatientProtocol(HttpToolsProtocol):
             self._refuse(Refusal.LATE_HEADERS, late)
         self.transport.close()
 
+    def _on_farewell(self) -> None:
+        if self._has_asked:  # just now
+            self._wait(self._limits.header_timeout_s, self._on_late_headers)
+        else:
+            self.transport.close()
+
     def _refuse(self, why: Refusal, error: BatonError) -> None:
         if not self.transport.is_closing():
             self.note(why)
@@ -242,6 +269,11 @@ class PatientProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def farewell_s(config: uvicorn.Config) -> float:
+    """At most what is left for the requests under way."""
+    return min(FAREWELL_S, config.timeout_graceful_shutdown or 0.0)
 
 
 def patient_protocol(gateway: GatewayConfig, connections: Connections) -> type[PatientProtocol]:

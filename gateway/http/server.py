@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
 from baton.gateway.access.tls import TlsIdentity
-from baton.gateway.http.patience import PatientProtocol, patient_protocol
-from baton.gateway.http.tls_entry import TlsEntry
+from baton.gateway.http.entry import Entry
+from baton.gateway.http.patience import PatientProtocol, farewell_s, patient_protocol
 
 START_POLL_S = 0.005
 
@@ -59,7 +59,11 @@ class HttpServer:
             await self._task
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, and return when all requests have ended, at most after `grace_s`."""
+        """Accept nothing more, and return when all requests have ended, at most after `grace_s`.
+
+        Who has a connection may ask once more for a moment, and is told that it was the last time:
+        a successor is behind the same port, and nobody's request is lost on the way.
+        """
         if self._task is None:
             return
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
@@ -71,17 +75,23 @@ class _Guest(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, *, handshake_limit_s: float) -> None:
         super().__init__(config)
         self._handshake_limit_s = handshake_limit_s
+        self._entries: list[Entry] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        context = self.config.ssl
-        if context is None:
-            await super().startup(sockets)
-            return
         await super().startup([])
         for listener in sockets or ():
-            entry = TlsEntry(listener, self._make_protocol, context, self._handshake_limit_s)
+            entry = Entry(listener, self._make_protocol, self.config.ssl, self._handshake_limit_s)
             entry.open()
-            self.servers.append(entry)  # type: ignore[arg-type]  # as far as it is asked, it is one
+            self._entries.append(entry)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for entry in self._entries:
+            entry.close(farewell_s(self.config))
+        await super().shutdown(sockets)
+
+    async def _wait_tasks_to_complete(self) -> None:
+        await asyncio.gather(*(entry.wait_closed() for entry in self._entries))
+        await super()._wait_tasks_to_complete()
 
     def _make_protocol(self) -> PatientProtocol:
         make: Any = self.config.http_protocol_class

@@ -127,6 +127,39 @@ async def test_stopping_waits_for_requests_under_way() -> None:
     assert response.status_code == 200
 
 
+@pytest.mark.parametrize("has_asked", [True, False])
+async def test_who_has_a_connection_when_the_port_closes_is_answered_once_more(
+    has_asked: bool,
+) -> None:
+    """Kept alive, or just opened and not even accepted yet."""
+    request = b"GET /health HTTP/1.1\r\nhost: gateway\r\n\r\n"
+    async with serving() as gateway:
+        with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            if has_asked:
+                await loop.sock_sendall(client, request)
+                assert b"connection: close" not in await loop.sock_recv(client, 4096)
+            stopping = asyncio.create_task(gateway.server.stop(grace_s=20))
+            await refuses_connections(gateway.server.http_port)
+            await loop.sock_sendall(client, request)
+            answer = await loop.sock_recv(client, 4096)
+            await stopping
+            end = await loop.sock_recv(client, 4096)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
+    assert end == b""
+
+
+async def test_who_says_nothing_holds_up_nobody() -> None:
+    async with serving() as gateway:
+        with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
+            await asyncio.wait_for(gateway.server.stop(grace_s=60), timeout=20)
+            client.setblocking(False)
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+
 async def test_stopping_cancels_what_outlasts_the_grace() -> None:
     async with serving(Script(stalls_after=0)) as gateway:
         task = asyncio.create_task(gateway.complete(prompt="Hello"))

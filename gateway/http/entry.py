@@ -1,10 +1,11 @@
-"""Where encrypted connections come in: each has a place from when it is accepted.
+"""Where connections come in: each has a place from when it is accepted.
 
-    accepted --> a place --> handshake --> its protocol, which gives the place back at its end
+    accepted --> a place --> handshake, if encrypted --> its protocol, which gives the place back
         no place: closed         late, or fails: closed, and the place is given back
 
-An event loop's own server makes connections known once hands are shaken: until then nobody would
-count them, and whoever opens them without a word would take the process's files.
+An event loop's own server makes encrypted connections known once hands are shaken: until then
+nobody would count them, and whoever opens them without a word would take the process's files. And
+when it is closed, it drops those that were opened and have yet to be accepted.
 """
 
 from __future__ import annotations
@@ -25,61 +26,68 @@ PAUSE_S = 1.0
 """After a connection that could not be accepted, for want of files."""
 
 
-class TlsEntry:
+class Entry:
     """Of one listening socket. It is closed as asyncio's servers are."""
 
     def __init__(
         self,
         listener: socket.socket,
         make_protocol: Callable[[], PatientProtocol],
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         limit_s: float,
     ) -> None:
         """Hands are shaken within `limit_s`, and so is farewell."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._context = context
-        self._limit_s = limit_s
+        self._limit_s = limit_s if context is not None else None
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._newcomers: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def open(self) -> None:
         self._listener.listen(BACKLOG)
         self._go_on()
 
-    def close(self) -> None:
-        """Accept nothing more, and let go of those who have yet to shake hands."""
+    def close(self, patience_s: float = 0.0) -> None:
+        """Accept who is at the door, and then nobody; let go of those who have not shaken hands
+        after `patience_s`. The listener is to be closed at once."""
+        self._is_closed = True
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
-        for handshake in self._handshakes:
-            handshake.cancel()
+        while patience_s and self._accept():
+            pass
+        self._loop.call_later(patience_s, self._let_go)
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await asyncio.gather(*self._newcomers, return_exceptions=True)
 
     def _go_on(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Whether there was one."""
         try:
             connection, address = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:
-            log.error("no connection can be accepted for %g s: %s", PAUSE_S, error)
-            self._loop.remove_reader(self._listener)
-            self._pause = self._loop.call_later(PAUSE_S, self._go_on)
-            return
+            if not self._is_closed:
+                log.error("no connection can be accepted for %g s: %s", PAUSE_S, error)
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(PAUSE_S, self._go_on)
+            return False
         connection.setblocking(False)
-        handshake = self._loop.create_task(self._shake_hands(connection, address[0]))
-        self._handshakes.add(handshake)
-        handshake.add_done_callback(self._handshakes.discard)
+        newcomer = self._loop.create_task(self._welcome(connection, address[0]))
+        self._newcomers.add(newcomer)
+        newcomer.add_done_callback(self._newcomers.discard)
+        return True
 
-    async def _shake_hands(self, connection: socket.socket, address: str) -> None:
+    async def _welcome(self, connection: socket.socket, address: str) -> None:
         protocol = self._make_protocol()
-        if why := protocol.enter(address):
+        if self._context is not None and (why := protocol.enter(address)):
             protocol.note(why)
             connection.close()
             return
@@ -98,3 +106,9 @@ class TlsEntry:
         finally:
             if protocol.transport is None:  # it will not hear of its end
                 protocol.leave()
+        if self._is_closed and protocol.transport is not None:
+            protocol.shutdown()
+
+    def _let_go(self) -> None:
+        for newcomer in self._newcomers:
+            newcomer.cancel()
