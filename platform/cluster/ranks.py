@@ -200,7 +200,8 @@ async def _end_of(rank: int, follow: Any) -> str:
 async def _silence_of(rank: int, actor: Any) -> str:
     while True:
         try:
-            await asyncio.wait_for(actor.is_there.remote(), SILENT_S)
+            async with asyncio.timeout(SILENT_S):
+                await actor.is_there.remote()
         except Exception as error:
             return f"rank {rank} does not answer: {error!r}"
         await asyncio.sleep(CALL_PERIOD_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -128,32 +128,30 @@ class RemoteRegistry:
     """Only its replicas are told of, if it is given."""
 
     async def heartbeat(self, info: ReplicaInfo) -> None:
-        await asyncio.wait_for(self.handle.heartbeat.remote(info), REGISTRY_TIMEOUT_S)
+        await _answer(self.handle.heartbeat.remote(info))
 
     async def leave(self, epoch: Epoch) -> None:
-        await asyncio.wait_for(self.handle.leave.remote(epoch), REGISTRY_TIMEOUT_S)
+        await _answer(self.handle.leave.remote(epoch))
 
     async def report_starting(self, starting: StartingReplica) -> None:
-        await asyncio.wait_for(self.handle.report_starting.remote(starting), REGISTRY_TIMEOUT_S)
+        await _answer(self.handle.report_starting.remote(starting))
 
     async def spare(self, epoch: Epoch, may_be_last: bool) -> str:
-        call = self.handle.spare.remote(epoch, may_be_last)
-        why: str = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        why: str = await _answer(self.handle.spare.remote(epoch, may_be_last))
         return why
 
     async def share_limits(self, gateway: Epoch, demand: Mapping[str, float]) -> dict[str, float]:
         call = self.handle.share_limits.remote(gateway, demand)
-        shares: dict[str, float] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        shares: dict[str, float] = await _answer(call)
         return shares
 
     async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
         call = self.handle.report_traffic.remote(gateway, report)
-        counts: dict[str, int] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        counts: dict[str, int] = await _answer(call)
         return counts
 
     async def explain_planner(self) -> dict[str, Any]:
-        call = self.handle.explain_planner.remote()
-        told: dict[str, Any] = await asyncio.wait_for(call, REGISTRY_TIMEOUT_S)
+        told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())
         return told
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
@@ -162,3 +160,10 @@ class RemoteRegistry:
             return membership
         own = tuple(info for info in membership.replicas if info.model == self.model)
         return replace(membership, replicas=own)
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """Raises TimeoutError. Python 3.11's `wait_for` would lose a cancellation that comes together
+    with the answer, and whoever asks now and then would ask for ever."""
+    async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+        return await call

@@ -143,7 +143,8 @@ class Flips:
         check_flip(self._of.config)
         replica.is_spared = True
         try:
-            why = await asyncio.wait_for(self._of.spare(replica.info), ASK_TIMEOUT_S)
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                why = await self._of.spare(replica.info)
         except Exception as error:  # whatever Ray raises
             raise Unavailable(
                 f"the registry does not say whether it can be spared: {error!r}"
@@ -208,7 +209,8 @@ class Flips:
         """A new incarnation is known by the registry alone: without one it had better stay."""
         flip.is_turning = True
         try:
-            await asyncio.wait_for(self._of.say_farewell(), ASK_TIMEOUT_S)
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                await self._of.say_farewell()
         except Exception as error:  # whatever Ray raises
             flip.is_turning = False
             self._stay(f"the registry is away: {error!r}")

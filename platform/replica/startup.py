@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -74,14 +75,14 @@ class Startup:
         while True:
             self._news.clear()
             await self._report(self._state)
-            try:
-                await asyncio.wait_for(self._news.wait(), REPORT_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):  # `wait_for` can lose a cancellation
+                    await self._news.wait()
 
     async def _report(self, state: StartingReplica) -> bool:
         try:
-            await asyncio.wait_for(self._registry.report_starting(state), REPORT_TIMEOUT_S)
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                await self._registry.report_starting(state)
         except Exception as error:  # whatever Ray raises; the registry may still start itself
             log.info("cannot tell the registry how far it is: %r", error)
             return False

@@ -67,7 +67,8 @@ class Following:
             self._looked_s = time.monotonic()
             self._woken.clear()
             try:
-                await asyncio.wait_for(self._woken.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await self._woken.wait()
                 await asyncio.sleep(min(BREATH_S, delay_s))
             except TimeoutError:
                 pass

@@ -73,3 +73,27 @@ async def test_a_cause_that_the_registry_cannot_be_told_is_an_error_in_the_log(
 
     errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == ["failed while importing: no config.json"]
+
+
+@pytest.mark.parametrize("num_turns", (0, 1, 3))
+async def test_nothing_is_told_once_it_serves_however_it_meets_the_answer(num_turns: int) -> None:
+    registry = Heard()
+    answer = asyncio.get_running_loop().create_future()
+
+    async def report_starting(starting: StartingReplica) -> None:
+        registry.told.append(starting)
+        await answer
+
+    registry.report_starting = report_starting  # type: ignore[method-assign]
+    async with startup(registry) as it:
+        await asyncio.sleep(0.001)
+        answer.set_result(None)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        it.enter("starting")  # news, which would be told at once
+
+    num_told = len(registry.told)
+    await asyncio.sleep(0.001)
+    it.enter("never told")
+    await asyncio.sleep(0.001)
+    assert len(registry.told) == num_told
