@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -16,6 +14,7 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
 from baton.gateway.access.tls import TlsIdentity
 from baton.gateway.http.entry import Entry
+from baton.gateway.http.guest_server import GuestServer
 from baton.gateway.http.patience import PatientProtocol, farewell_s, patient_protocol
 
 START_POLL_S = 0.005
@@ -67,11 +66,11 @@ class HttpServer:
         if self._task is None:
             return
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
-        self._server.should_exit = True
+        self._server.end()
         await self._task
 
 
-class _Guest(uvicorn.Server):
+class _Guest(GuestServer):
     def __init__(self, config: uvicorn.Config, *, handshake_limit_s: float) -> None:
         super().__init__(config)
         self._handshake_limit_s = handshake_limit_s
@@ -99,11 +98,6 @@ class _Guest(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever owns the process."""
-        yield
 
 
 def bind(host: str, port: int) -> socket.socket:

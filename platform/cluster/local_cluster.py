@@ -28,6 +28,9 @@ def ray_environment() -> dict[str, str]:
         # Libraries with threads of their own would count the cores of the machine.
         "OMP_NUM_THREADS": str(max(1, int(usable_cores()))),
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # Serve would hand its numbers on ten times a second, in each process that is called or
+        # calls. Ray takes them once in ten seconds.
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
         # A loaded machine may need longer than half a minute, or one, to start a process.
         "RAY_gcs_server_port_wait_time_s": "180",
         "RAY_worker_register_timeout_seconds": "180",

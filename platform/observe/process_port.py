@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.core.metrics import CONTENT_TYPE
+from baton.gateway.http.guest_server import GuestServer
 from baton.platform.observe.listeners import bind_first_free
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,14 @@ class ProcessPort:
     pages: ProcessPages = field(default_factory=ProcessPages)
     port: int = 0
     """The bound one, once started."""
-    _server: _Guest | None = None
+    _server: GuestServer | None = None
     _serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> None:
         """At the first of 16 ports that is free, or any: nobody is kept from serving."""
         listener = bind_first_free(host, port)
         self.port = listener.getsockname()[1]
-        self._server = _Guest(
+        self._server = GuestServer(
             uvicorn.Config(
                 self._answer,
                 interface="asgi3",  # a bound method is taken for something else
@@ -89,7 +89,8 @@ class ProcessPort:
         """Safe to repeat, and where it was never started."""
         if self._server is None or self._serving is None:
             return
-        self._server.should_exit = self._server.force_exit = True
+        self._server.force_exit = True
+        self._server.end()
         await self._serving
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,13 +158,6 @@ class _Brief(HttpToolsProtocol):
         if self._limit is not None:
             self._limit.cancel()
         super().connection_lost(exc)
-
-
-class _Guest(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to whoever owns the process."""
-        yield
 
 
 def _status(is_well: bool) -> tuple[int, str]:
