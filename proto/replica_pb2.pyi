@@ -1241,6 +1241,41 @@ class ChaosReply(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class BeatRequest(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class BeatReply(message.Message):
+    DESCRIPTOR: descriptor.Descriptor
+
+    IS_KNOWN_FIELD_NUMBER: builtins.int
+    is_known: builtins.bool
+    """false: the registry is to be told all of it"""
+    def __init__(
+        self,
+        *,
+        is_known: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["is_known", b"is_known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class PingRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 

@@ -730,3 +730,79 @@ class Replica:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RegistryStub:
+    """The registry's own port, for what need not pass through Ray Serve.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Beat = channel.unary_unary(
+                '/baton.replica.v1.Registry/Beat',
+                request_serializer=baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
+                _registered_method=True)
+
+
+class RegistryServicer:
+    """The registry's own port, for what need not pass through Ray Serve.
+    """
+
+    def Beat(self, request, context):
+        """The heartbeat of who has nothing new to say since it told the registry all of it through Serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RegistryServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Beat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beat,
+                    request_deserializer=baton_dot_proto_dot_replica__pb2.BeatRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_replica__pb2.BeatReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.replica.v1.Registry', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.replica.v1.Registry', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Registry:
+    """The registry's own port, for what need not pass through Ray Serve.
+    """
+
+    @staticmethod
+    def Beat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.replica.v1.Registry/Beat',
+            baton_dot_proto_dot_replica__pb2.BeatRequest.SerializeToString,
+            baton_dot_proto_dot_replica__pb2.BeatReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -282,3 +282,34 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         """What comes into and leaves the prefix cache, for ever. A new stream begins with a snapshot."""
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class RegistryStub:
+    """The registry's own port, for what need not pass through Ray Serve."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RegistryAsyncStub: ...
+    Beat: _grpc.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]
+    """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+
+@_typing.type_check_only
+class RegistryAsyncStub(RegistryStub):
+    """The registry's own port, for what need not pass through Ray Serve."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Beat: _aio.UnaryUnaryMultiCallable[_replica_pb2.BeatRequest, _replica_pb2.BeatReply]  # type: ignore[assignment]
+    """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+
+class RegistryServicer(metaclass=_abc_1.ABCMeta):
+    """The registry's own port, for what need not pass through Ray Serve."""
+
+    @_abc_1.abstractmethod
+    def Beat(
+        self,
+        request: _replica_pb2.BeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.BeatReply, _abc.Awaitable[_replica_pb2.BeatReply]]:
+        """The heartbeat of who has nothing new to say since it told the registry all of it through Serve."""
+
+def add_RegistryServicer_to_server(servicer: RegistryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import ray
-
 from baton.core.ids import ReplicaId
 from baton.core.messages import StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.node_model import assigned_here
+from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.rank_seats import own_seat, read_links
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.interpreter import spare_what_stays
@@ -128,13 +127,3 @@ def closing(runner: Runner) -> Callable[[], None]:
 
     assert isinstance(runner, LeadRunner | LockstepRunner)
     return runner.close
-
-
-def own_address(config: DeploymentConfig) -> str:
-    """Where this process listens. Replicas trust each other: on one machine, to nobody else."""
-    if not config.ray.address:
-        return "127.0.0.1"
-    node_id = ray.get_runtime_context().get_node_id()
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    [address] = [node["NodeManagerAddress"] for node in nodes if node["NodeID"] == node_id]
-    return str(address)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -20,12 +20,16 @@ from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications import apply_planned, flip_any, messages
 from baton.platform.cluster.node_places import node_places
+from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.planning import keep_planned, planned
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
 from baton.platform.observe.logs import set_level
 from baton.platform.planner.planner import Planned, Planner
 from baton.platform.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from baton.platform.cluster.heart_line import HeartLine, RegistryPort
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,7 @@ class RegistryActor:
     def __init__(self, config: DeploymentConfig) -> None:
         self._config = config
         self._registry = Registry()
+        self._port: RegistryPort | None = None
         self._planner: Planner | None = None
         self._planning: asyncio.Task[None] | None = None
         self._is_told = False
@@ -55,9 +60,17 @@ class RegistryActor:
                 raise
             log.error("told what cannot be: %s; the configuration of before holds", error)
             return
+        if self._port is None:
+            await self._listen(config)
         self._is_told = True
         set_level(config.log_level)
         self._plan(planned(config) if config.planner.enabled else None)
+
+    async def _listen(self, config: DeploymentConfig) -> None:
+        from baton.platform.cluster.heart_line import RegistryPort  # see `deploy.py`
+
+        self._port = RegistryPort(self._registry)
+        await self._port.start(own_address(config), config.security)
 
     def _plan(self, wanted: Planned | None) -> None:
         """By these rules from now on; None: not at all."""
@@ -97,8 +110,10 @@ class RegistryActor:
     async def explain_planner(self) -> dict[str, Any]:
         return {"is_enabled": False} if self._planner is None else self._planner.explain()
 
-    async def heartbeat(self, info: ReplicaInfo) -> None:
+    async def heartbeat(self, info: ReplicaInfo) -> str:
+        """Where the next ones may go, if they say the same."""
         self._registry.heartbeat(info)
+        return "" if self._port is None else self._port.address
 
     async def leave(self, epoch: Epoch) -> None:
         self._registry.leave(epoch)
@@ -126,9 +141,15 @@ class RemoteRegistry:
     handle: Handle
     model: str = ""
     """Only its replicas are told of, if it is given."""
+    line: HeartLine | None = None
+    """Of a replica: where most of its heartbeats go."""
 
     async def heartbeat(self, info: ReplicaInfo) -> None:
-        await _answer(self.handle.heartbeat.remote(info))
+        if self.line is not None and await self.line.beat(info):
+            return
+        address: str | None = await _answer(self.handle.heartbeat.remote(info))
+        if self.line is not None:
+            self.line.has_told(info, address or "")
 
     async def leave(self, epoch: Epoch) -> None:
         await _answer(self.handle.leave.remote(epoch))

@@ -17,7 +17,7 @@ from baton.core.messages import Role, StartingReplica
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.node_model import FetchStages, model_here, own_node
 from baton.platform.cluster.operator_gauges import keep_gauges
-from baton.platform.cluster.rank_actor import own_address
+from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.ranks import OtherRanks, call_others, together
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
 from baton.platform.config.deployment import DeploymentConfig, override
@@ -69,7 +69,10 @@ class ReplicaActor:
         self, config: DeploymentConfig, replica_id: ReplicaId, startup: Startup
     ) -> Assignment:
         """With the model on this node, which may have to be fetched."""
-        name, remote = serve.get_replica_context().app_name, RemoteRegistry(self._registry)
+        from baton.platform.cluster.heart_line import HeartLine  # see `deploy.py`
+
+        name = serve.get_replica_context().app_name
+        remote = RemoteRegistry(self._registry, line=HeartLine(config.security))
         if self._folder is not None:
             return Assignment(name, config, self.role, self._folder, replica_id, remote)
         startup.enter("finding the model")

@@ -1,8 +1,9 @@
 """The replicas that are alive, as they say themselves.
 
-Replicas send a heartbeat with their ReplicaInfo; one that stays silent for `ttl_s` is dropped.
-Gateways watch for a newer version. It is a hint only: gateways keep their last snapshot when
-the registry is away, and learn of a dead replica from its broken stream long before this does.
+Replicas send a heartbeat, with their ReplicaInfo while that is new; one that stays silent for
+`ttl_s` is dropped. Gateways watch for a newer version. It is a hint only: gateways keep their last
+snapshot when the registry is away, and learn of a dead replica from its broken stream long before
+this does.
 
 A restarted registry knows nobody. Its new incarnation and young age say so, and
 `gateway/fleet/membership.py` removes nothing on its word until everybody had time to report again.
@@ -45,6 +46,8 @@ class Registry:
         self._version = 0
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
         self._heard_at: dict[Epoch, float] = {}
+        self._unsaid: set[Epoch] = set()
+        """Of whom something is kept here that it did not say itself: it is to say all of it."""
         self._left_at: dict[Epoch, float] = {}
         self._starting_by_id: dict[ReplicaId, _Heard] = {}
         self._changed = asyncio.Event()
@@ -52,11 +55,19 @@ class Registry:
 
     def heartbeat(self, info: ReplicaInfo) -> None:
         self._heard_at[info.epoch] = self._clock()
+        self._unsaid.discard(info.epoch)
         self._left_at.pop(info.epoch, None)
         self._starting_by_id.pop(info.replica_id, None)
         if self._replica_by_epoch.get(info.epoch) != info:
             self._replica_by_epoch[info.epoch] = info
             self._bump()
+
+    def beat(self, epoch: Epoch) -> bool:
+        """A heartbeat of who has nothing new to say; False if the whole of it is not known."""
+        if epoch not in self._replica_by_epoch or epoch in self._unsaid:
+            return False
+        self._heard_at[epoch] = self._clock()
+        return True
 
     def report_starting(self, starting: StartingReplica) -> None:
         """A new stage is news; how much of it is done is told to who asks anyway."""
@@ -81,6 +92,7 @@ class Registry:
 
     def _drop(self, epoch: Epoch) -> None:
         self._heard_at.pop(epoch, None)
+        self._unsaid.discard(epoch)
         if self._replica_by_epoch.pop(epoch, None) is not None:
             self._bump()
 
@@ -102,6 +114,7 @@ class Registry:
                 "first"
             )
         self.heartbeat(replace(own, is_ready=False))
+        self._unsaid.add(epoch)
         return ""
 
     def membership(self) -> Membership:

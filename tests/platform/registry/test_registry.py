@@ -288,3 +288,34 @@ def test_the_last_replica_that_takes_requests_in_a_role_is_not_spared() -> None:
     assert registry.spare(second.epoch)  # the other has died
     assert registry.spare(second.epoch, may_be_last=True) == ""
     assert "does not know it" in registry.spare(first.epoch)
+
+
+def test_a_beat_keeps_alive_whoever_has_said_all_of_it() -> None:
+    clock = ManualClock()
+    registry = Registry(ttl_s=TTL_S, clock=clock)
+    info = make_replica("a")
+    assert not registry.beat(info.epoch)
+    registry.heartbeat(info)
+    before = registry.membership().version
+
+    for _ in range(4):
+        clock.advance(TTL_S - 1)
+        assert registry.beat(info.epoch)
+
+    assert registry.membership().replicas == (info,)
+    assert registry.membership().version == before
+    registry.leave(info.epoch)
+    assert not registry.beat(info.epoch)
+
+
+def test_who_was_spared_is_to_say_again_that_it_is_ready() -> None:
+    registry = Registry()
+    info = make_replica("a")
+    registry.heartbeat(info)
+    assert not registry.spare(info.epoch, may_be_last=True)
+
+    assert not registry.beat(info.epoch)
+    registry.heartbeat(info)
+
+    assert registry.beat(info.epoch)
+    assert registry.membership().replicas == (info,)

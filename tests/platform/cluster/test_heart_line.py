@@ -1,0 +1,100 @@
+"""Heartbeats reach the registry's own port, and through Serve whenever that is not enough."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.gateway.fleet.known_replicas import make_replica
+
+from baton.core.clock import ManualClock
+from baton.core.messages import ReplicaInfo
+from baton.platform.cluster.heart_line import AVOIDED_S, HeartLine, RegistryPort
+from baton.platform.cluster.registry_actor import RemoteRegistry
+from baton.platform.registry.registry import Registry
+from baton.platform.security.config import SecurityConfig
+
+PLAIN = SecurityConfig()
+INFO = make_replica("decode-1")
+
+
+class Serve:
+    """A handle of the registry, which counts what comes through it."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.port = RegistryPort(self.registry)
+        self.told: list[ReplicaInfo] = []
+        self.heartbeat = self
+
+    async def remote(self, info: ReplicaInfo) -> str:
+        self.told.append(info)
+        self.registry.heartbeat(info)
+        return self.port.address
+
+
+@pytest.fixture
+async def through_serve() -> AsyncIterator[Serve]:
+    served = Serve()
+    await served.port.start("127.0.0.1", PLAIN)
+    yield served
+    await served.port.stop()
+
+
+def remote(handle: Any, clock: ManualClock | None = None) -> RemoteRegistry:
+    return RemoteRegistry(handle, line=HeartLine(PLAIN, clock or ManualClock()))
+
+
+async def test_only_news_goes_through_serve(through_serve: Serve) -> None:
+    replica = remote(through_serve)
+    for _ in range(3):
+        await replica.heartbeat(INFO)
+    assert through_serve.told == [INFO]
+
+    draining = replace(INFO, is_ready=False)
+    for _ in range(3):
+        await replica.heartbeat(draining)
+    assert through_serve.told == [INFO, draining]
+    assert through_serve.registry.membership().replicas == (draining,)
+
+
+async def test_a_registry_that_does_not_know_it_is_told_all_of_it(through_serve: Serve) -> None:
+    replica = remote(through_serve)
+    await replica.heartbeat(INFO)
+    through_serve.registry.leave(INFO.epoch)
+
+    await replica.heartbeat(INFO)
+
+    assert through_serve.told == [INFO, INFO]
+    assert through_serve.registry.membership().replicas == (INFO,)
+
+
+async def test_without_an_answer_heartbeats_go_through_serve_and_the_port_is_tried_again_later(
+    through_serve: Serve,
+) -> None:
+    clock, address = ManualClock(), through_serve.port.address
+    replica = remote(through_serve, clock)
+    await replica.heartbeat(INFO)
+    await through_serve.port.stop()
+    through_serve.port.address = address  # it is told, and nobody listens there
+    for _ in range(3):
+        await replica.heartbeat(INFO)
+    assert len(through_serve.told) == 4
+
+    clock.advance(AVOIDED_S)
+    again = RegistryPort(through_serve.registry)
+    await again.start("127.0.0.1", PLAIN)
+    through_serve.port.address = again.address
+    await replica.heartbeat(INFO)  # nobody answers there: it hears of the new one
+    await replica.heartbeat(INFO)
+    await again.stop()
+    assert len(through_serve.told) == 5
+
+
+def test_each_rank_that_serves_has_a_line_of_its_own() -> None:
+    line = HeartLine(PLAIN)
+    line.has_told(INFO, "127.0.0.1:1")
+    assert pickle.loads(pickle.dumps(line)).__dict__ == HeartLine(PLAIN).__dict__
