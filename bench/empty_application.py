@@ -1,21 +1,29 @@
 """Ray with an empty Serve application: what a start of `baton serve` cannot be faster than.
 
-python -m bench.empty_application      prints ANSWERED when the application does, then ends
+python -m bench.empty_application            prints ANSWERED when the application does, then ends
+python -m bench.empty_application ADDRESS    the same in a cluster that is there, until standard
+                                             input ends: its actor is what any costs there
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
-from baton.platform.cluster.local_cluster import OBJECT_STORE_BYTES, ray_environment
+from baton.platform.cluster.local_cluster import (
+    OBJECT_STORE_BYTES,
+    joining_environment,
+    ray_environment,
+)
 
 ANSWERED = "the empty application answers"
 NUM_CPUS = 2
 """One for each of its actors, which are Serve's controller and the replica."""
+NAME = "empty"
 
 
-def main() -> None:
-    os.environ.update(ray_environment())  # before Ray is imported
+def main(address: str | None) -> None:
+    os.environ.update(joining_environment() if address else ray_environment())  # before its import
     import ray
     from ray import serve
 
@@ -23,19 +31,26 @@ def main() -> None:
         def __call__(self) -> str:
             return ANSWERED
 
-    ray.init(
-        num_cpus=NUM_CPUS,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
+    if address:
+        ray.init(address=address, log_to_driver=False)
+    else:
+        ray.init(
+            num_cpus=NUM_CPUS,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
     serve.start(proxy_location="Disabled")
-    application = serve.deployment(name="Empty")(Empty).bind()
-    handle = serve.run(application, name="empty", route_prefix=None)
+    deployment = serve.deployment(name="Empty", ray_actor_options={"num_cpus": 0 if address else 1})
+    handle = serve.run(deployment(Empty).bind(), name=NAME, route_prefix=None)
     print(handle.remote().result(), flush=True)
-    serve.shutdown()  # type: ignore[no-untyped-call]
+    if address:
+        sys.stdin.read()
+        serve.delete(NAME)
+    else:
+        serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else None)

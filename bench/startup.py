@@ -123,7 +123,7 @@ def _watch_start(deployment: LiveDeployment, bare: float) -> Start:
         answered=answered,
         cpu={
             kind: sum(map(_cpu_seconds, group))
-            for kind, group in _by_kind(deployment.processes()).items()
+            for kind, group in by_kind(deployment.processes()).items()
         },
     )
 
@@ -145,21 +145,25 @@ def _watch_idle(processes: Sequence[psutil.Process], idle_s: float) -> list[Idle
             pss_mib=sum(process.memory_full_info().pss for process in group) / MIB,
             cpu_percent=sum(_cpu_seconds(p) - before[p] for p in group) / idle_s * 100,
         )
-        for kind, group in sorted(_by_kind(processes).items())
+        for kind, group in sorted(by_kind(processes).items())
     ]
 
 
-def _by_kind(processes: Sequence[psutil.Process]) -> dict[Kind, list[psutil.Process]]:
+def by_kind(
+    processes: Sequence[psutil.Process], others: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[Kind, list[psutil.Process]]:
+    """`others`: whose else there are, each by a part of its command."""
+    owners = {**(others or {}), "Baton": BATON_PROCESSES, "Ray": RAY_PROCESSES}
     members: dict[Kind, list[psutil.Process]] = {}
     for process in processes:
         if process.is_running():
-            members.setdefault(_kind(process), []).append(process)
+            members.setdefault(_kind(process, owners), []).append(process)
     return members
 
 
-def _kind(process: psutil.Process) -> Kind:
+def _kind(process: psutil.Process, owners: Mapping[str, Mapping[str, str]]) -> Kind:
     command = _command(process)
-    for owner, kinds in (("Baton", BATON_PROCESSES), ("Ray", RAY_PROCESSES)):
+    for owner, kinds in owners.items():
         for kind, part in kinds.items():
             if part in command:
                 return owner, "driver" if kind == "command" and _leads(process.pid) else kind

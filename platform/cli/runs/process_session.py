@@ -25,6 +25,8 @@ PARENT_PID = "BATON_PARENT_PID"
 """The environment variable that tells a child who started it."""
 PROC = Path("/proc")
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOOK_S = 0.5
+"""How often the parent looks whether it was told to stop at once; an end of the child it hears."""
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
 
@@ -58,7 +60,7 @@ def run_in_session(run: Callable[[], int], *, stop_grace_s: float) -> int:
             is_late = num_signals and time.monotonic() - asked_at > stop_grace_s
             if num_signals > 1 or is_late:
                 break
-            time.sleep(POLL_S)
+            child.join(LOOK_S)
     finally:
         end_session(child.pid)
         for signum, handler in previous.items():
