@@ -2,7 +2,8 @@
 
 A peer that neither answers nor closes (stopped, partitioned) is cut off within about 5 s: a ping
 every second, 4 s to answer it. Who waits for one hears sooner that it is silent (`pulse.py`).
-Servers must allow pings that often, or they answer with GOAWAY.
+Servers must allow pings that often, or they answer with GOAWAY. Calls that end by themselves soon,
+whoever falls silent, need no such pings, which cost both sides more than a call a second.
 
 Nobody sends a message larger than what can be said of a prompt, and nobody takes one: the largest
 is the logprobs of a prompt of 2^20 tokens. Prompts themselves (5 bytes a token), the names of all
@@ -23,23 +24,28 @@ _KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.ping_timeout_ms", 4000),  # its default, a minute, overrules the keepalive's
     ("grpc.http2.max_pings_without_data", 0),
+)
+
+_SIZES = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    *_KEEPALIVE,
+UNPINGED_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZES,
     # Channels to one address share a connection by default; a slow stream could starve another.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.min_reconnect_backoff_ms", 2000),  # in truth the time a connection may take
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+CHANNEL_OPTIONS = (*_KEEPALIVE, *UNPINGED_CHANNEL_OPTIONS)
 
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    *_KEEPALIVE,
+UNPINGED_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZES,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     # Two servers on one port would share its connections: never what a replica means.
     ("grpc.so_reuseport", 0),
 )
+SERVER_OPTIONS = (*_KEEPALIVE, *UNPINGED_SERVER_OPTIONS)

@@ -16,7 +16,12 @@ import grpc.aio
 from baton.core.clock import Clock, monotonic
 from baton.core.messages import ReplicaAddress
 from baton.core.wire_security import PLAIN, WireSecurity
-from baton.proto.channel_options import CHANNEL_OPTIONS, SERVER_OPTIONS
+from baton.proto.channel_options import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    UNPINGED_CHANNEL_OPTIONS,
+    UNPINGED_SERVER_OPTIONS,
+)
 from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.lasting_server import lasting_server
 from baton.proto.pulse import PingTiming, Pulse
@@ -98,11 +103,12 @@ class Channels:
         """Within it the peer is waited for. Raises Unavailable there if it answers nobody."""
         return self.pulse(peer.address).answers(peer.replica_id)
 
-    def new(self, address: str) -> grpc.aio.Channel:
+    def new(self, address: str, *, is_pinged: bool = True) -> grpc.aio.Channel:
         """A channel, and so a connection, of the caller's own; theirs to close."""
+        options = CHANNEL_OPTIONS if is_pinged else UNPINGED_CHANNEL_OPTIONS
         if self.security == PLAIN:
-            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        return SecuredChannel(address, self.security)
+            return grpc.aio.insecure_channel(address, options=options)
+        return SecuredChannel(address, self.security, options)
 
     async def close(self) -> None:
         kept, self._kept = self._kept, {}
@@ -135,9 +141,10 @@ class Channels:
                 closing.add_done_callback(self._closing.discard)
 
 
-def new_server(security: WireSecurity = PLAIN) -> grpc.aio.Server:
+def new_server(security: WireSecurity = PLAIN, *, pings: bool = True) -> grpc.aio.Server:
     """A server for our own processes; see `listen`."""
-    return lasting_server(options=SERVER_OPTIONS, interceptors=(RefuseStrangers(security),))
+    options = SERVER_OPTIONS if pings else UNPINGED_SERVER_OPTIONS
+    return lasting_server(options=options, interceptors=(RefuseStrangers(security),))
 
 
 def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN) -> int:

@@ -19,10 +19,16 @@ from baton.proto.relayed_channel import RelayedChannel
 
 
 class SecuredChannel(RelayedChannel):
-    def __init__(self, address: str, security: WireSecurity) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: WireSecurity,
+        options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS,
+    ) -> None:
         self._address = address
+        self._options = options
         self._security = security.now()
-        self._channel = _open(address, self._security)
+        self._channel = self._open()
         self._earlier: list[grpc.aio.Channel] = []
         """A few in a process's life, idle once their calls have ended."""
 
@@ -31,13 +37,21 @@ class SecuredChannel(RelayedChannel):
             await channel.close(grace)
 
     def _current(self) -> grpc.aio.Channel:
-        security = self._security.now()
-        if security is not self._security:
-            if _identity(security) != _identity(self._security):
-                self._earlier.append(self._channel)
-                self._channel = _open(self._address, security)
+        security, before = self._security.now(), self._security
+        if security is not before:
             self._security = security
+            if _identity(security) != _identity(before):
+                self._earlier.append(self._channel)
+                self._channel = self._open()
         return self._channel
+
+    def _open(self) -> grpc.aio.Channel:
+        security = self._security
+        if not security.is_encrypted:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        credentials = grpc.ssl_channel_credentials(*_identity(security))
+        name = ("grpc.ssl_target_name_override", security.server_name)
+        return grpc.aio.secure_channel(self._address, credentials, options=(*self._options, name))
 
     def _begin(
         self, start: Callable[..., Any], request: Sequence[Any], arguments: Mapping[str, Any]
@@ -47,14 +61,6 @@ class SecuredChannel(RelayedChannel):
 
     def _token(self) -> tuple[tuple[str, str], ...]:
         return tuple((TOKEN_KEY, token) for token in self._security.tokens[:1])
-
-
-def _open(address: str, security: WireSecurity) -> grpc.aio.Channel:
-    if not security.is_encrypted:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(*_identity(security))
-    name = ("grpc.ssl_target_name_override", security.server_name)
-    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, name))
 
 
 def _identity(security: WireSecurity) -> tuple[bytes, bytes, bytes]:

@@ -45,7 +45,7 @@ class HeartLine:
     def __init__(self, security: SecurityConfig, clock: Clock = monotonic) -> None:
         self._security = security
         self._clock = clock
-        self._channels: Channels | None = None
+        self._channel: grpc.aio.Channel | None = None
         self._told: ReplicaInfo | None = None
         self._address = ""
         self._avoided_until_s = float("-inf")
@@ -56,7 +56,7 @@ class HeartLine:
     def has_told(self, info: ReplicaInfo, address: str) -> None:
         """The registry has heard all of it, and listens there; empty: nowhere."""
         if address != self._address:
-            self._avoided_until_s = float("-inf")
+            self._avoided_until_s, self._channel = float("-inf"), None
         self._told, self._address = info, address
 
     async def beat(self, info: ReplicaInfo) -> bool:
@@ -64,9 +64,11 @@ class HeartLine:
         if info != self._told or not self._address or self._clock() < self._avoided_until_s:
             return False
         try:
-            self._channels = self._channels or Channels(load_security(self._security))
-            stub = RegistryStub(self._channels.to(self._address))
-            reply = await stub.Beat(pb.BeatRequest(epoch=info.epoch), timeout=ANSWER_S)
+            if self._channel is None:
+                channels = Channels(load_security(self._security))
+                self._channel = channels.new(self._address, is_pinged=False)
+            beat = pb.BeatRequest(epoch=info.epoch)
+            reply = await RegistryStub(self._channel).Beat(beat, timeout=ANSWER_S)
         except (grpc.aio.AioRpcError, InvalidConfig) as error:
             log.debug("the registry is told through Serve: %r", error)
             self._avoided_until_s = self._clock() + AVOIDED_S
@@ -87,7 +89,7 @@ class RegistryPort(RegistryServicer):
         """On a free port. Where it cannot be secured as configured, or bound, there is none."""
         try:
             secured_by = load_security(security)
-            self._server = new_server(secured_by)
+            self._server = new_server(secured_by, pings=False)
             add_RegistryServicer_to_server(self, self._server)
             port = listen(self._server, f"{host}:0", secured_by)
         except (InvalidConfig, RuntimeError) as error:
