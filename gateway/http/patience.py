@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
 from http import HTTPStatus
-from termios import TIOCOUTQ
+from termios import FIONREAD, TIOCOUTQ
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ from baton.gateway.http.translations import translate
 MAX_PIPELINED = 16
 """Requests sent before the first of them is answered: each costs more here than it did to send."""
 
-FAREWELL_S = 1.0
+FAREWELL_S = 2.0
 """How long a connection on which nothing is asked outlives the wish to close it: a request may be
 on its way already. It is answered, with `connection: close`."""
 
@@ -188,18 +188,25 @@ class PatientProtocol(HttpToolsProtocol):
         if self._is_in_body and self._is_answered and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._wait(self._limits.body_timeout_s, self.transport.close)
+        elif self._is_leaving and self._is_answered and not self.transport.is_closing():
+            self._bid_farewell()
 
     def shutdown(self) -> None:
         """Of uvicorn, when it is to end."""
-        limit_s = farewell_s(self.config)
-        if not limit_s or not self._is_answered or self.transport.is_closing():
+        if not farewell_s(self.config) or self.transport.is_closing():
             super().shutdown()
             return
         self._is_leaving = True
+        if self._is_answered:
+            self._bid_farewell()
+        elif not self.cycle.response_started:  # or its headers have promised to keep it alive
+            self.cycle.keep_alive = False
+
+    def _bid_farewell(self) -> None:
         self._unset_keepalive_if_required()
         if not self._has_asked:  # or the rest of a request is awaited, with a limit of its own
             self._stop_waiting()
-            self._wait(limit_s, self._on_farewell)
+            self._wait(farewell_s(self.config), self._on_farewell)
 
     def resume_writing(self) -> None:
         self._unread = None
@@ -242,6 +249,13 @@ class PatientProtocol(HttpToolsProtocol):
             num_kept = int.from_bytes(kept, sys.byteorder)
         return self.transport.get_write_buffer_size() + num_kept
 
+    def _num_unseen(self) -> int:
+        """Bytes that came, and that nobody has read yet: closing would throw them away."""
+        with suppress(OSError, ValueError):  # it may be closed by now
+            came = ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4))
+            return int.from_bytes(came, sys.byteorder)
+        return 0
+
     def _on_late_headers(self) -> None:
         if self._has_asked:
             limit_s = self._limits.header_timeout_s
@@ -250,7 +264,7 @@ class PatientProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _on_farewell(self) -> None:
-        if self._has_asked:  # just now
+        if self._has_asked or self._num_unseen():  # just now
             self._wait(self._limits.header_timeout_s, self._on_late_headers)
         else:
             self.transport.close()

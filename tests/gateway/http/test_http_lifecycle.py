@@ -152,6 +152,26 @@ async def test_who_has_a_connection_when_the_port_closes_is_answered_once_more(
     assert end == b""
 
 
+async def test_a_stream_that_outlives_the_port_leaves_its_connection_open_for_one_more() -> None:
+    """Its headers have promised so: the next request may be on its way when it ends."""
+    script = Script(tokens=tokens_of("the fox"), stalls_after=2)
+    async with serving(script) as gateway:
+        body = {"prompt": "Hello", "stream": True}
+        async with gateway.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            stopping = asyncio.create_task(gateway.server.stop(grace_s=20))
+            await refuses_connections(gateway.server.http_port)
+            script.continues.set()
+            rest = [line async for line in lines]
+        answer = await gateway.http.get("/health")
+        await stopping
+
+    assert "connection" not in response.headers
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
 async def test_who_says_nothing_holds_up_nobody() -> None:
     async with serving() as gateway:
         with socket.create_connection(("127.0.0.1", gateway.server.http_port)) as client:
