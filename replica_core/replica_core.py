@@ -35,6 +35,8 @@ from baton.replica_core.step_meter import StepMeter
 log = logging.getLogger(__name__)
 
 EXPIRY_CHECK_S = 0.25
+REST_CHECK_S = 1.0
+"""While nothing is computed, and nobody waits for KV or fetches it: a lease lives for longer."""
 STOP_TIMEOUT_S = 10.0
 
 
@@ -227,7 +229,8 @@ class ReplicaCore:
 
     async def _keep_house(self) -> None:
         while self.thread.failure is None:
-            await asyncio.sleep(EXPIRY_CHECK_S)
+            is_at_rest = not (self.engine.has_work or self.kv.num_leased_blocks)
+            await asyncio.sleep(REST_CHECK_S if is_at_rest else EXPIRY_CHECK_S)
             await self.thread.call(self.kv.expire)
             self.thread.post(self.kv_feed.publish)  # of what changed without a step
             try:

@@ -131,7 +131,7 @@ class RegistryActor:
         return self._registry.limit_shares.report(gateway, demand)
 
     async def watch(self, incarnation: Epoch | None, version: int) -> Membership:
-        return await self._registry.watch(incarnation, version)
+        return await self._registry.watch(incarnation, version, self._registry.patience_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ from baton.platform.registry.limit_shares import LimitShares
 TTL_S = 3.5 * HEARTBEAT_S
 LEFT_FOR_S = 60.0
 """So long a farewell is told of: to gateways that are slow to ask, too."""
+WATCH_S = 2.0
+CALM_WATCH_S = 8.0
+"""A gateway that waits a little longer asks again: it takes the registry for away."""
+LIVELY_S = 30.0
 STARTING_TTL_S = 10.0
 """Replicas that start are forgiven a longer silence: imports hold up everything else."""
 
@@ -51,6 +55,7 @@ class Registry:
         self._left_at: dict[Epoch, float] = {}
         self._starting_by_id: dict[ReplicaId, _Heard] = {}
         self._changed = asyncio.Event()
+        self._changed_at = clock()
         self.limit_shares = LimitShares(clock)
 
     def heartbeat(self, info: ReplicaInfo) -> None:
@@ -131,16 +136,32 @@ class Registry:
             left=tuple(self._left_at),
         )
 
+    @property
+    def patience_s(self) -> float:
+        """How long a watcher may be left without a word: a short while after news, and while
+        somebody starts, for it may keep who is silent here, or show how far they are."""
+        is_lively = self._starting_by_id or self._clock() - self._changed_at < LIVELY_S
+        return WATCH_S if is_lively else CALM_WATCH_S
+
     async def watch(
-        self, incarnation: Epoch | None, version: int, timeout_s: float = 2.0
+        self, incarnation: Epoch | None, version: int, timeout_s: float = WATCH_S
     ) -> Membership:
         """Return the membership once it differs from what the caller has, or after a while."""
         current = self.membership()
-        if current.incarnation == incarnation and current.version == version:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
-            current = self.membership()
-        return current
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (current.incarnation, current.version) == (incarnation, version):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._may_be_silent_in_s()):
+                            await self._changed.wait()
+                    current = self.membership()
+        return self.membership()
+
+    def _may_be_silent_in_s(self) -> float | None:
+        """When somebody is to be dropped, unless it is heard again; None while nobody is known."""
+        if not self._heard_at:
+            return None
+        return max(0.01, min(self._heard_at.values()) + self._ttl_s - self._clock())
 
     def _forget_the_silent(self) -> None:
         now = self._clock()
@@ -161,5 +182,6 @@ class Registry:
 
     def _bump(self) -> None:
         self._version += 1
+        self._changed_at = self._clock()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -9,6 +9,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 from baton.core.clock import ManualClock
 from baton.core.ids import ReplicaId
 from baton.core.messages import Role, StartingReplica
+from baton.gateway.fleet.fleet import WATCH_TIMEOUT_S
 from baton.platform.registry.registry import LEFT_FOR_S, STARTING_TTL_S, Registry
 
 TTL_S = 3.5
@@ -319,3 +320,27 @@ def test_who_was_spared_is_to_say_again_that_it_is_ready() -> None:
 
     assert registry.beat(info.epoch)
     assert registry.membership().replicas == (info,)
+
+
+async def test_watchers_hear_of_a_silence_when_it_is_one_however_patient_they_are() -> None:
+    registry = Registry(ttl_s=0.02)
+    registry.heartbeat(make_replica("silent"))
+    seen = registry.membership()
+
+    async with asyncio.timeout(5):
+        after = await registry.watch(seen.incarnation, seen.version, timeout_s=60)
+
+    assert after.replicas == ()
+
+
+def test_watchers_wait_longer_once_nothing_is_new() -> None:
+    clock = ManualClock()
+    registry = Registry(clock=clock)
+    registry.heartbeat(make_replica("a"))
+    after_news = registry.patience_s
+    clock.advance(60)
+    registry.heartbeat(make_replica("a"))
+    when_calm = registry.patience_s
+    registry.report_starting(starting("b", 0.1))
+
+    assert registry.patience_s == after_news < when_calm < WATCH_TIMEOUT_S
