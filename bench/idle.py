@@ -27,7 +27,7 @@ import psutil
 from bench.empty_application import ANSWERED
 from bench.live_deployment import LiveDeployment, user_environment
 from bench.report import surroundings, table
-from bench.startup import BATON_PROCESSES, CONFIG, SETTLE_S, Kind, by_kind
+from bench.startup import BATON_PROCESSES, CONFIG, SETTLE_S, Kind, by_kind, command_of
 
 THIS_TREE = Path(__file__).resolve().parent.parent
 EMPTY = ("empty", "actor")
@@ -79,7 +79,7 @@ def _imported_from(tree: Path) -> Iterator[None]:
 def _address(processes: Sequence[psutil.Process]) -> str:
     """Of this cluster, never of one that happens to run here."""
     for process in processes:
-        for word in process.cmdline():
+        for word in command_of(process).split(" "):
             if word.startswith("--gcs-address="):
                 return word.partition("=")[2]
     raise RuntimeError("no raylet among the deployment's processes")

@@ -162,7 +162,7 @@ def by_kind(
 
 
 def _kind(process: psutil.Process, owners: Mapping[str, Mapping[str, str]]) -> Kind:
-    command = _command(process)
+    command = command_of(process)
     for owner, kinds in owners.items():
         for kind, part in kinds.items():
             if part in command:
@@ -178,7 +178,7 @@ def _leads(pid: int) -> bool:
         return False
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
