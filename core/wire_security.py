@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 PRIVATE_TRANSPORTS = frozenset({"memory", "shm", "grpc"})
 """Transports whose bytes stay on the machine, or in our channels, which alone are encrypted."""
+NO_TOKEN = ""
+"""Among tokens: calls that carry none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

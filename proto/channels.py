@@ -141,10 +141,13 @@ class Channels:
                 closing.add_done_callback(self._closing.discard)
 
 
-def new_server(security: WireSecurity = PLAIN, *, pings: bool = True) -> grpc.aio.Server:
-    """A server for our own processes; see `listen`."""
+def new_server(
+    security: WireSecurity = PLAIN, strangers: RefuseStrangers | None = None, *, pings: bool = True
+) -> grpc.aio.Server:
+    """A server for our own processes; see `listen`. `strangers`: who refuses them, if somebody
+    wants to know how many."""
     options = SERVER_OPTIONS if pings else UNPINGED_SERVER_OPTIONS
-    return lasting_server(options=options, interceptors=(RefuseStrangers(security),))
+    return lasting_server(options=options, interceptors=(strangers or RefuseStrangers(security),))
 
 
 def listen(server: grpc.aio.Server, address: str, security: WireSecurity = PLAIN) -> int:

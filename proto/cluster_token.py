@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.core.wire_security import WireSecurity
+from baton.core.wire_security import NO_TOKEN, WireSecurity
 
 TOKEN_KEY = "baton-cluster-token"
 REFUSAL = (
     "refused: this call does not carry the cluster token of this replica; give every process of "
-    "the cluster the same one (security.token_file, or the variable BATON_CLUSTER_TOKEN)"
+    "the cluster the same one (security.token_file, the variable BATON_CLUSTER_TOKEN, or Ray's own "
+    "token, from which it is derived: security.default_token)"
 )
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,6 +31,7 @@ class RefuseStrangers(grpc.aio.ServerInterceptor):
 
     def __init__(self, security: WireSecurity) -> None:
         self._security = security
+        self.num_refused = 0
 
     async def intercept_service(
         self,
@@ -43,17 +45,18 @@ class RefuseStrangers(grpc.aio.ServerInterceptor):
         accepted = [compare_digest(given, token.encode()) for token in self._accepted()]
         if True in accepted:
             return await continuation(handler_call_details)
+        self.num_refused += 1
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
     def _accepted(self) -> tuple[str, ...]:
-        return self._security.now().tokens or ("",)
+        return self._security.now().tokens or (NO_TOKEN,)
 
 
 def _given(details: grpc.HandlerCallDetails) -> bytes:
     for key, value in details.invocation_metadata or ():
         if key == TOKEN_KEY:
             return value.encode() if isinstance(value, str) else value
-    return b""
+    return NO_TOKEN.encode()
 
 
 async def _refuse(requests: AsyncIterator[Any], context: _Context) -> AsyncIterator[Any]:

@@ -60,7 +60,7 @@ class SecuredChannel(RelayedChannel):
         return start(*request, **{**arguments, "metadata": metadata})
 
     def _token(self) -> tuple[tuple[str, str], ...]:
-        return tuple((TOKEN_KEY, token) for token in self._security.tokens[:1])
+        return tuple((TOKEN_KEY, token) for token in self._security.tokens[:1] if token)
 
 
 def _identity(security: WireSecurity) -> tuple[bytes, bytes, bytes]:

@@ -12,6 +12,7 @@ passes through Ray.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,13 @@ from baton.platform.cluster.ranks import bundles_of, strategy_of
 from baton.platform.cluster.registry_actor import RegistryActor
 from baton.platform.cluster.replica_actor import DecodeActor, PrefillActor
 from baton.platform.cluster.serve_document import drain_limit_s
-from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import DECODE, GATEWAY, PREFILL, REGISTRY
 from baton.platform.config.pools import PlacementConfig, PoolConfig
+from baton.platform.security.connections import is_token_given
+from baton.platform.security.ray_token import settled
+
+log = logging.getLogger(__name__)
 
 NO_CPU: dict[str, Any] = {"num_cpus": 0}
 SUCCESSORS_FIRST: dict[str, Any] = {"max_surge_percent": 100}
@@ -37,8 +42,10 @@ HEALTH_CHECK_TIMEOUT_S = 5.0
 def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Application:
     """The application as a graph of deployments.
 
-    `folder` must exist on every node; without one, every node finds the model by itself.
+    `folder` must exist on every node; without one, every node finds the model by itself. Whether
+    replicas ask for a token is settled here, for all of them.
     """
+    config = _with_token_settled(config)
     anywhere = _placed({**NO_CPU}, PlacementConfig())
     registry = _deployment(config, RegistryActor, REGISTRY, 1, anywhere).bind(config)
     pools = [
@@ -54,6 +61,18 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
     faces = _placed({**NO_CPU}, config.gateway.placement) | SUCCESSORS_FIRST
     gateway = _deployment(config, GatewayActor, GATEWAY, config.gateway.replicas, faces)
     return gateway.bind(config, folder, registry, *pools)
+
+
+def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
+    """Of the token itself nothing is in the configuration, which Ray keeps and shows."""
+    asked, default = config.security, settled(config.security).default_token
+    is_guarded = default != "none" or asked.is_encrypted or is_token_given(asked)
+    if asked.default_token == "auto" and not is_guarded:
+        log.warning(
+            "Ray asks for no token here (RAY_AUTH_MODE), so that replicas ask for none either: "
+            "whoever reaches their ports is served; set security.token_file"
+        )
+    return override(config, {"security.default_token": default})
 
 
 def _resources(pool: PoolConfig) -> dict[str, Any]:

@@ -9,15 +9,33 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from baton.core.cores import usable_cores
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.security.ray_token import OWN_FILE
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's minimum is 75 MiB. No request passes through the object store."""
 NUM_OTHERS = 2
 """The registry and Serve's controller."""
+
+
+def draw_ray_token() -> None:
+    """What Ray asks for of a cluster of its own, if it has none yet: Ray would draw it as well, and
+    leave it to be read by all users of the machine. Not where it cannot be kept."""
+    is_given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if is_given or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return
+    path = Path.home() / OWN_FILE
+    with suppress(OSError):  # one of two that begin at once is the first
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with NamedTemporaryFile("w", dir=path.parent) as file:  # of its owner alone
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.link(file.name, path)  # whole, or not at all
 
 
 def ray_environment() -> dict[str, str]:
@@ -38,8 +56,7 @@ def ray_environment() -> dict[str, str]:
         # A replica that fails its health checks is not asked to leave in its own time first.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }
-    token = Path.home() / ".ray" / "auth_token"
-    if token.exists():
+    if (Path.home() / OWN_FILE).exists():
         environment["RAY_AUTH_MODE"] = "token"  # or a cluster that was started here refuses us
     elif not os.access(Path.home(), os.W_OK):
         # Ray keeps its access token there; without one it needs it from here.

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from baton.core.errors import LayoutMismatch
 from baton.core.ids import ReplicaId
 from baton.core.kv_layout import KvLayout
-from baton.core.wire_security import WireSecurity
+from baton.core.wire_security import NO_TOKEN, WireSecurity
 from baton.kv_transfer.layouts.plan import check_layouts
 from baton.platform.doctor.finding import Finding, fail, ok, warn
 
@@ -52,9 +52,21 @@ def check_required(required: Sequence[str], lacking: Mapping[str, str]) -> Findi
     return ok(name, " or ".join(required))
 
 
-def check_security(security: WireSecurity, expires_at: datetime | None, now: datetime) -> Finding:
+def check_security(
+    security: WireSecurity,
+    expires_at: datetime | None,
+    now: datetime,
+    *,
+    is_derived: bool = False,
+) -> Finding:
+    """`is_derived`: the token is made of Ray's own."""
     name = "security"
+    if NO_TOKEN in security.tokens:
+        remedy = "once all replicas have it, set security.default_token to auto"
+        return warn(name, "a cluster token is accepted, and not asked for", remedy)
     if expires_at is None:
+        if is_derived:
+            return ok(name, "a token made of Ray's own; plain text, as Ray's own calls")
         if security.tokens:
             remedy = "set security.tls_cert_file as well, unless the network is your own"
             return warn(name, "a cluster token, readable on the wire: no TLS", remedy)

@@ -37,7 +37,8 @@ from baton.platform.machine.node import NodeFacts, read_node
 from baton.platform.machine.ports import check_bindable
 from baton.platform.models.draft_folder import with_draft
 from baton.platform.models.model_folder import find_model
-from baton.platform.security.connections import load_security
+from baton.platform.security.connections import is_token_given, load_security
+from baton.platform.security.ray_token import settled
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 
@@ -73,7 +74,8 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
 def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Finding]:
     """As a replica on this machine would load it; None if it could not."""
     try:
-        security = load_security(config.security, allows_plain_kv=config.transfer.allow_plain)
+        found = settled(config.security)
+        security = load_security(found, allows_plain_kv=config.transfer.allow_plain)
     except InvalidConfig as error:
         return None, fail("security", str(error), "`baton certs` makes what is needed")
     expires_at: datetime | None = None
@@ -81,7 +83,8 @@ def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Fin
         from baton.platform.security.certificates import expires_at as read_expiry
 
         expires_at = read_expiry(security.certificate_pem)
-    return security, check_security(security, expires_at, datetime.now(UTC))
+    is_derived = found.default_token == "ray" and not is_token_given(found)
+    return security, check_security(security, expires_at, datetime.now(UTC), is_derived=is_derived)
 
 
 async def examine_live(

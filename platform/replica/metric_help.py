@@ -97,6 +97,7 @@ _TRANSFERS: Mapping[str, str] = {
     "transport_demotions_total": "How often a transport failed and was left for a while",
     "transport_bytes_per_second": "The fastest that a transport was measured at, to any peer",
     "transport_refused_total": "Peers that no permitted transport leads to, when asked for",
+    "refused_calls_total": "Calls without the cluster's token, which were not served",
     "chaos_rules": "Faults that are made on purpose now",
     "chaos_faults_total": "Faults that were made on purpose",
 }

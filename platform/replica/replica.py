@@ -98,7 +98,12 @@ class Replica:
     def metrics(self) -> dict[str, float]:
         """Single numbers, by Prometheus name; labels may stand behind it."""
         chaos = {} if self.chaos is None else self.chaos.as_metrics()
-        return {**self.worker.metrics(), **self.probing.metrics(), **chaos}
+        return {
+            **self.worker.metrics(),
+            **self.probing.metrics(),
+            **self.server.metrics(),
+            **chaos,
+        }
 
     async def drain(self, timeout_s: float) -> bool:
         """Call itself unready and let go what it has; False if the time was not enough."""

@@ -26,6 +26,7 @@ from baton.platform.replica.peer_probing import PeerProbing
 from baton.prefill_service.worker import PrefillWorker
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import listen, new_server
+from baton.proto.cluster_token import RefuseStrangers
 from baton.proto.kv_events_wire import kv_events_to_proto
 from baton.proto.replica_pb2_grpc import ReplicaServicer, add_ReplicaServicer_to_server
 from baton.proto.wire import capacity_to_proto
@@ -216,9 +217,13 @@ class ReplicaServer:
         security: WireSecurity = PLAIN,
     ) -> None:
         self._security = security
-        self._server = new_server(security)
+        self._strangers = RefuseStrangers(security)
+        self._server = new_server(security, self._strangers)
         add_ReplicaServicer_to_server(inspect, self._server)
         register(self._server)
+
+    def metrics(self) -> dict[str, float]:
+        return {"refused_calls_total": self._strangers.num_refused}
 
     async def start(self, host: str) -> str:
         """Listen on a free port of `host` and return host:port."""

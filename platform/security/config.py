@@ -5,6 +5,8 @@ Every process reads the files on its own node. What they hold is never part of t
 
 from __future__ import annotations
 
+from typing import Literal
+
 from baton.core.config_node import ConfigNode
 
 
@@ -24,6 +26,10 @@ class SecurityConfig(ConfigNode, frozen=True, kw_only=True):
     """The cluster's token, without which no call between its processes is served. Empty: the
     variable BATON_CLUSTER_TOKEN, if it is set. Of several lines the first is sent, all are
     accepted."""
+    default_token: Literal["auto", "ray", "permissive", "none"] = "auto"
+    """The token where none is given. `ray`: one derived from Ray's own. `permissive`: the same is
+    accepted, but not asked for. `none`: whoever reaches a replica's port is served. `auto`: `ray`
+    where Ray itself asks for its token, else `none`."""
 
     def __post_init__(self) -> None:
         files = (self.tls_cert_file, self.tls_key_file, self.tls_ca_file)

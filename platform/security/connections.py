@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.core.errors import InvalidConfig
-from baton.core.wire_security import WireSecurity
+from baton.core.wire_security import NO_TOKEN, WireSecurity
 from baton.platform.security.config import SecurityConfig
+from baton.platform.security.ray_token import derived_token
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +32,23 @@ def load_security(
     allows_plain_kv: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> WireSecurity:
-    """Raises InvalidConfig, naming the setting at fault and the remedy."""
-    files = _SecurityFiles(config, allows_plain_kv, environment.get(TOKEN_VARIABLE, ""))
-    security = files.current()
-    if security.tokens and not security.is_encrypted:
+    """Raises InvalidConfig, naming the setting at fault and the remedy. A `default_token` that is
+    not settled is none."""
+    is_given = is_token_given(config, environment)
+    defaults = () if is_given else _default_tokens(config, environment)
+    given = environment.get(TOKEN_VARIABLE, "")
+    security = _SecurityFiles(config, allows_plain_kv, given, defaults).current()
+    if security.tokens and is_given and not security.is_encrypted:
         log.warning(
             "the cluster token travels in plain text: it keeps clusters from being mixed up, and "
             "nobody out; set security.tls_cert_file as well"
         )
     return security
+
+
+def is_token_given(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether an operator has made one, so that there is no need for a default."""
+    return bool(config.token_file or environment.get(TOKEN_VARIABLE, "").strip())
 
 
 class _SecurityFiles:
@@ -48,10 +57,17 @@ class _SecurityFiles:
     Files are looked at for every call and handshake, and read only when they have changed.
     """
 
-    def __init__(self, config: SecurityConfig, allows_plain_kv: bool, token: str) -> None:
+    def __init__(
+        self,
+        config: SecurityConfig,
+        allows_plain_kv: bool,
+        token: str,
+        default_tokens: tuple[str, ...],
+    ) -> None:
         self._config = config
         self._allows_plain_kv = allows_plain_kv
         self._token = token
+        self._default_tokens = default_tokens
         self._paths = [
             path
             for path in (
@@ -118,7 +134,17 @@ class _SecurityFiles:
                 f"{setting} holds a token of fewer than {MIN_TOKEN_CHARS} characters, which can be "
                 "guessed; `openssl rand -hex 32` makes a better one"
             )
-        return tokens
+        return tokens or self._default_tokens
+
+
+def _default_tokens(config: SecurityConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
+    match config.default_token:
+        case "ray":
+            return (derived_token(environment),)
+        case "permissive":
+            return (NO_TOKEN, derived_token(environment))
+        case _:
+            return ()
 
 
 def _read(setting: str, path: str) -> bytes:

@@ -23,6 +23,7 @@ from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.config.deployment import configure
 from baton.platform.observe.gateway_pages import GatewayPages
 from baton.platform.security.connections import load_security
+from baton.platform.security.ray_token import settled
 from baton.proto.channels import Channels
 
 app = typer.Typer(
@@ -70,7 +71,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     with told_in_one_line("baton chaos"):
         planned = _with_changes(read_scenario(scenario), duration, seed)
         pages = admin_pages(url, api_key, ca_file)
-        security = load_security(configure(config_file, {}).security)
+        security = load_security(settled(configure(config_file, {}).security))
         console = Console(stderr=as_json)
         outcome = asyncio.run(_run(planned, pages, grpc_url, security, console))
     if as_json:

@@ -35,6 +35,7 @@ from baton.platform.cli.terminal.start_report import StartReport
 from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog, follow_workers
 from baton.platform.cluster.local_cluster import (
     OBJECT_STORE_BYTES,
+    draw_ray_token,
     num_logical_cpus,
     ray_environment,
     worker_environment,
@@ -59,6 +60,8 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
     end_with_parent()
     signal.signal(signal.SIGTERM, _raise_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards one SIGTERM instead
+    if not config.ray.address:
+        draw_ray_token()
     os.environ.update(ray_environment())
     started = time.monotonic()
     is_started = False
