@@ -70,7 +70,9 @@ def check_security(
         if security.tokens:
             remedy = "set security.tls_cert_file as well, unless the network is your own"
             return warn(name, "a cluster token, readable on the wire: no TLS", remedy)
-        return ok(name, "none: whoever reaches a replica's port is served")
+        return ok(
+            name, "none here: whoever reaches a replica's port is served, unless Ray has a token"
+        )
     kind = "mutual TLS" if security.checks_clients else "TLS"
     token = "a cluster token" if security.tokens else "no cluster token"
     seen = f"{kind}, {token}; the certificate is valid until {expires_at:%Y-%m-%d %H:%M} UTC"

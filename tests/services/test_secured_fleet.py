@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-from tests.in_process_fleet import Fleet, running_fleet
+import pytest
+from tests.in_process_fleet import Fleet, echo_engine, running_fleet
 from tests.secured_clusters import AUTHORITY, write_files
 
+from baton.core.ids import ReplicaId
+from baton.core.messages import Role
 from baton.core.wire_security import WireSecurity
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.platform.config.deployment import override
+from baton.platform.replica.replica import start_replica
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.proto.replica_pb2_grpc import ReplicaStub
@@ -89,3 +95,58 @@ async def test_the_status_says_that_replicas_speak_tls(tmp_path: Path) -> None:
         rows = await status_seen_by(fleet, FOREIGN)
 
     assert all("only one side speaks TLS" in row["trouble"] for row in rows)
+
+
+async def test_replicas_that_do_not_ask_yet_and_those_that_accept_serve_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-ray-itself")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    permissive = {"security.default_token": "permissive"}
+    async with running_fleet(changes=permissive, prefill=0, decode=0) as fleet:
+        newer, older = fleet.config, override(fleet.config, {"security.default_token": "none"})
+        receipts = []
+        for prefill, decode in ((newer, older), (older, newer)):
+            fleet.config = prefill
+            added = [await fleet.add(Role.PREFILL)]
+            fleet.config = decode
+            added.append(await fleet.add(Role.DECODE))
+            receipts.append((await fleet.ask(PROMPT)).receipt)
+            for replica_id in added:
+                await fleet.crash(replica_id)
+            await fleet.sync()
+
+    assert all(receipt.prefill_replica and receipt.kv_bytes for receipt in receipts)
+
+
+async def test_requests_wait_for_replicas_that_ask_where_the_others_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rollout in one step: of the gateway first, and to its replicas none of the old belongs."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-ray-itself")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    async with running_fleet(
+        changes={"security.default_token": "ray"}, prefill=0, decode=0
+    ) as fleet:
+        older = override(fleet.config, {"security.default_token": "none"})
+        engine = echo_engine(Role.DECODE)
+        old = await start_replica(
+            older, Role.DECODE, engine, replica_id=ReplicaId("decode-old"), host="127.0.0.1"
+        )
+        try:
+            fleet.registry.heartbeat(old.info)
+            await fleet.dispatcher.fleet.apply(fleet.registry.membership())
+            asking = asyncio.create_task(fleet.ask(PROMPT))
+            async with asyncio.timeout(10):
+                while not old.metrics()["refused_calls_total"]:
+                    await asyncio.sleep(0.01)
+            is_waiting = not asking.done()
+            new = await fleet.add(Role.DECODE)
+            answer = await asking
+        finally:
+            await old.stop()
+
+        assert fleet.replicas[new].metrics()["refused_calls_total"] == 0
+    assert is_waiting
+    assert answer.receipt.decode_replica == new
+    assert len(answer.tokens) > 0
