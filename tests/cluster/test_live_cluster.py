@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import msgspec
 import openai
@@ -22,6 +23,8 @@ from baton.client.client import BatonClient
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.machine.core_share import share_of_cores
 from baton.platform.models.model_folder import find_model
+from baton.proto import replica_pb2 as pb
+from baton.proto.replica_pb2_grpc import ReplicaStub
 
 pytestmark = pytest.mark.cluster
 
@@ -77,6 +80,15 @@ def test_the_kv_of_a_prompt_travels_between_two_processes(server: Server) -> Non
     assert receipt["computed_tokens"] == receipt["prompt_tokens"] + 4
     assert server.leaks()["violations"] == []
     assert server.replica_process("Prefill").pid != server.replica_process("Decode").pid
+
+
+def test_replicas_refuse_strangers_though_nobody_has_configured_anything(server: Server) -> None:
+    for rows in server.status()["pools"].values():
+        assert rows[0]["is_reachable"]
+        with grpc.insecure_channel(rows[0]["address"]) as channel:
+            with pytest.raises(grpc.RpcError) as refused:
+                ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=10)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_serve_says_a_line_a_stage_where_there_is_no_terminal(server: Server) -> None:
