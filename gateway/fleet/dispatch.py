@@ -52,18 +52,20 @@ LOOK_S = 0.25
 class ReplicaDispatcher:
     """The gateway's one dispatcher. `run` keeps it in touch with the registry."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it goes by, each by name
         self,
         routing: Routing,
         *,
         max_waiting: int,
         no_replica_grace_s: float,
+        may_have_none: bool = False,
         kept_decisions: int = 0,
         clock: Clock = monotonic,
         channels: Channels | None = None,
     ) -> None:
         self.epoch: Epoch = new_epoch()
         self._no_replica_grace_s = no_replica_grace_s
+        self._may_have_none = may_have_none
         self._clock = clock
         self._queue: AdmissionQueue[Seeker] = AdmissionQueue(
             max_waiting, routing.weights, clock, self._lets_pass
@@ -83,9 +85,18 @@ class ReplicaDispatcher:
         """The current attempts: gone with the requests, which hold them."""
         self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
 
-    def reconfigure(self, routing: Routing, *, max_waiting: int, no_replica_grace_s: float) -> None:
-        """Go by these from now on; requests that have a place keep it."""
+    def reconfigure(
+        self,
+        routing: Routing,
+        *,
+        max_waiting: int,
+        no_replica_grace_s: float,
+        may_have_none: bool = False,
+    ) -> None:
+        """Go by these from now on; requests that have a place keep it. `may_have_none`: replicas
+        are started for who waits."""
         self._no_replica_grace_s = no_replica_grace_s
+        self._may_have_none = may_have_none
         self._queue.reconfigure(max_waiting, routing.weights)
         self._placer.reroute(routing)
         self._log.policy = routing.name
@@ -213,6 +224,9 @@ class ReplicaDispatcher:
         return min((link.info.max_model_len for link in self.fleet.connected), default=0)
 
     def is_ready(self) -> bool:
+        return self._may_have_none or self._can_decode()
+
+    def _can_decode(self) -> bool:
         return any(True for _ in self.fleet.open_decode)
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
@@ -314,12 +328,12 @@ class ReplicaDispatcher:
             ) from None
 
     def _patience_ends_at(self) -> float | None:
-        if self.is_ready():
+        if self._can_decode():
             return None
         return asyncio.get_running_loop().time() + self._no_replica_grace_s
 
     def _on_fleet_change(self) -> None:
-        is_ready = self.is_ready()
+        is_ready = self._can_decode()
         if is_ready != self._was_ready:
             self._was_ready = is_ready
             if is_ready:

@@ -63,7 +63,8 @@ class StatusPages:
         return json_response(HealthAnswer())
 
     async def ready(self, request: Request) -> Response:
-        """Can take a request: not draining, and a decode replica takes requests."""
+        """Can take a request: not draining, and a decode replica takes requests, or is started for
+        who waits."""
         missing = self._gateway.missing()
         if self._gateway.config.needs_key:  # which probes do not have
             missing = tuple(structs.replace(it, causes=()) for it in missing)

@@ -120,7 +120,7 @@ class Dispatcher(Protocol):
         """Tokens of prompt and output together on the replicas known now; 0 while there is none."""
 
     def is_ready(self) -> bool:
-        """Whether at least one decode replica takes requests."""
+        """Whether at least one decode replica takes requests, or is started for who waits."""
 
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         """Roles that have fewer ready replicas than are wanted, and what each waits for."""

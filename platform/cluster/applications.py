@@ -29,6 +29,7 @@ from baton.core.messages import Role
 from baton.platform.cluster.serve_document import (
     CONTROLLER_OPTIONS,
     IMPORT_PATH,
+    asleep,
     configuration,
     scaled,
     with_planned,
@@ -158,13 +159,14 @@ def apply_planned(
     with sole_change():
         known = known_document(name)
         config = configuration(known)
-        wanted = {role: config.pool(role).replicas for role in Role}
-        if not config.planner.sets_counts or wanted != dict(before):
+        if not config.planner.sets_counts or config.started_replicas != dict(before):
             return False
         changed = {role.value: n for role, n in counts.items() if n != before[role]}
         if any(config.planner.held_s(Role(role), time.time()) for role in changed):
             return False
-        _send([*_others(name), scaled(known, changed, asked=asked)])
+        is_to_sleep = config.planner.idle_s and not any(counts.values())
+        told = asleep(known) if is_to_sleep else scaled(known, changed, asked=asked)
+        _send([*_others(name), told])
     return True
 
 

@@ -78,7 +78,8 @@ class GatewayNode:
             _routing(config),
             max_waiting=gateway.max_waiting,
             kept_decisions=gateway.kept_decisions,
-            no_replica_grace_s=gateway.no_replica_grace_s,
+            no_replica_grace_s=config.no_replica_grace_s,
+            may_have_none=config.planner.wakes,
             channels=Channels(load_security(config.security)),
         )
         self._planner = PlannerLink(self.dispatcher, config.wanted_replicas)
@@ -169,7 +170,8 @@ class GatewayNode:
             self.dispatcher.reconfigure(
                 _routing(config),
                 max_waiting=known.max_waiting,
-                no_replica_grace_s=config.gateway.no_replica_grace_s,
+                no_replica_grace_s=config.no_replica_grace_s,
+                may_have_none=config.planner.wakes,
             )
         log.info("keys or settings have changed, and hold from now on")
         self._config, self._known = config, known

@@ -26,6 +26,8 @@ AS_IT_IS, TOLD, HELD = "as it is", "only told", "held"
 SCALED, FLIPPED, ASKED = "scaled", "flipped", "nodes asked for"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
 OVERTAKEN_FLIPS = "done in part: a gateway has yet to hear of the flip that it was asked for before"
+WAKE_S = 1.0
+"""A period of pools that sleep, at most: somebody may wait."""
 LOOK_AT_SERVE_S = 30.0
 """How often Serve is asked why replicas do not come."""
 FLIP_SLACK_S = 10.0
@@ -45,7 +47,8 @@ Messages = Callable[[], dict[str, str]]
 def planned(config: DeploymentConfig) -> Planned:
     return Planned(
         rules=config.planner,
-        wanted={role: config.pool(role).replicas for role in Role},
+        wanted=config.started_replicas,
+        has_prefill=config.prefill.replicas > 0,
         num_gateways=config.gateway.replicas,
         max_running={role: config.pool(role).scheduler.max_running for role in Role},
         can_flip=_can_flip(config),
@@ -72,7 +75,8 @@ async def keep_planned(
     """For ever. One change at a time: while Ray's head is away there is none."""
     looked_s = planner.clock() - LOOK_AT_SERVE_S
     while True:
-        await asyncio.sleep(planner.rules.period_s)
+        period_s = planner.rules.period_s
+        await asyncio.sleep(min(period_s, WAKE_S) if planner.planned.is_asleep else period_s)
         try:
             if planner.short() and planner.clock() - looked_s >= LOOK_AT_SERVE_S:
                 looked_s = planner.clock()

@@ -101,6 +101,9 @@ def scaled(
     rules: Plain = {f"asked_{role.value}": number for role, number in (asked or {}).items()}
     if held_until is not None:
         rules["held_until"] = {role.value: at for role, at in held_until.items()}
+    if before.planner.is_asleep:  # all wake, and those that are not counted as they were
+        rules["is_asleep"] = False
+        counts = {**{role.value: before.pool(role).replicas for role in _roles(before)}, **counts}
     told = {pool: {"replicas": count} for pool, count in counts.items()}
     result = deepcopy(deployed)
     known = {one["name"]: one for one in result.setdefault("deployments", [])}
@@ -114,9 +117,25 @@ def scaled(
         one["user_config"] = merged(one.get("user_config") or {}, told)
         if name == REGISTRY and rules:
             one["user_config"] = merged(one["user_config"], {"planner": rules})
+        if name == GATEWAY and "is_asleep" in rules:
+            one["user_config"] = merged(one["user_config"], {"planner": {"is_asleep": False}})
         for pool, count in counts.items():
             if POOLS[pool] == name:
-                one["num_replicas"] = count
+                one.update(_number(before, pool, count))
+    return result
+
+
+def asleep(deployed: Plain) -> Plain:
+    """The same application without prefill and decode replicas, until it is `scaled`. Its planner
+    must have `idle_s`."""
+    before, result = configuration(deployed), deepcopy(deployed)
+    for one in result["deployments"]:
+        for role in _roles(before):
+            if one["name"] == POOLS[role.value]:
+                one.update(_number(before, role.value, 0))
+        if one["name"] in (GATEWAY, REGISTRY):
+            told = {"planner": {"is_asleep": True}}
+            one["user_config"] = merged(one.get("user_config") or {}, told)
     return result
 
 
@@ -184,7 +203,10 @@ def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:
     """What another document would change, and whether that starts all processes anew."""
     keys = ("args", "import_path", "runtime_env")
     restarts = any((deployed.get(key) or {}) != (wanted.get(key) or {}) for key in keys)
-    return changes(configuration(deployed), configuration(wanted)), restarts
+    before, after = configuration(deployed), configuration(wanted)
+    if bool(before.planner.idle_s) != bool(after.planner.idle_s):  # Serve takes it for other code
+        restarts = True
+    return changes(before, after), restarts
 
 
 def drain_limit_s(config: DeploymentConfig, name: str) -> float:
@@ -200,10 +222,37 @@ def _deployment(config: DeploymentConfig, name: str, live: Plain) -> Plain:
     found: dict[str, Any] = {"name": name, "user_config": live}
     for pool, deployment in POOLS.items():
         if deployment == name:
-            found["num_replicas"] = getattr(config, pool).replicas
+            count = 0 if _sleeps(config, pool) else getattr(config, pool).replicas
+            found.update(_number(config, pool, count))
     found["health_check_period_s"] = config.health.check_period_s
     found["graceful_shutdown_timeout_s"] = drain_limit_s(config, name)
     return found
+
+
+def _roles(config: DeploymentConfig) -> list[Role]:
+    """Those that have a pool."""
+    return [role for role in Role if config.pool(role).replicas]
+
+
+def _sleeps(config: DeploymentConfig, pool: str) -> bool:
+    return config.planner.is_asleep and pool != "gateway"
+
+
+def _number(config: DeploymentConfig, pool: str, count: int) -> Plain:
+    """What Serve is told of a number of replicas. None it takes only as the bounds of its own
+    autoscaler, which leaves no choice between them; and bounds only from the first document on."""
+    if not config.planner.idle_s or pool == "gateway":
+        return {"num_replicas": count}
+    bounds = {"min_replicas": count, "initial_replicas": count, "max_replicas": max(count, 1)}
+    return {"autoscaling_config": bounds}
+
+
+def _counted(one: Plain) -> int | None:
+    """The reverse; None if it says nothing, as of pools that sleep."""
+    if bounds := one.get("autoscaling_config"):
+        return bounds.get("min_replicas") or None
+    count: int | None = one.get("num_replicas")
+    return count
 
 
 def _numbers(config: DeploymentConfig) -> tuple[Any, ...]:
@@ -218,7 +267,7 @@ def _numbers(config: DeploymentConfig) -> tuple[Any, ...]:
 def _counts(deployed: Plain) -> dict[str, int]:
     pool_by_name = {name: pool for pool, name in POOLS.items()}
     return {
-        f"{pool_by_name[one['name']]}.replicas": one["num_replicas"]
+        f"{pool_by_name[one['name']]}.replicas": count
         for one in deployed.get("deployments", ())
-        if one["name"] in pool_by_name and one.get("num_replicas") is not None
+        if one["name"] in pool_by_name and (count := _counted(one)) is not None
     }

@@ -39,7 +39,7 @@ from baton.platform.config.pools import DecodeConfig, PlacementConfig, PoolConfi
 from baton.platform.faults.config import ChaosConfig
 from baton.platform.observe.config import MetricsConfig, TracingConfig
 from baton.platform.observe.logs import LogFormat, LogLevel
-from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.security.config import SecurityConfig
 from baton.router.config import PullConfig
 
@@ -240,9 +240,24 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     @property
     def wanted_replicas(self) -> dict[Role, int]:
-        """As clients count them: each engine is one."""
+        """As clients count them: each engine is one; none of those that sleep."""
+        if self.planner.is_asleep:
+            return {}
         counts = {Role.DECODE: self.decode.num_engines, Role.PREFILL: self.prefill.num_engines}
         return {role: number for role, number in counts.items() if number}
+
+    @property
+    def started_replicas(self) -> dict[Role, int]:
+        """As Serve counts them."""
+        is_asleep = self.planner.is_asleep
+        return {role: 0 if is_asleep else self.pool(role).replicas for role in Role}
+
+    @property
+    def no_replica_grace_s(self) -> float:
+        """How long a request waits while no decode replica takes requests: where there may be none,
+        as long as the planner waits for a replica to start."""
+        grace_s, rules = self.gateway.no_replica_grace_s, self.planner
+        return max(grace_s, PATIENCE * rules.cold_start_s) if rules.wakes else grace_s
 
     @property
     def wants_weights(self) -> bool:

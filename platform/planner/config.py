@@ -9,6 +9,9 @@ import msgspec
 from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
 from baton.core.messages import Role
 
+PATIENCE = 2.0
+"""Times a cold start that replicas may take to come."""
+
 Share = Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
 
 
@@ -49,7 +52,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     """Decode replicas that there are at most."""
     idle_s: float = 0.0
     """Without a request for so long both pools go to zero; one that comes then waits for a cold
-    start. 0: never."""
+    start. 0: never. From or to 0 it starts processes anew."""
+    is_asleep: bool = False
+    """Both pools are at zero; the planner sets it."""
     cold_start_s: Seconds = 30.0
     """From the decision to add a replica until it takes requests."""
     period_s: Seconds = 5.0
@@ -67,10 +72,20 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         for name, number in {"idle_s": self.idle_s, "hold_s": self.hold_s, **holds}.items():
             if number < 0:
                 raise ValueError(f"planner.{name} must not be negative; 0 is none")
-        if self.enabled and (self.idle_s or not self.min_decode):
+        if self.enabled and not self.min_decode:
             raise ValueError(
-                "planner.idle_s and planner.min_decode: of a pool that serves one replica stays; "
-                "leave the one at 0 and the other at 1 or more"
+                "planner.min_decode: of a pool that serves one replica stays; set planner.idle_s "
+                "to have both go when nobody asks"
+            )
+        if self.idle_s and self.nodes == "kuberay":
+            raise ValueError(
+                "planner.idle_s: pools whose nodes come and go with them do not go to zero; leave "
+                "it at 0, or planner.nodes at fixed"
+            )
+        if self.is_asleep and not self.wakes:
+            raise ValueError(
+                "planner.is_asleep: nobody would start replicas again; set planner.enabled and "
+                "planner.idle_s, or leave it out"
             )
 
     def least(self, role: Role) -> int:
@@ -90,3 +105,8 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     def sets_counts(self) -> bool:
         """Whether it does what it decides."""
         return self.enabled and self.mode == "scale"
+
+    @property
+    def wakes(self) -> bool:
+        """Whether replicas are started for who waits, where there are none."""
+        return self.sets_counts and self.idle_s > 0

@@ -24,7 +24,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import HEARTBEAT_S, Membership, ReplicaInfo, Role, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
-from baton.platform.planner.config import PlannerConfig
+from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.planner.measured_models import measured_models
 from baton.platform.planner.observation import Memory, PoolCount
 from baton.platform.planner.plan import Decision, plan
@@ -36,8 +36,6 @@ KEPT = 256
 """Changes, and refusals of changes, that are remembered."""
 SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
 """A registry that began lately does not know everybody."""
-PATIENCE = 2.0
-"""Times a cold start that replicas may take to come before no more are asked for."""
 
 Counts = Mapping[Role, int]
 
@@ -52,6 +50,8 @@ class Planned:
     num_gateways: int
     max_running: Counts
     """Requests that an engine of each role computes at once."""
+    has_prefill: bool = True
+    """Whether there is a prefill pool, be it asleep."""
     can_flip: bool = False
     """Whether the pools are so alike that replicas may take the other role."""
     flip_s: float = 0.0
@@ -59,10 +59,19 @@ class Planned:
 
     @property
     def live_rules(self) -> PlannerConfig:
-        """A pool without replicas is no deployment: none goes there, or comes from there."""
-        if self.wanted[Role.PREFILL]:
+        """A pool that is configured without replicas is no deployment: none goes there, or comes
+        from there."""
+        if self.has_prefill:
             return structs.replace(self.rules, min_prefill=max(self.rules.min_prefill, 1))
         return structs.replace(self.rules, min_prefill=0, max_prefill=0)
+
+    @property
+    def is_asleep(self) -> bool:
+        return not any(self.wanted.values())
+
+    def least(self, role: Role) -> int:
+        """Replicas that Serve is told to start in this role at least, but for pools that sleep."""
+        return int(role is Role.DECODE or self.has_prefill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,14 +232,23 @@ class Planner:
             flips = 0
             notes.append("another flip is under way: the next waits for it")
         started = _after(counts, -moved - flips)
-        owing = [role for role in Role if planned.wanted[role] and started[role] < 1]
-        if owing and may_flip and not flips and not self._flipping:
+        falls_asleep = not any(counts.values())
+        owing = [role for role in Role if started[role] < planned.least(role)]
+        if (
+            owing
+            and not falls_asleep
+            and not planned.is_asleep
+            and may_flip
+            and not flips
+            and not self._flipping
+        ):
             flips = 1 if owing == [Role.PREFILL] else -1
             counts = _after({role: pool.wanted for role, pool in self._pools.items()}, flips)
             started = dict(planned.wanted)
             notes.append(f"a replica goes back to {owing[0].value} before fewer are to be there")
         started = {
-            role: max(number, 1) if planned.wanted[role] else 0 for role, number in started.items()
+            role: 0 if falls_asleep else max(number, planned.least(role))
+            for role, number in started.items()
         }
         asked = dict(started) if self._has_nodes_made else {}
         for role in asked:

@@ -85,9 +85,11 @@ def test_the_kv_of_a_prompt_travels_between_two_processes(server: Server) -> Non
 def test_replicas_refuse_strangers_though_nobody_has_configured_anything(server: Server) -> None:
     for rows in server.status()["pools"].values():
         assert rows[0]["is_reachable"]
-        with grpc.insecure_channel(rows[0]["address"]) as channel:
-            with pytest.raises(grpc.RpcError) as refused:
-                ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=10)
+        with (
+            grpc.insecure_channel(rows[0]["address"]) as channel,
+            pytest.raises(grpc.RpcError) as refused,
+        ):
+            ReplicaStub(channel).Inspect(pb.InspectRequest(), timeout=10)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

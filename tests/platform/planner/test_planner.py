@@ -408,7 +408,7 @@ async def test_numbers_that_it_is_told_while_it_makes_a_change_are_those_it_goes
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ({"planner": {"enabled": True, "idle_s": 60}}, "planner.idle_s"),
+        ({"planner": {"enabled": True, "idle_s": 60, "nodes": "kuberay"}}, "planner.idle_s"),
         ({"planner": {"enabled": True, "min_decode": 0}}, "min_decode"),
         ({"planner": {"enabled": True, "max_prefill": 0, "min_prefill": 0}}, "max_prefill is 0"),
         (
