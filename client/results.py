@@ -80,7 +80,8 @@ class PromptProgress:
     """A prompt that waits or is computed."""
 
     state: str
-    """"queued": it has no place; "in_line": for a prefill replica; "computed": one has it."""
+    """"queued": it has no place; "starting": replicas start for it; "in_line": for a prefill
+    replica; "computed": one has it."""
     position: int
     """How many should go first."""
     total: int

@@ -849,7 +849,7 @@ class PromptProgress(message.Message):
     TIME_MS_FIELD_NUMBER: builtins.int
     ETA_MS_FIELD_NUMBER: builtins.int
     state: builtins.str
-    """queued: no place yet; in_line: for a prefill replica; computed: being so"""
+    """queued: no place yet; starting: replicas start; in_line: for a prefill replica; computed"""
     position: builtins.int
     """how many should go first"""
     total: builtins.int

@@ -58,14 +58,14 @@ class ReplicaDispatcher:
         *,
         max_waiting: int,
         no_replica_grace_s: float,
-        may_have_none: bool = False,
+        cold_start_s: float | None = None,
         kept_decisions: int = 0,
         clock: Clock = monotonic,
         channels: Channels | None = None,
     ) -> None:
         self.epoch: Epoch = new_epoch()
         self._no_replica_grace_s = no_replica_grace_s
-        self._may_have_none = may_have_none
+        self._cold_start_s = cold_start_s
         self._clock = clock
         self._queue: AdmissionQueue[Seeker] = AdmissionQueue(
             max_waiting, routing.weights, clock, self._lets_pass
@@ -91,12 +91,12 @@ class ReplicaDispatcher:
         *,
         max_waiting: int,
         no_replica_grace_s: float,
-        may_have_none: bool = False,
+        cold_start_s: float | None = None,
     ) -> None:
-        """Go by these from now on; requests that have a place keep it. `may_have_none`: replicas
-        are started for who waits."""
+        """Go by these from now on; requests that have a place keep it. `cold_start_s`: replicas
+        are started for who waits where there are none, and serve after so long."""
         self._no_replica_grace_s = no_replica_grace_s
-        self._may_have_none = may_have_none
+        self._cold_start_s = cold_start_s
         self._queue.reconfigure(max_waiting, routing.weights)
         self._placer.reroute(routing)
         self._log.policy = routing.name
@@ -182,6 +182,8 @@ class ReplicaDispatcher:
         if foreseen is None:
             return None
         position, wait_s = foreseen
+        if self._cold_start_s is not None and not self._can_decode():
+            return _waits("starting", position, num_tokens, self._cold_start_s)
         return _waits("queued", position, num_tokens, wait_s + self._log.queued_s(1, 1))
 
     @property
@@ -224,7 +226,7 @@ class ReplicaDispatcher:
         return min((link.info.max_model_len for link in self.fleet.connected), default=0)
 
     def is_ready(self) -> bool:
-        return self._may_have_none or self._can_decode()
+        return self._cold_start_s is not None or self._can_decode()
 
     def _can_decode(self) -> bool:
         return any(True for _ in self.fleet.open_decode)
@@ -338,6 +340,8 @@ class ReplicaDispatcher:
             self._was_ready = is_ready
             if is_ready:
                 log.info("requests are taken")
+            elif self._cold_start_s is not None:
+                log.info("no decode replica is there; one is started for who waits")
             else:
                 log.warning("no decode replica takes requests; /ready says what is missing")
             for patience in self._patience:
@@ -365,7 +369,7 @@ class ReplicaDispatcher:
 
 
 def _waits(
-    state: Literal["queued", "in_line"], position: int, num_tokens: int, left_s: float
+    state: Literal["queued", "starting", "in_line"], position: int, num_tokens: int, left_s: float
 ) -> PromptProgress:
     eta_ms = round(left_s * 1e3, 1)
     return PromptProgress(state=state, position=position, total=num_tokens, eta_ms=eta_ms)

@@ -21,8 +21,9 @@ EACH_S = 0.5
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     """llama.cpp's names, and three more: state, position and eta_ms."""
 
-    state: Literal["queued", "in_line", "computed"]
-    """It has no place; it waits for a prefill replica; one has it, and computes it in turn."""
+    state: Literal["queued", "starting", "in_line", "computed"]
+    """It has no place; no replica is there either, and one starts for it; it waits for a prefill
+    replica; one has it, and computes it in turn."""
     position: int
     """How many should go first."""
     total: int

@@ -79,7 +79,7 @@ class GatewayNode:
             max_waiting=gateway.max_waiting,
             kept_decisions=gateway.kept_decisions,
             no_replica_grace_s=config.no_replica_grace_s,
-            may_have_none=config.planner.wakes,
+            cold_start_s=config.cold_start_s,
             channels=Channels(load_security(config.security)),
         )
         self._planner = PlannerLink(self.dispatcher, config.wanted_replicas)
@@ -171,7 +171,7 @@ class GatewayNode:
                 _routing(config),
                 max_waiting=known.max_waiting,
                 no_replica_grace_s=config.no_replica_grace_s,
-                may_have_none=config.planner.wakes,
+                cold_start_s=config.cold_start_s,
             )
         log.info("keys or settings have changed, and hold from now on")
         self._config, self._known = config, known

@@ -253,6 +253,11 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
         return {role: 0 if is_asleep else self.pool(role).replicas for role in Role}
 
     @property
+    def cold_start_s(self) -> float | None:
+        """After which replicas serve that are started for who waits; None: none are."""
+        return self.planner.cold_start_s if self.planner.wakes else None
+
+    @property
     def no_replica_grace_s(self) -> float:
         """How long a request waits while no decode replica takes requests: where there may be none,
         as long as the planner waits for a replica to start."""

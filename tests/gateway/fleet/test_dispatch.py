@@ -41,7 +41,8 @@ from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.requests.generation import Generation
 from baton.router.kv_index import KvIndex
 from baton.router.numbering import Depths
-from baton.router.placer import LINE_PER_REPLICA
+from baton.router.placer import LINE_PER_REPLICA, Routing
+from baton.router.policies.cost import Cost
 from baton.router.prompt_names import PromptNames
 
 
@@ -210,6 +211,27 @@ async def test_a_request_without_any_replica_is_unavailable_after_the_grace_peri
     async with dispatching_to(no_replica_grace_s=0.05) as dispatcher:
         with pytest.raises(Unavailable, match="no decode replica takes requests"):
             await dispatcher.start(generation())
+
+
+async def test_who_waits_where_replicas_start_for_it_is_told_so_and_served() -> None:
+    replica = ScriptedReplica("d", answers(7))
+    await replica.start()
+    async with dispatching_to(no_replica_grace_s=60) as dispatcher:
+        assert not dispatcher.is_ready()
+        routing = Routing(Cost(), local_prefill_tokens=0)
+        dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=60, cold_start_s=20)
+        asked = generation()
+        waiting = asyncio.create_task(dispatcher.start(asked))
+        await until(lambda: dispatcher.num_waiting == 1)
+
+        told = dispatcher.progress(asked)
+        assert dispatcher.is_ready()  # to take requests
+        assert told is not None and (told.state, told.eta_ms) == ("starting", 20_000)
+        assert dispatcher.traffic().num_for_decode == 1
+
+        await dispatcher.fleet.apply(snapshot(replica.info))
+        assert await tokens_of(await waiting) == [7]
+    await replica.stop()
 
 
 async def test_a_requests_own_time_limit_counts_even_without_any_replica() -> None:

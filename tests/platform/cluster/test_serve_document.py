@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.schema import ServeApplicationSchema
 
 from baton.core.clock import ManualClock
 from baton.core.errors import InvalidConfig
 from baton.core.messages import Role
 from baton.platform.cluster.serve_document import (
     application,
+    asleep,
     configuration,
     difference,
     document,
@@ -209,3 +212,54 @@ def test_the_registry_hears_of_rules_and_numbers_in_place_and_gateways_that_ther
     told = {one["name"]: one["user_config"] for one in planned()["deployments"]}
     assert told["Registry"]["planner"] == told["Gateway"]["planner"] == {"enabled": True}
     assert told["Registry"]["prefill"] == {"replicas": 2} and "planner" not in told["Decode"]
+
+
+SLEEPY = override(
+    DeploymentConfig(),
+    {"prefill.replicas": 2, "planner.enabled": True, "planner.idle_s": 60.0},
+)
+
+
+def bounds(deployed: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The fewest and the most replicas that Serve may choose, of what its autoscaler is told of."""
+    found = {one["name"]: one.get("autoscaling_config") for one in deployed["deployments"]}
+    return {name: (it["min_replicas"], it["initial_replicas"]) for name, it in found.items() if it}
+
+
+def test_pools_sleep_and_wake_in_place_with_the_numbers_they_had() -> None:
+    awake = application(SLEEPY)
+    sleeping = asleep(awake)
+    woken = scaled(sleeping, {"prefill": 1, "decode": 3})
+    by_hand = scaled(sleeping, {"decode": 2})
+
+    assert bounds(awake) == {"Decode": (1, 1), "Prefill": (2, 2)}
+    assert bounds(sleeping) == {"Decode": (0, 0), "Prefill": (0, 0)}
+    assert bounds(woken) == {"Decode": (3, 3), "Prefill": (1, 1)}
+    assert bounds(by_hand) == {"Decode": (2, 2), "Prefill": (2, 2)}
+    assert configuration(sleeping).wanted_replicas == {}
+    assert configuration(sleeping).started_replicas == dict.fromkeys(Role, 0)
+    assert configuration(by_hand).wanted_replicas == {Role.PREFILL: 2, Role.DECODE: 2}
+    assert application(configuration(sleeping)) == sleeping
+    for name in ("Gateway", "Registry"):
+        told = {one["name"]: one.get("user_config", {}) for one in sleeping["deployments"]}
+        assert told[name]["planner"]["is_asleep"] is True
+    every = (awake, sleeping, woken, by_hand)
+    assert len({get_app_code_version(ServeApplicationSchema(**it)) for it in every}) == 1
+    assert not any(difference(awake, it)[1] for it in every)
+
+
+def test_a_document_that_is_deployed_over_one_that_sleeps_wakes_it() -> None:
+    sleeping, wanted = asleep(application(SLEEPY)), application(SLEEPY)
+
+    assert bounds(with_planned(sleeping, wanted)) == bounds(wanted)
+
+
+def test_whether_pools_may_sleep_at_all_is_told_to_start_processes_anew() -> None:
+    plain = application(override(SLEEPY, {"planner.idle_s": 0.0}))
+
+    assert difference(plain, application(SLEEPY))[1]
+    assert difference(application(SLEEPY), plain)[1]
+    codes = {
+        get_app_code_version(ServeApplicationSchema(**it)) for it in (plain, application(SLEEPY))
+    }
+    assert len(codes) == 2

@@ -128,6 +128,28 @@ def test_pools_follow_what_gateways_tell_and_each_change_is_explained_once() -> 
     }  # fmt: skip
 
 
+def test_pools_go_to_zero_together_when_all_gateways_are_quiet_and_wake_for_one_who_waits() -> None:
+    deployment = Deployment(structs.replace(RULES, idle_s=20.0))
+    deployment.live(4.0, 30)
+    unheard = deployment.live(0.0, 60, hears=False)
+    deployment.live(4.0, 30)
+
+    asleep = deployment.live(0.0, 30)
+    still = deployment.live(0.0, 120)
+    deployment.total = replace(
+        deployment.total, num_arrived=deployment.total.num_arrived + 1, num_waiting=1,
+        num_for_decode=1, waiting_tokens=1000, oldest_wait_s=0.5,
+    )  # fmt: skip
+    woken = deployment.live(0.0, 5)
+    starting = deployment.live(0.0, 40)
+
+    assert min(unheard.counts.values()) > 0
+    assert set(asleep.started.values()) == set(still.started.values()) == {0}
+    assert not still.is_change
+    assert woken.started == {Role.PREFILL: 1, Role.DECODE: 1}
+    assert woken.flips == 0 and min(starting.counts.values()) > 0  # it waits still
+
+
 def test_what_a_gateway_counted_while_nobody_heard_it_is_no_burst_and_nobody_goes_meanwhile() -> (
     None
 ):
@@ -410,13 +432,14 @@ async def test_numbers_that_it_is_told_while_it_makes_a_change_are_those_it_goes
     [
         ({"planner": {"enabled": True, "idle_s": 60, "nodes": "kuberay"}}, "planner.idle_s"),
         ({"planner": {"enabled": True, "min_decode": 0}}, "min_decode"),
+        ({"planner": {"enabled": True, "is_asleep": True}}, "planner.is_asleep"),
         ({"planner": {"enabled": True, "max_prefill": 0, "min_prefill": 0}}, "max_prefill is 0"),
         (
             {"planner": {"enabled": True}, "decode": {"parallel": {"data": 2, "expert": 2}}},
             "decode.parallel.data",
         ),
     ],
-    ids=["idle", "least", "no-prefill", "data"],
+    ids=["idle", "least", "asleep", "no-prefill", "data"],
 )
 def test_what_a_live_deployment_cannot_do_is_refused_by_name(
     sections: dict[str, Any], named: str
