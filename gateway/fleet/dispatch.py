@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
-from baton.core.messages import GenerateRequest
+from baton.core.messages import GenerateRequest, Role
 from baton.core.metrics import Family, gauge
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
@@ -72,7 +72,7 @@ class ReplicaDispatcher:
         )
         self._patience: set[asyncio.Timeout] = set()
         """Time limits of those who wait, which run while no decode replica takes requests."""
-        self._was_ready = False
+        self._was_ready = self._was_awaited = False
         self._has_changed = asyncio.Event()
         self._will_place = False
         meter = RateMeter(routing.pull_rates)
@@ -316,7 +316,8 @@ class ReplicaDispatcher:
 
     @asynccontextmanager
     async def _while_replicas_may_come(self) -> AsyncIterator[None]:
-        """Raises Unavailable once no decode replica has taken requests for the grace period."""
+        """Raises Unavailable once no decode replica has taken requests for the grace period, nor
+        is one on its way that was started for who waits."""
         try:
             async with asyncio.timeout_at(self._patience_ends_at()) as patience:
                 self._patience.add(patience)
@@ -329,8 +330,13 @@ class ReplicaDispatcher:
                 "no decode replica takes requests; /ready says what is missing"
             ) from None
 
+    def _is_awaited(self) -> bool:
+        """Whether it is only a matter of time until requests are taken."""
+        starting = (one.role is Role.DECODE and not one.failure for one in self.fleet.starting)
+        return self._can_decode() or (self._cold_start_s is not None and any(starting))
+
     def _patience_ends_at(self) -> float | None:
-        if self._can_decode():
+        if self._is_awaited():
             return None
         return asyncio.get_running_loop().time() + self._no_replica_grace_s
 
@@ -344,6 +350,9 @@ class ReplicaDispatcher:
                 log.info("no decode replica is there; one is started for who waits")
             else:
                 log.warning("no decode replica takes requests; /ready says what is missing")
+        is_awaited = self._is_awaited()
+        if is_awaited != self._was_awaited:
+            self._was_awaited = is_awaited
             for patience in self._patience:
                 if not patience.expired():
                     patience.reschedule(self._patience_ends_at())

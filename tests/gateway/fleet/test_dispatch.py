@@ -29,12 +29,13 @@ from baton.core.errors import (
     Overloaded,
     Unavailable,
 )
-from baton.core.ids import RequestId
+from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import (
     FinishReason,
     GenerateRequest,
     Pooling,
     Role,
+    StartingReplica,
 )
 from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
@@ -219,7 +220,9 @@ async def test_who_waits_where_replicas_start_for_it_is_told_so_and_served() -> 
     async with dispatching_to(no_replica_grace_s=60) as dispatcher:
         assert not dispatcher.is_ready()
         routing = Routing(Cost(), local_prefill_tokens=0)
-        dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=60, cold_start_s=20)
+        dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=0.1, cold_start_s=20)
+        starts = StartingReplica(replica_id=ReplicaId("d"), role=Role.DECODE, stage="importing")
+        await dispatcher.fleet.apply(replace(snapshot(), starting=(starts,)))
         asked = generation()
         waiting = asyncio.create_task(dispatcher.start(asked))
         await until(lambda: dispatcher.num_waiting == 1)
@@ -228,6 +231,7 @@ async def test_who_waits_where_replicas_start_for_it_is_told_so_and_served() -> 
         assert dispatcher.is_ready()  # to take requests
         assert told is not None and (told.state, told.eta_ms) == ("starting", 20_000)
         assert dispatcher.traffic().num_for_decode == 1
+        await asyncio.sleep(0.15)  # longer than it would wait if nobody started
 
         await dispatcher.fleet.apply(snapshot(replica.info))
         assert await tokens_of(await waiting) == [7]
