@@ -93,6 +93,7 @@ def plan(
 def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig) -> Memory:
     since_s = observation.at_s - max(rules.window_s, rules.steady_s, rules.cold_start_s)
     is_busy = observation.num_arrived or observation.num_waiting or observation.num_open
+    starts = observation.prefill.starting or observation.decode.starting  # somebody wanted it
     is_first = memory.last_busy_s is None
     return Memory(
         observations=(
@@ -100,7 +101,7 @@ def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig)
             observation,
         ),
         wanted=tuple(one for one in memory.wanted if one.at_s > since_s),
-        last_busy_s=observation.at_s if is_busy or is_first else memory.last_busy_s,
+        last_busy_s=observation.at_s if is_busy or starts or is_first else memory.last_busy_s,
         load=memory.load,
     )
 

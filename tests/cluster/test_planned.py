@@ -56,3 +56,23 @@ async def test_the_planner_sizes_pools_under_load_and_gives_way_to_a_person(
     assert latest["outcome"] == "held" and latest["after"]["prefill"] == 2
     assert any("prefill: set by hand" in reason for reason in latest["reasons"])
     await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "planned")
+
+
+async def test_pools_go_to_zero_and_come_back_for_who_asks(nodes: Nodes, tmp_path: Path) -> None:
+    app = application(nodes, tmp_path, "sleepy", planner={**RULES, "idle_s": 5.0})
+    await asyncio.to_thread(app.deploy)
+
+    def sleeps() -> bool:
+        pools = explained(app)["pools"].values()
+        return not any(one["ready"] or one["wanted"] for one in pools)
+
+    await asyncio.to_thread(wait_for, sleeps)
+    ready = httpx.get(f"{app.url}/ready", timeout=10)
+    body = {"prompt": "def add(a, b):", "max_tokens": 4, "temperature": 0}
+    answer = httpx.post(f"{app.url}/v1/completions", json=body, headers=bearer("old"), timeout=120)
+
+    assert ready.status_code == answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    changes = [one["after"] for one in explained(app)["changes"]]
+    assert {"prefill": 0, "decode": 0} in changes
+    await asyncio.to_thread(nodes.baton, "undeploy", "--app-name", "sleepy")
