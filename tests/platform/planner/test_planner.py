@@ -140,14 +140,19 @@ def test_pools_go_to_zero_together_when_all_gateways_are_quiet_and_wake_for_one_
         deployment.total, num_arrived=deployment.total.num_arrived + 1, num_waiting=1,
         num_for_decode=1, waiting_tokens=1000, oldest_wait_s=0.5,
     )  # fmt: skip
+    deployment.placeable = dict.fromkeys(Role, 0)  # they take their time
     woken = deployment.live(0.0, 5)
+    deployment.total = replace(deployment.total, num_waiting=0, num_for_decode=0)  # it gave up
     starting = deployment.live(0.0, 40)
+    deployment.placeable = dict.fromkeys(Role, 8)
+    again = deployment.live(0.0, 40)
 
     assert min(unheard.counts.values()) > 0
     assert set(asleep.started.values()) == set(still.started.values()) == {0}
     assert not still.is_change
     assert woken.started == {Role.PREFILL: 1, Role.DECODE: 1}
-    assert woken.flips == 0 and min(starting.counts.values()) > 0  # it waits still
+    assert woken.flips == 0 and min(starting.counts.values()) > 0
+    assert set(again.started.values()) == {0}
 
 
 def test_what_a_gateway_counted_while_nobody_heard_it_is_no_burst_and_nobody_goes_meanwhile() -> (
