@@ -42,6 +42,7 @@ CONTROLLER_OPTIONS: Plain = {
 """A replica that fails its health checks is not asked to leave in its own time first."""
 POOLS = {"prefill": PREFILL, "decode": DECODE, "gateway": GATEWAY}
 """What may be scaled, and the name of its deployment."""
+BOUNDS = "autoscaling_config"
 OF_THE_DRIVER = ("address", "app_name", "runtime_env", "dashboard")
 """Settings of `ray` that processes of the deployment have no use for."""
 
@@ -121,18 +122,26 @@ def scaled(
             one["user_config"] = merged(one["user_config"], {"planner": {"is_asleep": False}})
         for pool, count in counts.items():
             if POOLS[pool] == name:
-                one.update(_number(before, pool, count))
+                one.update(_number(count, is_bounded=BOUNDS in one))
     return result
 
 
 def asleep(deployed: Plain) -> Plain:
-    """The same application without prefill and decode replicas, until it is `scaled`. Its planner
-    must have `idle_s`."""
+    """The same application without prefill and decode replicas, until it is `scaled`.
+
+    Raises InvalidConfig for a document whose numbers are no bounds: it would start all anew.
+    """
     before, result = configuration(deployed), deepcopy(deployed)
+    pools = {POOLS[role.value] for role in _roles(before)}
+    bounded = {one["name"] for one in result["deployments"] if BOUNDS in one}
+    if pools - bounded:
+        raise InvalidConfig(
+            f"planner.idle_s: {' and '.join(sorted(pools - bounded))} must have `{BOUNDS}` in the "
+            "document, as `baton config document` writes it"
+        )
     for one in result["deployments"]:
-        for role in _roles(before):
-            if one["name"] == POOLS[role.value]:
-                one.update(_number(before, role.value, 0))
+        if one["name"] in pools:
+            one.update(_number(0, is_bounded=True))
         if one["name"] in (GATEWAY, REGISTRY):
             told = {"planner": {"is_asleep": True}}
             one["user_config"] = merged(one.get("user_config") or {}, told)
@@ -203,10 +212,9 @@ def difference(deployed: Plain, wanted: Plain) -> tuple[list[Change], bool]:
     """What another document would change, and whether that starts all processes anew."""
     keys = ("args", "import_path", "runtime_env")
     restarts = any((deployed.get(key) or {}) != (wanted.get(key) or {}) for key in keys)
-    before, after = configuration(deployed), configuration(wanted)
-    if bool(before.planner.idle_s) != bool(after.planner.idle_s):  # Serve takes it for other code
+    if _bounded(deployed) != _bounded(wanted):  # Serve takes that for other code
         restarts = True
-    return changes(before, after), restarts
+    return changes(configuration(deployed), configuration(wanted)), restarts
 
 
 def drain_limit_s(config: DeploymentConfig, name: str) -> float:
@@ -223,7 +231,9 @@ def _deployment(config: DeploymentConfig, name: str, live: Plain) -> Plain:
     for pool, deployment in POOLS.items():
         if deployment == name:
             count = 0 if _sleeps(config, pool) else getattr(config, pool).replicas
-            found.update(_number(config, pool, count))
+            found.update(
+                _number(count, is_bounded=bool(config.planner.idle_s and pool != "gateway"))
+            )
     found["health_check_period_s"] = config.health.check_period_s
     found["graceful_shutdown_timeout_s"] = drain_limit_s(config, name)
     return found
@@ -238,18 +248,23 @@ def _sleeps(config: DeploymentConfig, pool: str) -> bool:
     return config.planner.is_asleep and pool != "gateway"
 
 
-def _number(config: DeploymentConfig, pool: str, count: int) -> Plain:
+def _bounded(deployed: Plain) -> int:
+    return sum(BOUNDS in one for one in deployed.get("deployments", ()))
+
+
+def _number(count: int, *, is_bounded: bool) -> Plain:
     """What Serve is told of a number of replicas. None it takes only as the bounds of its own
-    autoscaler, which leaves no choice between them; and bounds only from the first document on."""
-    if not config.planner.idle_s or pool == "gateway":
+    autoscaler, which leave that no choice; and bounds only if they were there before."""
+    if not is_bounded:
         return {"num_replicas": count}
-    bounds = {"min_replicas": count, "initial_replicas": count, "max_replicas": max(count, 1)}
-    return {"autoscaling_config": bounds}
+    return {
+        BOUNDS: {"min_replicas": count, "initial_replicas": count, "max_replicas": max(count, 1)}
+    }
 
 
 def _counted(one: Plain) -> int | None:
     """The reverse; None if it says nothing, as of pools that sleep."""
-    if bounds := one.get("autoscaling_config"):
+    if bounds := one.get(BOUNDS):
         return bounds.get("min_replicas") or None
     count: int | None = one.get("num_replicas")
     return count

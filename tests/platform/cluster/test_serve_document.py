@@ -257,6 +257,8 @@ def test_a_document_that_is_deployed_over_one_that_sleeps_wakes_it() -> None:
 def test_whether_pools_may_sleep_at_all_is_told_to_start_processes_anew() -> None:
     plain = application(override(SLEEPY, {"planner.idle_s": 0.0}))
 
+    with pytest.raises(InvalidConfig, match="Decode and Prefill must have `autoscaling_config`"):
+        asleep(plain)  # as of one that was written by hand
     assert difference(plain, application(SLEEPY))[1]
     assert difference(application(SLEEPY), plain)[1]
     codes = {
