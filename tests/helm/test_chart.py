@@ -88,6 +88,7 @@ RICH: dict[str, Any] = {
         "prefill": {"replicas": 0},
         "decode": {"max_open": 7, "cache": {"block_size": 32}},
         "chaos": {"seed": 3},
+        "planner": {"enabled": True, "idle_s": 600},
         "health": {"drain_s": 45.5},
         "ray": {"app_name": "llm", "runtime_env": {"env_vars": {"A": "b"}}},
         "gateway": {
@@ -114,7 +115,8 @@ def test_serve_is_told_what_baton_deploy_would_tell_it(profile: str) -> None:
     wanted = application(config)
     assert configuration(told) == configuration(wanted) == config
     assert parse_config(told["args"]) == parse_config(wanted["args"])
-    of_each = ("name", "num_replicas", "health_check_period_s", "graceful_shutdown_timeout_s")
+    counted = ("num_replicas", "autoscaling_config")
+    of_each = ("name", *counted, "health_check_period_s", "graceful_shutdown_timeout_s")
     assert [{key: one.get(key) for key in of_each} for one in told["deployments"]] == [
         {key: one.get(key) for key in of_each} for one in wanted["deployments"]
     ]

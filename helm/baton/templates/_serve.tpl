@@ -26,7 +26,9 @@ applications:
       {{- $replicas := hasKey $pool "replicas" | ternary $pool.replicas 1 }}
       {{- if or (ne .pool "prefill") $replicas }}
       - name: {{ .name }}
-        {{- if .pool }}
+        {{- if and .pool (ne .pool "gateway") (get ($config.planner | default dict) "idle_s") }}
+        autoscaling_config: {min_replicas: {{ $replicas }}, initial_replicas: {{ $replicas }}, max_replicas: {{ $replicas }}}
+        {{- else if .pool }}
         num_replicas: {{ $replicas }}
         {{- end }}
         health_check_period_s: {{ $health.check_period_s | default 1 }}
