@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any, Protocol
 
 from baton.core.clock import Clock, monotonic
@@ -14,16 +15,20 @@ from baton.core.messages import Role
 from baton.core.metrics import Family, Sample
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.traffic import TrafficReport
-from baton.platform.planner.traffic_watch import REPORTS_S
+from baton.platform.planner.planner_metrics import PlannerTold
+from baton.platform.planner.traffic_watch import REPORTS_S, SILENT_S
 
 log = logging.getLogger(__name__)
+
+FRESH_S = SILENT_S - 0.5 * REPORTS_S
+"""The planner's metrics go from this gateway's page before another, once this one is not heard any
+more, gets them for its own."""
 
 
 class PlannerRegistry(Protocol):
     """Raises whatever Ray raises while it is away."""
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
-        """What is planned, by role; nothing where nobody plans."""
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold: ...
 
     async def explain_planner(self) -> dict[str, Any]: ...
 
@@ -39,7 +44,8 @@ class PlannerLink:
         """Replicas, as configured at the moment."""
         self._dispatcher = dispatcher
         self._clock = clock
-        self._planned: Mapping[str, int] = {}
+        self._told = PlannerTold()
+        self._told_s = -inf
         self._registry: PlannerRegistry | None = None
         self._reporting: asyncio.Task[None] | None = None
 
@@ -47,7 +53,7 @@ class PlannerLink:
         """Report there from now on; None: to nobody. Safe to repeat."""
         if registry is self._registry:
             return
-        self._registry, self._planned = registry, {}
+        self._registry, self._told = registry, PlannerTold()
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
@@ -76,9 +82,11 @@ class PlannerLink:
             "Replicas that take requests, as far as this gateway knows, by role",
             {role.value: number for role, number in ready.items()},
         )
-        if self._planned:
+        if self._told.planned:
             help = "Replicas that the planner decided on last, by role"
-            yield _family("planned", help, self._planned)
+            yield _family("planned", help, self._told.planned)
+        if self._clock() - self._told_s < FRESH_S:
+            yield from self._told.families
 
     async def _report(self, registry: PlannerRegistry) -> None:
         """For ever. What is not heard is in the next report, which does not wait for longer if
@@ -88,7 +96,8 @@ class PlannerLink:
             began_s = self._clock()
             try:
                 report = self._dispatcher.traffic()
-                self._planned = await registry.report_traffic(self._dispatcher.epoch, report)
+                self._told = await registry.report_traffic(self._dispatcher.epoch, report)
+                self._told_s = began_s
                 is_away = False
             except Exception as error:
                 if not is_away:

@@ -18,12 +18,14 @@ from baton.core.messages import Membership, Role
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.flip import check_flip
 from baton.platform.config.live import DECODE, PREFILL
-from baton.platform.planner.planner import Counts, Planned, Planner, Proposal
+from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.proposal import Counts, Proposal
 
 log = logging.getLogger(__name__)
 
 AS_IT_IS, TOLD, HELD = "as it is", "only told", "held"
 SCALED, FLIPPED, ASKED = "scaled", "flipped", "nodes asked for"
+FAILED = "could not decide"
 OVERTAKEN = "not done: others changed the numbers meanwhile"
 OVERTAKEN_FLIPS = "done in part: a gateway has yet to hear of the flip that it was asked for before"
 WAKE_S = 1.0
@@ -89,6 +91,7 @@ async def keep_planned(
             if proposal is not None:
                 planner.keep(proposal, await _carry_out(planner, proposal, scale, flip))
         except Exception:  # whatever Ray raises while its head is away, and what nobody foresaw
+            planner.metrics.ended(FAILED)
             log.exception("the planner could not decide; the pools stay as they are")
 
 

@@ -26,6 +26,7 @@ from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.live import Plain, with_live
 from baton.platform.observe.logs import set_level
 from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.planner_metrics import PlannerTold
 from baton.platform.registry.registry import Registry
 
 if TYPE_CHECKING:
@@ -96,12 +97,9 @@ class RegistryActor:
             name="planner",
         )
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
-        """What the planner decided last, by role; nothing where there is none."""
-        if self._planner is None:
-            return {}
-        self._planner.hear(gateway, report)
-        return {role.value: count for role, count in self._planner.counts.items()}
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+        """Nothing where there is no planner."""
+        return PlannerTold() if self._planner is None else self._planner.hear(gateway, report)
 
     async def unix_time(self) -> float:
         """By which what `baton scale` sets is held."""
@@ -166,10 +164,10 @@ class RemoteRegistry:
         shares: dict[str, float] = await _answer(call)
         return shares
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
         call = self.handle.report_traffic.remote(gateway, report)
-        counts: dict[str, int] = await _answer(call)
-        return counts
+        told: PlannerTold = await _answer(call)
+        return told
 
     async def explain_planner(self) -> dict[str, Any]:
         told: dict[str, Any] = await _answer(self.handle.explain_planner.remote())

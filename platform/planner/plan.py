@@ -11,7 +11,8 @@ down makes a pool do so once. What one role can spare and the other lacks is fli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from baton.core.messages import Role
 from baton.platform.planner.capacity import (
@@ -19,11 +20,13 @@ from baton.platform.planner.capacity import (
     Need,
     ReplicaModel,
     decode_need,
+    decode_with,
     prefill_need,
+    prefill_with,
 )
 from baton.platform.planner.config import PlannerConfig
 from baton.platform.planner.forecast import Forecast, forecast
-from baton.platform.planner.mixed import mixed_need
+from baton.platform.planner.mixed import mixed_need, mixed_with
 from baton.platform.planner.observation import Memory, Observation, Wanted
 from baton.platform.planner.waiting import for_what_waits, holding, promise_of
 
@@ -32,6 +35,27 @@ DEADBAND = 0.05
 """A pool grows for a load that is more than it can take by more than this share."""
 COMFORT = 0.15
 """It shrinks to what would still be enough for that much more."""
+
+
+Cause = Literal[
+    "load", "waiting", "open", "least", "most", "idle", "unmeasured", "unheard", "steady"
+]
+"""What settled a number: what arrives, who waits, who is open, `planner.min_*` and `max_*`, that
+nothing comes, that replicas or gateways have not told enough, that fewer were not enough for long.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one role needs."""
+
+    needed: int
+    comfortable: int
+    """As many as would be enough for somewhat more."""
+    why: str
+    cause: Cause
+    demanded: int = 0
+    """As many as keep the promise, whatever limits allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +68,7 @@ class Decision:
     `decode` are what there is afterwards."""
     seen: Forecast | None = None
     reasons: tuple[str, ...] = ()
+    found: Mapping[Role, Found] = field(default_factory=dict)
 
     def count(self, role: Role) -> int:
         return self.prefill if role is Role.PREFILL else self.decode
@@ -67,7 +92,7 @@ def plan(
     found = {role: _find(role, seen, observation, models, rules) for role in Role}
     if _is_idle(observation, rules, memory):
         quiet_s = observation.at_s - (memory.last_busy_s or 0.0)
-        found = dict.fromkeys(Role, _Found(0, 0, f"no request for {quiet_s:.0f} s"))
+        found = dict.fromkeys(Role, Found(0, 0, f"no request for {quiet_s:.0f} s", "idle"))
     if not observation.is_complete:
         found = {role: _at_least(observation.pool(role).num_kept, found[role]) for role in Role}
     prefill, decode = (found[role].comfortable for role in (Role.PREFILL, Role.DECODE))
@@ -86,6 +111,7 @@ def plan(
         flips=flips,
         seen=seen,
         reasons=reasons,
+        found={role: _settled(found[role], counts[role]) for role in Role},
     )
     return decision, memory
 
@@ -106,22 +132,20 @@ def _remembering(memory: Memory, observation: Observation, rules: PlannerConfig)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    needed: int
-    comfortable: int
-    """As many as would be enough for somewhat more."""
-    why: str
+def _settled(found: Found, count: int) -> Found:
+    return replace(found, cause="steady") if found.needed < count else found
 
 
-def _at_least(kept: int, found: _Found) -> _Found:
+def _at_least(kept: int, found: Found) -> Found:
     """Nobody is let go on the word of some gateways."""
     if min(found.needed, found.comfortable) >= kept:
         return found
-    return _Found(
-        max(found.needed, kept),
-        max(found.comfortable, kept),
-        f"{found.why}; not all gateways have told theirs, so none goes",
+    return replace(
+        found,
+        needed=max(found.needed, kept),
+        comfortable=max(found.comfortable, kept),
+        why=f"{found.why}; not all gateways have told theirs, so none goes",
+        cause="unheard",
     )
 
 
@@ -131,31 +155,33 @@ def _find(
     observation: Observation,
     models: Mapping[Role, ReplicaModel],
     rules: PlannerConfig,
-) -> _Found:
+) -> Found:
     least, most = rules.least(role), rules.most(role)
     kept, model = observation.pool(role).num_kept, models.get(role)
     least = max(least, int(observation.num_waiting > 0))
     if rules.idle_s and not kept and not observation.num_waiting and not seen.now.rate:
         least = 0  # those that went stay away
     if most == 0:
-        return _Found(0, 0, "decode replicas compute prompts")
+        return Found(0, 0, "decode replicas compute prompts", "most")
     is_idle = seen.now.rate <= 0 and not observation.num_waiting and not observation.num_open
     if model is None:
         stays = min(max(0 if is_idle else kept, least), most)
         why = "nothing arrives" if is_idle else "its replicas have not measured their steps lately"
-        return _Found(stays, stays, why)
+        return Found(stays, stays, why, "idle" if is_idle else "unmeasured", stays)
     needs = {
         share: _need(role, _times(seen.ahead, 1 + share), model, rules)
         for share in (0.0, -DEADBAND, COMFORT)
     }
     need = needs[-DEADBAND] if needs[0.0].num_replicas > kept > 0 else needs[0.0]
     why = _told(role, need, seen, rules)
+    cause: Cause = "load" if need.num_replicas else "idle"
     num_waiting, extra = for_what_waits(role, seen.now, observation, model, rules)
     if extra > need.num_replicas:
         why += (
             f"; {num_waiting} wait, the oldest for {observation.oldest_wait_s:.1f} s: "
             f"{extra} work that off"
         )
+        cause = "waiting"
     holds = dict.fromkeys(needs, 0)
     if role is Role.DECODE:
         holds = {
@@ -164,14 +190,44 @@ def _find(
     held = holds[-DEADBAND] if holds[0.0] > kept > 0 else holds[0.0]
     if held > max(need.num_replicas, extra):
         why += f"; {observation.num_open} are open: {held} hold {seen.num_open:.0f}"
+        cause = "open"
     needed = max(need.num_replicas, extra, held)
     if needed > most:
         why += f"; {most} are the most that planner.max_{role.value} allows"
-    return _Found(
+        cause = "most"
+    elif needed < least:
+        cause = "least"
+    return Found(
         min(max(needed, least), most),
         min(max(needs[COMFORT].num_replicas, extra, holds[COMFORT], least), most),
         why,
+        cause,
+        needed,
     )
+
+
+def foreseen(
+    decision: Decision,
+    observation: Observation,
+    models: Mapping[Role, ReplicaModel],
+    rules: PlannerConfig,
+) -> dict[Role, Need]:
+    """What comes now gets of the replicas that serve now: first tokens under prefill, later ones
+    under decode. Those are left out that nothing is known of, or that nothing comes for."""
+    load, promise = decision.seen.now if decision.seen else None, promise_of(rules)
+    found: dict[Role, Need] = {}
+    for role, model in models.items():
+        number = observation.pool(role).serving
+        if load is None or load.rate <= 0 or not number:
+            continue
+        if role is Role.PREFILL:
+            found[role] = prefill_with(load, model, promise, number)
+        elif rules.max_prefill:
+            found[role] = decode_with(load, model, promise, number)
+        else:
+            first, later = mixed_with(load, model, promise, number)
+            found |= {Role.PREFILL: first, Role.DECODE: later}
+    return found
 
 
 def _times(load: Load, times: float) -> Load:
@@ -196,7 +252,7 @@ def _is_idle(observation: Observation, rules: PlannerConfig, memory: Memory) -> 
 
 
 def _steady(
-    role: Role, found: _Found, observation: Observation, rules: PlannerConfig, memory: Memory
+    role: Role, found: Found, observation: Observation, rules: PlannerConfig, memory: Memory
 ) -> int:
     """More at once; less only as far as all of `steady_s` agrees."""
     kept = observation.pool(role).num_kept
@@ -250,7 +306,7 @@ def _told(role: Role, need: Need, seen: Forecast, rules: PlannerConfig) -> str:
     )
 
 
-def _reason(role: Role, found: _Found, count: int, observation: Observation) -> str:
+def _reason(role: Role, found: Found, count: int, observation: Observation) -> str:
     kept = observation.pool(role).num_kept
     held = f", {count} kept until fewer were enough for longer" if found.needed < count else ""
     return f"{role.value}: {kept} -> {count}; {found.why}{held}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,9 @@ from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.config import PATIENCE, PlannerConfig
 from baton.platform.planner.measured_models import measured_models
 from baton.platform.planner.observation import Memory, PoolCount
-from baton.platform.planner.plan import Decision, plan
+from baton.platform.planner.plan import foreseen, plan
+from baton.platform.planner.planner_metrics import PlannerMetrics, PlannerTold
+from baton.platform.planner.proposal import Counts, Kept, Proposal, plain, shown
 from baton.platform.planner.traffic_watch import TrafficWatch
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,6 @@ KEPT = 256
 """Changes, and refusals of changes, that are remembered."""
 SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
 """A registry that began lately does not know everybody."""
-
-Counts = Mapping[Role, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,51 +74,6 @@ class Planned:
         return int(role is Role.DECODE or self.has_prefill)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """Other numbers of replicas, or the same, and why."""
-
-    decision: Decision
-    before: Counts
-    counts: Counts
-    flips: int
-    """Prefill replicas that are to become decode replicas; negative: the other way."""
-    started_before: Counts
-    """As the document says, in which flips change nothing."""
-    started: Counts
-    asked_before: Counts
-    """Replicas that nodes are asked for; empty where nobody sees to nodes."""
-    asked: Counts
-    notes: tuple[str, ...] = ()
-    """Why they are not what was decided, or are not to be changed now."""
-    is_held: bool = False
-    """Whether a number that a person set is left against what was decided."""
-
-    @property
-    def is_change(self) -> bool:
-        return bool(self.flips) or self.is_told_to_serve
-
-    @property
-    def is_told_to_serve(self) -> bool:
-        """Whether the application's document changes."""
-        after = (dict(self.started), dict(self.asked))
-        return after != (dict(self.started_before), dict(self.asked_before))
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        return (*self.decision.reasons, *self.notes)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What came of a proposal."""
-
-    proposal: Proposal
-    decided_at: float
-    """Unix time."""
-    outcome: str
-
-
 @dataclass(slots=True)
 class _Pool:
     """Of one role, as it was seen last."""
@@ -144,6 +99,7 @@ class Planner:
     """Why replicas do not come, by the word of who places them."""
     places: Counts = field(default_factory=dict)
     """Replicas that the nodes which are there hold; nobody asks where nodes are fixed."""
+    metrics: PlannerMetrics = field(init=False)
     _flipping: dict[ReplicaId, tuple[Role, float]] = field(default_factory=dict)
     """Replicas that were told to take a role, and until when that may take."""
     _no_flips_until_s: float = 0.0
@@ -155,10 +111,19 @@ class Planner:
 
     def __post_init__(self) -> None:
         self._watch = TrafficWatch(self.clock)
+        self.metrics = PlannerMetrics(self.wall_clock())
 
-    def hear(self, gateway: Epoch, report: TrafficReport) -> None:
-        """Reports may come late, twice, or not at all."""
+    def hear(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
+        """Reports may come late, twice, or not at all. Of all that are heard one gateway gets the
+        planner's metrics."""
         self._watch.hear(gateway, report)
+        planned = {role.value: count for role, count in self.counts.items()}
+        if gateway != self._watch.first_heard:
+            return PlannerTold(planned)
+        known = self.metrics.families(
+            self._explained_pools(), self._explained_gateways(), self.rules, self.wall_clock()
+        )
+        return PlannerTold(planned, tuple(known))
 
     @property
     def rules(self) -> PlannerConfig:
@@ -184,6 +149,7 @@ class Planner:
 
     def flips(self, replica_id: ReplicaId, role: Role) -> None:
         """It was told to take this role."""
+        self.metrics.flipped(role)
         self._flipping[replica_id] = (role, self.clock() + self.planned.flip_s)
 
     def add_instead(self) -> None:
@@ -213,10 +179,12 @@ class Planner:
         )
         decision, self._memory = plan(observation, models, rules, self._memory)
         counts = {role: decision.count(role) for role in Role}
+        causes: dict[Role, str] = {role: one.cause for role, one in decision.found.items()}
         notes: list[str] = []
         for role in self.short():
             if counts[role] > self._pools[role].wanted:
                 counts[role] = self._pools[role].wanted
+                causes[role] = "short"
                 notes.append(self._told_of_short(role))
         held_s = {
             role: left_s for role in Role if (left_s := rules.held_s(role, self.wall_clock()))
@@ -224,6 +192,7 @@ class Planner:
         is_held = any(counts[role] != self._pools[role].wanted for role in held_s)
         for role, left_s in held_s.items():
             counts[role] = self._pools[role].wanted
+            causes[role] = "held"
             notes.append(f"{role.value}: set by hand, which holds for {left_s:.0f} s more")
         may_flip = planned.can_flip and not held_s and self.clock() >= self._no_flips_until_s
         flips, moved = decision.flips if may_flip else 0, self._moved(known)
@@ -256,8 +225,9 @@ class Planner:
             if lacking:
                 started[role] -= lacking
                 counts[role] -= lacking
+                causes[role] = "nodes"
                 notes.append(self._told_of_nodes(role, asked[role]))
-        return Proposal(
+        proposal = Proposal(
             decision=decision,
             before={role: pool.wanted for role, pool in self._pools.items()},
             counts=counts,
@@ -266,42 +236,42 @@ class Planner:
             started=started,
             asked_before={role: rules.asked(role) for role in asked},
             asked=asked,
+            causes=causes,
             notes=tuple(notes),
             is_held=is_held,
         )
+        self.metrics.decided(
+            proposal,
+            observation,
+            foreseen(decision, observation, models, rules),
+            rules.cold_start_s + rules.period_s,
+            self.wall_clock(),
+        )
+        return proposal
 
     def keep(self, proposal: Proposal, outcome: str) -> None:
         """Remember what came of it, and say so once."""
         kept, before = Kept(proposal, self.wall_clock(), outcome), self._latest
         self._latest = kept
+        self.metrics.ended(outcome)
         is_news = before is None or (before.outcome, before.proposal.counts) != (
             outcome,
             proposal.counts,
         )
         if (proposal.is_change or proposal.is_held) and is_news:
             self._kept.append(kept)
-            log.info("planner: %s, %s: %s", _shown(proposal), outcome, "; ".join(proposal.reasons))
+            log.info("planner: %s, %s: %s", shown(proposal), outcome, "; ".join(proposal.reasons))
 
     def explain(self) -> dict[str, Any]:
         """As GET /debug/planner answers."""
-        planned = self.planned
         return {
             "is_enabled": True,
             "mode": self.rules.mode,
             "promise": {name: getattr(self.rules, name) for name in ("ttft_s", "itl_s", "share")},
-            "gateways": {"heard": self._watch.num_heard, "wanted": planned.num_gateways},
-            "pools": {
-                role.value: {
-                    "planned": self.counts[role],
-                    "wanted": pool.wanted,
-                    "ready": pool.ready,
-                    "draining": pool.draining,
-                    **self._explained_nodes(role),
-                }
-                for role, pool in self._pools.items()
-            },
-            "latest": None if self._latest is None else _plain(self._latest),
-            "changes": [_plain(one) for one in reversed(self._kept)],
+            "gateways": self._explained_gateways(),
+            "pools": self._explained_pools(),
+            "latest": None if self._latest is None else plain(self._latest),
+            "changes": [plain(one) for one in reversed(self._kept)],
         }
 
     @property
@@ -328,6 +298,21 @@ class Planner:
         if waited_s > PATIENCE * self.rules.cold_start_s:
             told += "; `baton k8s follow` logs and counts why none come"
         return told
+
+    def _explained_gateways(self) -> dict[str, int]:
+        return {"heard": self._watch.num_heard, "wanted": self.planned.num_gateways}
+
+    def _explained_pools(self) -> dict[str, dict[str, int]]:
+        return {
+            role.value: {
+                "planned": self.counts[role],
+                "wanted": pool.wanted,
+                "ready": pool.ready,
+                "draining": pool.draining,
+                **self._explained_nodes(role),
+            }
+            for role, pool in self._pools.items()
+        }
 
     def _explained_nodes(self, role: Role) -> dict[str, int]:
         if not self._has_nodes_made:
@@ -384,33 +369,4 @@ def _after(counts: Counts, flips: int) -> dict[Role, int]:
     return {
         Role.PREFILL: counts[Role.PREFILL] - flips,
         Role.DECODE: counts[Role.DECODE] + flips,
-    }
-
-
-def _shown(proposal: Proposal) -> str:
-    shown = ", ".join(
-        f"{role.value} {proposal.before[role]} -> {count}"
-        for role, count in proposal.counts.items()
-    )
-    to = Role.DECODE if proposal.flips > 0 else Role.PREFILL
-    return f"{shown}, {abs(proposal.flips)} by flips to {to}" if proposal.flips else shown
-
-
-def _plain(kept: Kept) -> dict[str, Any]:
-    proposal, seen = kept.proposal, kept.proposal.decision.seen
-    return {
-        "decided_at": kept.decided_at,
-        "before": {role.value: count for role, count in proposal.before.items()},
-        "after": {role.value: count for role, count in proposal.counts.items()},
-        "flips": proposal.flips,
-        "outcome": kept.outcome,
-        "reasons": list(proposal.reasons),
-        "load": None
-        if seen is None
-        else {
-            "rate": seen.now.rate,
-            "rate_ahead": seen.ahead.rate,
-            "prompt_tokens": seen.now.prompt_tokens,
-            "output_tokens": seen.now.output_tokens,
-        },
     }

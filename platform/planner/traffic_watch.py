@@ -59,6 +59,13 @@ class TrafficWatch:
     def num_heard(self) -> int:
         return len(self._audible())
 
+    @property
+    def first_heard(self) -> Epoch | None:
+        """Of those that are heard, the one that is known for longest."""
+        now = self._clock()
+        known = self._heard_by_gateway.items()
+        return next((gateway for gateway, one in known if now - one.at_s <= SILENT_S), None)
+
     def speeds(self) -> dict[Epoch, ReplicaSpeed]:
         """By replica, as measured last; gateways may have heard of it at different times."""
         now = self._clock()

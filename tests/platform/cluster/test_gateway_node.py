@@ -14,12 +14,14 @@ import pytest
 
 from baton.core.ids import Epoch, ReplicaId
 from baton.core.messages import Membership, Role, StartingReplica
+from baton.core.metrics import gauge
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster import gateway_node, planner_link
 from baton.platform.cluster.gateway_node import GatewayNode
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
+from baton.platform.planner.planner_metrics import PlannerTold
 from baton.platform.security.secrets import with_secrets
 
 CONFIG = override(
@@ -211,11 +213,11 @@ class Plans(OneStarts):
         super().__init__()
         self.heard: list[tuple[Epoch, TrafficReport]] = []
 
-    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+    async def report_traffic(self, gateway: Epoch, report: TrafficReport) -> PlannerTold:
         if self.heard:
             raise ConnectionError
         self.heard.append((gateway, report))
-        return {"prefill": 7, "decode": 1}
+        return PlannerTold({"prefill": 7, "decode": 1}, (gauge("baton_planner_x", "", 3.0),))
 
     async def explain_planner(self) -> dict[str, Any]:
         return {"is_enabled": True, "gateways_heard": len(self.heard)}
@@ -246,4 +248,5 @@ async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_wha
     assert 'baton_gateway_planned_replicas{model="demo",role="prefill"} 7' in page
     assert 'baton_gateway_wanted_replicas{model="demo",role="prefill"} 2' in page
     assert 'baton_gateway_ready_replicas{model="demo",role="prefill"} 0' in page
-    assert "planned_replicas" not in after
+    assert 'baton_planner_x{model="demo"} 3.0' in page
+    assert "planned_replicas" not in after and "baton_planner" not in after

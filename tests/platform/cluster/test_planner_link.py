@@ -12,6 +12,7 @@ from baton.core.clock import ManualClock
 from baton.core.ids import Epoch
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.planner_link import PlannerLink
+from baton.platform.planner.planner_metrics import PlannerTold
 from baton.platform.planner.traffic_watch import REPORTS_S
 
 
@@ -26,9 +27,9 @@ async def test_a_report_that_takes_its_time_does_not_put_the_next_one_off(
         pauses.append(seconds)
         await sleep(0)
 
-    async def report_traffic(gateway: Epoch, report: TrafficReport) -> dict[str, int]:
+    async def report_traffic(gateway: Epoch, report: TrafficReport) -> PlannerTold:
         clock.advance(took_s[len(pauses) % len(took_s)])
-        return {}
+        return PlannerTold()
 
     dispatcher = SimpleNamespace(epoch=Epoch("g"), traffic=lambda: TrafficReport(age_s=1.0))
     link = PlannerLink(cast(Any, dispatcher), {}, clock)

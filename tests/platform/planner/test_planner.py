@@ -20,7 +20,8 @@ from baton.gateway.fleet.traffic import ReplicaSpeed, TrafficReport
 from baton.platform.cluster.planning import keep_planned
 from baton.platform.config.deployment import parse_config
 from baton.platform.planner.config import PlannerConfig
-from baton.platform.planner.planner import Counts, Planned, Planner, Proposal
+from baton.platform.planner.planner import Planned, Planner
+from baton.platform.planner.proposal import Counts, Proposal
 
 RULES = PlannerConfig(
     enabled=True, ttft_s=1.5, itl_s=0.1, cold_start_s=10.0, steady_s=60.0, window_s=30.0
