@@ -186,8 +186,10 @@ class GatewayNode:
             limits.be_share(dict.fromkeys(limits.demand, 1 / gateway.replicas))
             sharing = share_limits(limits, self._shares, self.dispatcher.epoch)
             self._sharing = asyncio.create_task(sharing, name="shares limits")
-        is_planned = self._config.planner.enabled and self._planner_registry is not None
-        self._planner.follow(self._planner_registry if is_planned else None)
+        rules, registry = self._config.planner, self._planner_registry
+        self._planner.follow(registry if rules.enabled else None)
+        is_explained = rules.enabled or rules.nodes == "kuberay"
+        self._planner.explained_by = registry if is_explained else None
         if self._watching is None and names_any(self._asked.gateway):
             self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")
 

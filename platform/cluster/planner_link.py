@@ -47,6 +47,8 @@ class PlannerLink:
         self._told = PlannerTold()
         self._told_s = -inf
         self._registry: PlannerRegistry | None = None
+        self.explained_by: PlannerRegistry | None = None
+        """Whom to ask for reasons; None: there are none."""
         self._reporting: asyncio.Task[None] | None = None
 
     def follow(self, registry: PlannerRegistry | None) -> None:
@@ -61,10 +63,10 @@ class PlannerLink:
             self._reporting = asyncio.create_task(self._report(registry), name="reports traffic")
 
     async def explain(self) -> dict[str, Any]:
-        if self._registry is None:
+        if self.explained_by is None:
             return {"is_enabled": False}
         try:
-            return await self._registry.explain_planner()
+            return await self.explained_by.explain_planner()
         except Exception as error:  # whatever Ray raises
             raise Unavailable(
                 f"the planner does not answer ({error!r}); it is in the registry, which Serve "

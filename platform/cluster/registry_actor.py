@@ -19,6 +19,7 @@ from baton.core.messages import Membership, ReplicaInfo, StartingReplica
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.applications import apply_planned, flip_any, messages
+from baton.platform.cluster.groups_account import groups_account
 from baton.platform.cluster.node_places import node_places
 from baton.platform.cluster.own_address import own_address
 from baton.platform.cluster.planning import keep_planned, planned
@@ -47,6 +48,7 @@ class RegistryActor:
         self._config = config
         self._registry = Registry()
         self._port: RegistryPort | None = None
+        self._rules = config.planner
         self._planner: Planner | None = None
         self._planning: asyncio.Task[None] | None = None
         self._is_told = False
@@ -65,6 +67,7 @@ class RegistryActor:
             await self._listen(config)
         self._is_told = True
         set_level(config.log_level)
+        self._rules = config.planner
         self._plan(planned(config) if config.planner.enabled else None)
 
     async def _listen(self, config: DeploymentConfig) -> None:
@@ -106,7 +109,10 @@ class RegistryActor:
         return time.time()
 
     async def explain_planner(self) -> dict[str, Any]:
-        return {"is_enabled": False} if self._planner is None else self._planner.explain()
+        told = {"is_enabled": False} if self._planner is None else self._planner.explain()
+        if self._rules.nodes == "kuberay":
+            told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
+        return told
 
     async def heartbeat(self, info: ReplicaInfo) -> str:
         """Where the next ones may go, if they say the same."""

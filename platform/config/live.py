@@ -66,6 +66,7 @@ LIVE: Mapping[str, tuple[str, ...]] = {
         "planner.idle_s",
         "planner.is_asleep",
         "planner.cold_start_s",
+        "planner.nodes",
     ),
     DECODE: _OF_REPLICAS,
     PREFILL: _OF_REPLICAS,

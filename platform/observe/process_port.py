@@ -3,11 +3,13 @@
 /metrics    for Prometheus: of this process, and of no other
 /healthz    200 while it is well, 503 when it is to be replaced
 /readyz     200 while it takes requests, 503 before, while it drains, and when it is not well
+/explain    what it did and why, as JSON, where it has something to tell
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +45,7 @@ class ProcessPages:
     metrics: Callable[[], str] = str
     is_well: Callable[[], bool] = lambda: True
     is_ready: Callable[[], bool] = lambda: False
+    explain: Callable[[], Any] | None = None
 
     def answer(self, path: str) -> tuple[int, str]:
         match path:
@@ -52,6 +55,8 @@ class ProcessPages:
                 return _status(self.is_well())
             case "/readyz":
                 return _status(self.is_well() and self.is_ready())
+            case "/explain" if self.explain is not None:
+                return 200, json.dumps(self.explain())
             case _:
                 return 404, "there are /metrics, /healthz and /readyz\n"
 

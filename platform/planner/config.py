@@ -32,6 +32,9 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
     """Who sees to nodes. `fixed`: they are there. `kuberay`: worker groups follow the numbers of
     replicas (`baton k8s follow`, which the chart then runs), and the planner adds replicas once
     their nodes are there."""
+    groups_url: str = ""
+    """Where `baton k8s follow` tells what it does and why, for `baton explain planner`:
+    `http://HOST:9480`. The chart sets it."""
     asked_prefill: NonNegative = 0
     """Prefill replicas that nodes are asked for; the planner sets it."""
     asked_decode: NonNegative = 0
@@ -72,6 +75,8 @@ class PlannerConfig(ConfigNode, frozen=True, kw_only=True):
         for name, number in {"idle_s": self.idle_s, "hold_s": self.hold_s, **holds}.items():
             if number < 0:
                 raise ValueError(f"planner.{name} must not be negative; 0 is none")
+        if self.groups_url and not self.groups_url.startswith(("http://", "https://")):
+            raise ValueError("planner.groups_url must begin with http:// or https://")
         if self.enabled and not self.min_decode:
             raise ValueError(
                 "planner.min_decode: of a pool that serves one replica stays; set planner.idle_s "

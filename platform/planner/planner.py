@@ -296,7 +296,7 @@ class Planner:
             f"{self.places.get(role, 0)}, since {waited_s:.0f} s"
         )
         if waited_s > PATIENCE * self.rules.cold_start_s:
-            told += "; `baton k8s follow` logs and counts why none come"
+            told += "; `baton k8s follow` tells why none come"
         return told
 
     def _explained_gateways(self) -> dict[str, int]:

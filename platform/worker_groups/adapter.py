@@ -14,7 +14,8 @@ be told late: the next look finds what is left to do. Whatever cannot be read ch
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,11 +24,14 @@ import yaml
 from baton.core.clock import Clock, monotonic
 from baton.core.errors import InvalidConfig, Unavailable
 from baton.core.messages import Role
+from baton.core.metrics import Family
 from baton.platform.cluster.serve_document import with_numbers_of
 from baton.platform.config.live import Plain
+from baton.platform.worker_groups.account import Account, Cause, Reason
 from baton.platform.worker_groups.follow_metrics import FollowMetrics, GroupSeen
 from baton.platform.worker_groups.groups import Manifest, Pod, WorkerGroup, by_role, read_groups
 from baton.platform.worker_groups.kube_api import OVERTAKEN, KubeTrouble
+from baton.platform.worker_groups.look import Look, active_cluster, missing_pods
 from baton.platform.worker_groups.memory import Memory
 from baton.platform.worker_groups.patches import (
     CLUSTER,
@@ -45,7 +49,8 @@ log = logging.getLogger(__name__)
 PERIOD_S = 5.0
 LONGEST_S = 60.0
 """Between two looks, while looks fail."""
-BUSY_CONDITIONS = ("UpgradeInProgress", "RollbackInProgress", "Suspending", "Suspended")
+REFUSED = (400, 401, 403, 404, 413, 415)
+"""By Kubernetes' word, which asking again does not change."""
 
 
 class Kube(Protocol):
@@ -60,29 +65,6 @@ class Kube(Protocol):
 
 
 @dataclass(slots=True)
-class Look:
-    """One look at everything; manifests are replaced by what patches make of them."""
-
-    service: Manifest
-    cluster: Manifest
-    pods: list[Pod]
-    running: Running
-    groups: dict[str, WorkerGroup] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.groups = read_groups(self.cluster["spec"])
-
-    @property
-    def is_autoscaled(self) -> bool:
-        return bool(self.cluster["spec"].get("enableInTreeAutoscaling"))
-
-    def staying(self) -> list[Pod]:
-        """Pods that neither leave nor are told to."""
-        named = {name for group in self.groups.values() for name in group.named}
-        return [pod for pod in self.pods if not pod.is_leaving and pod.name not in named]
-
-
-@dataclass(slots=True)
 class Adapter:
     """Single-threaded."""
 
@@ -92,8 +74,7 @@ class Adapter:
     """Labels of nodes that tell where they are, the widest first."""
     clock: Clock = monotonic
     metrics: FollowMetrics = field(default_factory=FollowMetrics)
-    notes: tuple[str, ...] = ()
-    """Why things are not as they are wanted."""
+    account: Account = field(default_factory=Account)
     _memory: Memory = field(default_factory=Memory)
     _labels_by_node: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _failures: int = 0
@@ -101,23 +82,35 @@ class Adapter:
     def follow(self) -> float:
         """One look, and what follows from it. Returns seconds until the next."""
         try:
-            notes = self._look_and_act()
+            reasons = self._look_and_act()
             self._failures = 0
         except KubeTrouble as trouble:
             self.metrics.failed(trouble.status)
             if trouble.status in OVERTAKEN:
-                self._say((f"somebody was faster ({trouble}); looking again",))
+                self._waits("conflict", f"somebody was faster ({trouble}); looking again")
                 return 0.0 if self._failed() == 1 else self._delay_s()
-            self._say((str(trouble),))
+            self._waits("refused" if trouble.status in REFUSED else "api", str(trouble))
             self._failed()
         except (Unavailable, InvalidConfig) as trouble:
             self.metrics.failed(None)
-            self._say((str(trouble),))
+            self._waits("ray", str(trouble))
             self._failed()
         else:
-            self._say(notes)
+            self.account.waits_for(reasons)
+            self.account.looked()
             self.metrics.looked()
         return self._delay_s()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why things are not as they are wanted."""
+        return tuple(reason.text for reason in self.account.reasons)
+
+    def families(self) -> Iterator[Family]:
+        return self.metrics.families(self.account)
+
+    def _waits(self, cause: Cause, text: str) -> None:
+        self.account.waits_for((Reason(cause, text),))
 
     def _failed(self) -> int:
         self._failures += 1
@@ -126,25 +119,19 @@ class Adapter:
     def _delay_s(self) -> float:
         return min(PERIOD_S * 2.0 ** min(self._failures, 10), LONGEST_S)
 
-    def _say(self, notes: tuple[str, ...]) -> None:
-        """Each once, while it lasts."""
-        for note in notes:
-            if note not in self.notes:
-                log.warning("%s", note)
-        self.notes = notes
-
-    def _look_and_act(self) -> tuple[str, ...]:
+    def _look_and_act(self) -> Sequence[Reason]:
         service = self.kube.service()
-        name, why_not = _active_cluster(service)
+        name, why_not = active_cluster(service)
         if why_not:
-            return (why_not,)
+            return (Reason("upgrade", why_not),)
         cluster = self.kube.cluster(name)
         if cluster["metadata"].get("deletionTimestamp"):
-            return (f"the RayCluster {name} is on its way out",)
+            return (Reason("upgrade", f"the RayCluster {name} is on its way out"),)
         pods = self.kube.pods(name)
         running = self.ray.look()
         if running is None:
-            return ("no application has planner.nodes: kuberay; groups stay as they are",)
+            text = "no application has planner.nodes: kuberay; groups stay as they are"
+            return (Reason("unplanned", text),)
         now_s = self.clock()
         look = Look(service, cluster, pods, running)
         self._memory.see_pods(look.staying(), running.busy_ips, now_s)
@@ -153,31 +140,34 @@ class Adapter:
             self._memory.see_counts(look.groups, now_s, hold_s)
         return self._act(look)
 
-    def _act(self, look: Look) -> tuple[str, ...]:
-        now_s, notes = self.clock(), []
+    def _act(self, look: Look) -> Sequence[Reason]:
+        now_s = self.clock()
         roles, left_alone = by_role(look.groups.values(), look.running.config)
-        notes += left_alone
+        reasons = [Reason("unfit", note) for note in left_alone]
         held = {name for name in look.groups if self._memory.hold_left_s(name, now_s)}
-        notes += [f"{name}: somebody set its number, which stays for a while" for name in held]
+        told = "somebody set its number, which stays for a while"
+        reasons += [Reason("held", f"{name}: {told}") for name in held]
+        reasons += missing_pods(look)
         found: list[Resize] = []
         for role, groups in roles.items():
             wanted = _wanted(look.running, role)
             verdict = self._verdict(look, role, groups, wanted, held)
             found += verdict.resizes
             if verdict.lacking and held.isdisjoint(group.name for group in groups):
-                notes.append(
+                text = (
                     f"{role.value}: {verdict.lacking} of {wanted} replicas find no pod, and no "
                     "group may grow; raise maxReplicas in the RayService and the RayCluster"
                 )
+                reasons.append(Reason("limit", text))
             for group in groups:
                 self.metrics.saw(self._seen(look, role, group))
         if look.is_autoscaled:
             self._move_floors(look, found)
             self._keep_document(look)
-            return tuple(notes)
+            return reasons
         followed = {group.name for groups in roles.values() for group in groups} - held
         self._move_replicas(look, found, followed)
-        return tuple(notes)
+        return reasons
 
     def _verdict(
         self, look: Look, role: Role, groups: list[WorkerGroup], wanted: int, held: set[str]
@@ -223,9 +213,9 @@ class Adapter:
         if not found:
             return
         name = look.cluster["metadata"]["name"]
-        look.cluster = self.kube.patch_cluster(name, floor_patch(look.cluster, found))
+        self._patch_cluster(look, name, floor_patch(look.cluster, found))
         for one in found:
-            log.info("%s: minReplicas is %d now", one.group, one.replicas)
+            self.account.did(f"{one.group}: minReplicas is {one.replicas} now")
             self.metrics.moved(one.group)
 
     def _move_replicas(self, look: Look, found: Sequence[Resize], followed: set[str]) -> None:
@@ -237,11 +227,11 @@ class Adapter:
             name = look.cluster["metadata"]["name"]
             for one in found:
                 self._memory.sets(one.group, one.replicas)
-            look.cluster = self.kube.patch_cluster(name, cluster_patch(look.cluster, found, there))
+            self._patch_cluster(look, name, cluster_patch(look.cluster, found, there))
             for one in found:
                 before = look.groups[one.group].desired
                 victims = f", without {', '.join(one.victims)}" if one.victims else ""
-                log.info("%s: %d -> %d pods%s", one.group, before, one.replicas, victims)
+                self.account.did(f"{one.group}: {before} -> {one.replicas} pods{victims}")
                 self.metrics.moved(one.group)
         # While a named pod is there KubeRay counts it: a cluster that is written anew, without its
         # name, must not be one too small.
@@ -260,7 +250,24 @@ class Adapter:
             if name in own and differs(own[name].replicas, number)
         }
         if numbers:
-            look.service = self.kube.patch_service(service_patch(look.service, numbers))
+            self._patch_service_by(look, service_patch(look.service, numbers))
+
+    def _patch_service_by(self, look: Look, patch: Patch) -> None:
+        with self._counted("RayService"):
+            look.service = self.kube.patch_service(patch)
+
+    def _patch_cluster(self, look: Look, name: str, patch: Patch) -> None:
+        with self._counted("RayCluster"):
+            look.cluster = self.kube.patch_cluster(name, patch)
+
+    @contextmanager
+    def _counted(self, kind: str) -> Iterator[None]:
+        try:
+            yield
+        except KubeTrouble as trouble:
+            self.metrics.patched(kind, _result(trouble.status))
+            raise
+        self.metrics.patched(kind, "ok")
 
     def _keep_document(self, look: Look) -> None:
         """KubeRay sends the RayService's document again when it has been restarted: the numbers in
@@ -276,8 +283,8 @@ class Adapter:
             self._memory.agree = (document, text)
             return
         text = yaml.safe_dump({**told, "applications": kept}, sort_keys=False)
-        look.service = self.kube.patch_service(service_patch(look.service, {}, text))
-        log.info("the RayService's document has the numbers of replicas that Serve has")
+        self._patch_service_by(look, service_patch(look.service, {}, text))
+        self.account.did("the RayService's document has the numbers of replicas that Serve has")
 
     def _seen(self, look: Look, role: Role, group: WorkerGroup) -> GroupSeen:
         staying = [pod for pod in look.staying() if pod.group == group.name]
@@ -288,22 +295,15 @@ class Adapter:
             wanted_places=_wanted(look.running, role),
             places=group.desired * places,
             pods=group.desired,
+            up=sum(pod.is_up for pod in staying),
             busy=sum(pod.ip in look.running.busy_ips for pod in staying),
         )
 
 
-def _active_cluster(service: Manifest) -> tuple[str, str]:
-    """Its name; or why there is nothing to do with it now."""
-    status = service.get("status") or {}
-    if service["metadata"].get("deletionTimestamp"):
-        return "", "the RayService is on its way out"
-    for condition in status.get("conditions") or ():
-        if condition["type"] in BUSY_CONDITIONS and condition["status"] == "True":
-            return "", f"the RayService has {condition['type']}: its clusters are KubeRay's"
-    if (status.get("pendingServiceStatus") or {}).get("rayClusterName"):
-        return "", "the RayService has another cluster coming up: both are KubeRay's"
-    name = (status.get("activeServiceStatus") or {}).get("rayClusterName") or ""
-    return name, "" if name else "the RayService serves from no cluster yet"
+def _result(status: int) -> str:
+    if status in OVERTAKEN:
+        return "conflict"
+    return "refused" if status in REFUSED else "away"
 
 
 def _wanted(running: Running, role: Role) -> int:

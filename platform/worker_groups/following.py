@@ -39,9 +39,10 @@ class Following:
     async def follow(self, stop: asyncio.Event) -> None:
         """Until then. The page is up from the beginning."""
         pages = ProcessPages(
-            metrics=lambda: exposition(self.adapter.metrics.families()),
+            metrics=lambda: exposition(self.adapter.families()),
             is_well=lambda: time.monotonic() - self._looked_s < STUCK_AFTER_S,
             is_ready=lambda: True,
+            explain=self.adapter.account.explain,
         )
         page, loop = ProcessPort(pages), asyncio.get_running_loop()
         await page.start("0.0.0.0", self.port)

@@ -46,6 +46,11 @@ class WorkerGroup:
         """What KubeRay makes of it."""
         return max(self.min_replicas, min(self.replicas, self.max_replicas))
 
+    @property
+    def num_pods(self) -> int:
+        """That it is to have."""
+        return 0 if self.is_suspended else self.desired * self.num_hosts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
@@ -55,6 +60,12 @@ class Pod:
     """Empty before it has one."""
     node: str = ""
     is_leaving: bool = False
+    trouble: str = ""
+    """Why it is not up: by the scheduler's word, or its container's."""
+
+    @property
+    def is_up(self) -> bool:
+        return bool(self.ip) and not self.trouble
 
 
 def read_groups(cluster_spec: Mapping[str, Any]) -> dict[str, WorkerGroup]:

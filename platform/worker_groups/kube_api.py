@@ -23,6 +23,7 @@ TIMEOUT_S = (3.0, 10.0)
 WATCH_S = 240
 """The server ends a watch after so long; another begins."""
 ENDED = ("Failed", "Succeeded")
+COMING = ("ContainerCreating", "PodInitializing")
 MANAGER = "baton-worker-groups"
 GONE, AWAY = 410, 0
 OVERTAKEN = (409, 422)
@@ -154,4 +155,16 @@ def _pod(one: Any) -> Pod:
         ip=(status and status.pod_ip) or "",
         node=(one.spec and one.spec.node_name) or "",
         is_leaving=meta.deletion_timestamp is not None or bool(status and status.phase in ENDED),
+        trouble=_trouble(status) if status else "",
     )
+
+
+def _trouble(status: Any) -> str:
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return condition.message or condition.reason or ""
+    for container in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
+        waiting = container.state and container.state.waiting
+        if waiting and waiting.reason not in COMING:
+            return f"{waiting.reason}: {waiting.message}" if waiting.message else waiting.reason
+    return ""

@@ -6,7 +6,10 @@ What Ray Serve is told: the application, of `config` and nothing else.
 */}}
 {{- define "baton.serveConfig" -}}
 {{- $known := .Files.Get "files/live.json" | fromJson -}}
-{{- $config := .Values.config -}}
+{{- $config := deepCopy .Values.config -}}
+{{- if and (include "baton.followsGroups" .) (not $config.planner.groups_url) -}}
+  {{- $_ := set $config.planner "groups_url" (printf "http://%s-groups.%s:9480" (include "baton.fullname" .) .Release.Namespace) -}}
+{{- end -}}
 {{- $health := $config.health | default dict -}}
 {{- $ray := $config.ray | default dict -}}
 proxy_location: Disabled

@@ -25,6 +25,8 @@ def show_planner(console: Console, told: Mapping[str, Any]) -> None:
     """As GET /debug/planner answers."""
     if not told["is_enabled"]:
         console.print(OFF)
+        if "groups" in told:
+            _show_groups(console, told["groups"])
         return
     promise, gateways = told["promise"], told["gateways"]
     console.print(
@@ -41,6 +43,8 @@ def show_planner(console: Console, told: Mapping[str, Any]) -> None:
     for role, pool in told["pools"].items():
         table.add_row(role, *(str(pool[title]) for title in columns))
     console.print(table)
+    if "groups" in told:
+        _show_groups(console, told["groups"])
     latest, changes = told["latest"], told["changes"]
     if latest is None:
         console.print("it has decided nothing yet")
@@ -54,11 +58,29 @@ def show_planner(console: Console, told: Mapping[str, Any]) -> None:
         console.print(f"and {len(changes) - SHOWN} before; --json has them")
 
 
+def _show_groups(console: Console, groups: Mapping[str, Any]) -> None:
+    """As `baton k8s follow` answers, or why it does not."""
+    if "trouble" in groups:
+        console.print(f"worker groups: {escape(groups['trouble'])}\n")
+        return
+    looked_at, waits = groups["looked_at"], groups["waits"]
+    looked = f"looked at {_time(looked_at)}" if looked_at else "not looked at yet"
+    console.print(f"worker groups, {looked}: {'they wait' if waits else 'as they are wanted'}")
+    for one in waits:
+        console.print(f"  since {_time(one['since'])}  {one['cause']}: {escape(one['why'])}")
+    for one in groups["done"][:SHOWN]:
+        console.print(f"  {_time(one['at'])}  {escape(one['what'])}")
+    console.print()
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
+
+
 def _show(console: Console, one: Mapping[str, Any]) -> None:
-    at = datetime.fromtimestamp(one["decided_at"]).strftime("%H:%M:%S")
     counts = ", ".join(
         f"{role} {before} -> {one['after'][role]}" for role, before in one["before"].items()
     )
-    console.print(f"{at}  {counts}: {escape(one['outcome'])}")
+    console.print(f"{_time(one['decided_at'])}  {counts}: {escape(one['outcome'])}")
     for reason in one["reasons"]:
         console.print(f"          {escape(reason)}")

@@ -50,6 +50,22 @@ def test_the_pools_the_last_decision_and_changes_are_told_with_their_reasons() -
     assert "planner.enabled: true" in shown({"is_enabled": False})
 
 
+def test_what_worker_groups_wait_for_is_told_or_why_nobody_knows() -> None:
+    wait = {"cause": "pods", "why": "decode: 1 of 2 pods are not up ([0/3 nodes])", "since": 1e9}
+    done = [{"at": 1e9, "what": "decode: 1 -> 2 pods"}]
+
+    text = shown({**TOLD, "groups": {"looked_at": 1e9, "waits": [wait], "done": done}})
+
+    assert "pods: decode: 1 of 2 pods are not up ([0/3 nodes])" in text
+    assert "decode: 1 -> 2 pods" in text
+    assert wait["why"] in shown(
+        {"is_enabled": False, "groups": {"looked_at": 1, "waits": [wait], "done": []}}
+    )
+    well = {"looked_at": None, "waits": [], "done": []}
+    assert "not looked at yet: as they are wanted" in shown({**TOLD, "groups": well})
+    assert "no answer" in shown({**TOLD, "groups": {"trouble": "no answer"}})
+
+
 def test_the_command_asks_the_operators_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GatewayPages, "get", lambda self, path: {**TOLD, "path": path})
 

@@ -262,7 +262,7 @@ def test_what_cannot_be_read_changes_nothing_and_is_asked_less_and_less() -> Non
     world.adapter.follow()
     text = dict(
         (str(sample.labels.get("result")), sample.value)
-        for family in world.adapter.metrics.families()
+        for family in world.adapter.families()
         if family.name.endswith("looks_total")
         for sample in family.samples
     )
