@@ -9,11 +9,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 RULES = Path(__file__).parents[3] / "helm" / "baton" / "rules" / "baton.yaml"
+CASES = Path(__file__).parent / "alerts_test.yaml"
 ROLES = ("prefill", "decode")
 PROMTOOL = shutil.which("promtool")
-pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian: prometheus)")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian: prometheus)")
+
+
+def promtool(*args: str | Path) -> tuple[int, str]:
+    """Its exit status, and all it says."""
+    assert PROMTOOL is not None
+    ran = subprocess.run([PROMTOOL, *args], capture_output=True, text=True)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    alerts = {
+        rule["alert"]
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+
+    cases = [
+        (case["alertname"], bool(case["exp_alerts"]))
+        for test in yaml.safe_load(CASES.read_text())["tests"]
+        for case in test["alert_rule_test"]
+    ]
+
+    assert set(cases) == {(alert, fires) for alert in alerts for fires in (False, True)}
+
+
+@pytest.mark.wide
+@needs_promtool
+def test_prometheus_takes_the_rules_and_each_alert_fires_when_its_cases_say() -> None:
+    assert promtool("check", "rules", RULES)[0] == 0
+
+    status, told = promtool("test", "rules", CASES)
+
+    assert status == 0, told
 
 
 def fires(tmp_path: Path, name: str, series: dict[str, str], at: str) -> bool:
@@ -33,12 +69,13 @@ def fires(tmp_path: Path, name: str, series: dict[str, str], at: str) -> bool:
     test.write_text(
         json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [asked]})
     )
-    assert PROMTOOL is not None
-    ran = subprocess.run([PROMTOOL, "test", "rules", test], capture_output=True, text=True)
-    assert "SUCCESS" in ran.stdout or "got:" in ran.stderr + ran.stdout, ran.stderr + ran.stdout
-    return ran.returncode == 0
+    status, told = promtool("test", "rules", test)
+    assert "SUCCESS" in told or "got:" in told, told
+    return status == 0
 
 
+@pytest.mark.wide
+@needs_promtool
 @pytest.mark.parametrize(("reason", "is_failure"), [("cancelled", False), ("failed", True)])
 def test_handoffs_that_nobody_wants_any_more_are_no_failures(
     tmp_path: Path, reason: str, is_failure: bool
@@ -56,6 +93,8 @@ def test_handoffs_that_nobody_wants_any_more_are_no_failures(
     assert fires(tmp_path, "BatonHandoffsFailing", series, "30m") is is_failure
 
 
+@pytest.mark.wide
+@needs_promtool
 @pytest.mark.parametrize(("values", "is_missing"), [("1x20 stale", True), ("1x60", False)])
 def test_a_pool_whose_last_replica_went_is_missing(
     tmp_path: Path, values: str, is_missing: bool
@@ -68,6 +107,8 @@ def test_a_pool_whose_last_replica_went_is_missing(
     assert fires(tmp_path, "BatonReplicasMissing", series, "40m") is is_missing
 
 
+@pytest.mark.wide
+@needs_promtool
 @pytest.mark.parametrize(("of_the_third", "is_missing"), [("1x60", False), ("1x20 stale", True)])
 def test_a_replica_that_took_the_other_role_is_not_missing_but_one_that_went_then_is(
     tmp_path: Path, of_the_third: str, is_missing: bool
