@@ -8,11 +8,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
+import msgspec
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.in_process_fleet import running_fleet
+from tests.platform.planner.test_planner import GATEWAY, RULES, Deployment
+from tests.platform.worker_groups.test_adapter import World
 
-from baton.core.metrics import exposition
+from baton.core.messages import Role
+from baton.core.metrics import Family, exposition
 from baton.gateway.requests.metrics import GatewayMetrics
 from baton.platform.observe.config import MetricsConfig
 from baton.platform.replica.metric_help import HELP
@@ -55,7 +59,9 @@ async def exported() -> Labels:
         metrics.calls.add(1, "Chat", "OK")
         metrics.count_ended("ok", "acme", (await fleet.ask([5, 6])).receipt, 1, 1)
         families = (*metrics.families(), *fleet.dispatcher.metrics())
-        pages.append(exposition(families, {"model": "demo"}))
+        planner = told_by_a_planner(nodes="kuberay")
+        pages.append(exposition((*families, *planner), {"model": "demo"}))
+        pages.append(exposition(told_by_an_adapter()))
     labels: defaultdict[str, Set[str]] = defaultdict(frozenset)
     of_replicas = frozenset({"model", "role", "replica"})
     for name in HELP:
@@ -66,6 +72,22 @@ async def exported() -> Labels:
             for sample in family.samples:
                 labels[sample.name] |= sample.labels.keys()
     return labels
+
+
+def told_by_a_planner(**rules: str) -> tuple[Family, ...]:
+    """That has decided, and was told of a flip."""
+    deployment = Deployment(msgspec.structs.replace(RULES, **rules))
+    deployment.live(4.0, 60)
+    deployment.planner.flips(deployment.known.replicas[0].replica_id, Role.DECODE)
+    return deployment.planner.hear(GATEWAY, deployment.total).families
+
+
+def told_by_an_adapter() -> Iterator[Family]:
+    """That has changed a group, and looked again."""
+    world = World()
+    world.ray.want({"decode": 2}, asked={"decode": 4})
+    world.turn(2)
+    return world.adapter.families()
 
 
 async def test_every_query_asks_for_what_is_exported_by_labels_that_it_has() -> None:
@@ -89,7 +111,7 @@ async def test_every_query_asks_for_what_is_exported_by_labels_that_it_has() -> 
     ]
     assert not unknown
     assert not strange
-    assert len(found) > 50
+    assert len(found) > 100
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
