@@ -18,7 +18,8 @@ from typing import Any, Self
 import msgspec
 import psutil
 
-START_LIMIT_S = 180.0
+START_LIMIT_S = 600.0
+"""A machine with much else to do takes minutes."""
 STOP_LIMIT_S = 90.0
 STAGE = re.compile(r" INFO serve: (.+) \(baton\.")
 REPLICA_ID = re.compile(r"\b(decode|prefill)-\w+")

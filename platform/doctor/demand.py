@@ -21,11 +21,7 @@ from baton.engine.speculation.assemble import num_draft_blocks
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.config.pools import PoolConfig
 from baton.platform.doctor.node_checks import GIB, Demand
-
-RANK_BYTES = 240 << 20
-"""What the process of a rank takes without weights and KV: torch, Ray, gRPC."""
-RAY_BYTES = 800 << 20
-"""Ray's own processes, the registry, the gateway and `baton serve`."""
+from baton.platform.doctor.process_room import process_bytes
 
 
 def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Demand:
@@ -53,7 +49,7 @@ def demand_of(config: DeploymentConfig, folder: Path, *, is_on_gpu: bool) -> Dem
         weight_bytes=weights,
         least_weight_bytes=least,
         cache_bytes=kv + tier_bytes,
-        process_bytes=RAY_BYTES + sum(p.replicas * p.parallel.size for p in pools) * RANK_BYTES,
+        process_bytes=process_bytes(config),
         num_threads=sum(
             pool.replicas * pool.parallel.size * (pool.resources.num_threads or 1) for pool in pools
         ),

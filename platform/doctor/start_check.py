@@ -14,10 +14,10 @@ from pathlib import Path
 from baton.core.errors import InvalidConfig
 from baton.engine.assemble import find_device
 from baton.engine.checkpoint.load import check_model
-from baton.platform.cluster.rank_check import check_ranks
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.doctor.demand import demand_of
 from baton.platform.doctor.node_checks import Demand, gib, left_of
+from baton.platform.doctor.process_room import counted
 from baton.platform.machine.memory import MemoryFacts
 from baton.platform.models.hub import holds_weights
 
@@ -34,6 +34,8 @@ def check_start(
     """
     device = None if config.ray.address else find_device(config.device)
     if any(pool.parallel.size > 1 for pool in (config.prefill, config.decode)):
+        from baton.platform.cluster.rank_check import check_ranks  # which brings all transports
+
         check_ranks(config, folder)
     is_whole = config.wants_weights and holds_weights(folder)  # else nodes fetch the weights
     check_model(
@@ -70,7 +72,7 @@ def check_room(
             how, smaller = next(fits, least)
             remedy = f"{how}: {gib(demand(smaller).least_bytes)}"
         raise InvalidConfig(
-            f"too little memory: {_counted(config)} want {gib(wanted.least_weight_bytes)} for "
+            f"too little memory: {counted(config)} want {gib(wanted.least_weight_bytes)} for "
             f"weights and {gib(wanted.process_bytes)} for their processes, and there are {left}; "
             f"{remedy}; or give the machine or the container more"
         )
@@ -103,8 +105,3 @@ def _smaller(
     for bits, change in less_weight.items():
         both = f"start one replica and quantize it (--prefill 0 --decode 1 --quantize {bits})"
         yield both, override(fewer, change)
-
-
-def _counted(config: DeploymentConfig) -> str:
-    counts = [f"{number} {role}" for role, number in config.wanted_replicas.items()]
-    return f"{' and '.join(counts)} replicas"

@@ -20,6 +20,7 @@ from baton.platform.cli.runs.start_check import StartCheck
 from baton.platform.cli.terminal.errors import told_in_one_line
 from baton.platform.cli.terminal.progress import download_bars
 from baton.platform.config.deployment import DeploymentConfig, configure, override
+from baton.platform.doctor.process_room import check_process_room
 from baton.platform.machine.memory import read_memory
 from baton.platform.machine.ports import check_bindable
 from baton.platform.models.draft_folder import with_draft
@@ -61,7 +62,9 @@ def serve(
                 tls_identity(config.gateway)
                 load_security(config.security)
             _check_ports(config)
-        check.ask(config, folder, read_memory())
+            memory = read_memory()
+            check_process_room(config, memory)
+        check.ask(config, folder, memory)
         grace_s = 2 * config.health.drain_s + 30.0
         status = run_in_session(
             lambda: run(config, folder, check, is_verbose=verbose), stop_grace_s=grace_s

@@ -12,11 +12,13 @@ import pytest
 from tests.platform.cli.wrong_starts import LLAMA_70B, WRONG_STARTS, WrongStart, changed
 from typer.testing import CliRunner
 
+from baton.core.errors import InvalidConfig
 from baton.platform.cli.main import app
 from baton.platform.cli.runs.judged_starts import JudgedStart, Needs
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
 from baton.platform.cli.runs.start_check import Question, StartCheck, Verdict, judge
 from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.doctor.process_room import check_process_room
 from baton.platform.machine.memory import MemoryFacts
 from baton.platform.models.model_folder import find_model
 
@@ -201,3 +203,15 @@ def test_who_was_killed_for_want_of_memory_is_told_once_with_the_numbers() -> No
     assert "the kernel has ended 2 processes, and now there are 4.0 GiB of 4.0 GiB left" in told
     assert "quantize the weights (--quantize int8), start fewer replicas" in told
     assert out_of_memory.news() == ""
+
+
+def test_processes_without_room_are_refused_where_the_whole_check_would_refuse_them() -> None:
+    for decode, fits in ((4, True), (5, False)):
+        config = override(DeploymentConfig(), {"decode.replicas": decode})
+        memory = having(2.0)
+        if fits:
+            check_process_room(config, memory)
+            continue
+        with pytest.raises(InvalidConfig, match="want 2.2 GiB .* no more than 5 processes"):
+            check_process_room(config, memory)
+        assert "too little memory" in verdict(DEMO, memory, decode__replicas=decode).refusal

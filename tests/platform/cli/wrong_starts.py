@@ -121,6 +121,5 @@ WRONG_STARTS = (
         "too many replicas",
         lambda _: ["--decode", "9000"],
         "start fewer replicas (one, --prefill 0 --decode 1)",
-        needs_torch=True,
     ),
 )

@@ -1,0 +1,41 @@
+"""Whether the processes of a deployment have room: told without torch, before a model is read."""
+
+from __future__ import annotations
+
+from baton.core.errors import InvalidConfig
+from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.doctor.node_checks import gib, left_of
+from baton.platform.machine.memory import MemoryFacts
+
+RANK_BYTES = 240 << 20
+"""What the process of a rank takes without weights and KV: torch, Ray, gRPC."""
+RAY_BYTES = 800 << 20
+"""Ray's own processes, the registry, the gateway and `baton serve`."""
+
+
+def process_bytes(config: DeploymentConfig) -> int:
+    """All of them together, without weights and KV."""
+    pools = (config.prefill, config.decode)
+    return RAY_BYTES + sum(pool.replicas * pool.parallel.size for pool in pools) * RANK_BYTES
+
+
+def check_process_room(config: DeploymentConfig, memory: MemoryFacts) -> None:
+    """Raises InvalidConfig if they have none, however much others give back, and fewer would.
+
+    Nothing is known of a cluster that is joined.
+    """
+    num_ranks = (memory.most - RAY_BYTES) // RANK_BYTES
+    wanted = process_bytes(config)
+    if config.ray.address or not memory.whole or wanted <= memory.most or num_ranks < 1:
+        return
+    raise InvalidConfig(
+        f"too little memory: {counted(config)} want {gib(wanted)} for their processes alone, and "
+        f"there are {left_of(memory)}; start fewer replicas (one, --prefill 0 --decode 1): without "
+        f"weights and caches no more than {num_ranks} processes of replicas have room; or give the "
+        "machine or the container more"
+    )
+
+
+def counted(config: DeploymentConfig) -> str:
+    counts = [f"{number} {role}" for role, number in config.wanted_replicas.items()]
+    return f"{' and '.join(counts)} replicas"
