@@ -11,8 +11,10 @@
     │   └── ContextExceeded   prompt and output do not fit the model's context       400
     ├── Unauthenticated       no API key, or not one of ours                         401
     ├── Overloaded            refused before any work was done; try again later      429
-    │   └── RateLimited       more than the API key's tenant may ask for             429
+    │   ├── RateLimited       more than the API key's tenant may ask for             429
+    │   └── StorageFull       no room is left for what clients let Baton keep        429
     ├── Unavailable           no replica could finish this; safe to try again        503
+    │   └── StorageUnavailable    what is kept cannot be read or written now         503
     ├── DeadlineExceeded      the caller's own time limit passed                     504
     ├── Cancelled             the caller went away or took the request back          499
     ├── InvalidConfig         a setting that cannot work; names its path
@@ -100,8 +102,16 @@ class RateLimited(Overloaded):
     """A tenant has used what it may use; others are served."""
 
 
+class StorageFull(Overloaded):
+    """What clients let Baton keep takes all the room it may take."""
+
+
 class Unavailable(BatonError):
     """No replica could finish the request. Repeating it is safe."""
+
+
+class StorageUnavailable(Unavailable):
+    """What is kept cannot be read or written now."""
 
 
 class DeadlineExceeded(BatonError):

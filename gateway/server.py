@@ -86,6 +86,8 @@ class GatewayServer:
     async def start(self) -> None:
         """Raises OSError or RuntimeError if a port cannot be bound; then nothing stays bound."""
         config = self._gateway.config
+        if self._gateway.storage is not None:
+            await self._gateway.storage.start()
         await self._http.start(bind(config.host, config.port))
         try:
             await self._grpc.start()
@@ -108,4 +110,6 @@ class GatewayServer:
         await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
         await self._admin.stop(0)  # until then it tells what has yet to end
         await self._gateway.keeper.close()
+        if self._gateway.storage is not None:
+            await self._gateway.storage.close()
         await asyncio.to_thread(self._gateway.tracer.close)

@@ -9,6 +9,7 @@ import msgspec
 
 from baton.core.config_node import ConfigNode, Count, Fraction, Port, Seconds
 from baton.gateway.access.key_entry import NAMED, SCOPES, TENANT_SCOPES, read_entry
+from baton.gateway.storage.config import StorageConfig
 from baton.router.placer import LOCAL_PREFILL_TOKENS
 from baton.router.policies.by_name import DEFAULT as DEFAULT_POLICY
 from baton.router.policies.by_name import POLICIES
@@ -149,6 +150,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """PEM certificate chain for both ports. Empty: no encryption."""
     tls_key_file: str = ""
     """PEM private key of the certificate."""
+    storage: StorageConfig = StorageConfig()
+    """What clients let Baton keep for them: responses, files, batches."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

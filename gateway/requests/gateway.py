@@ -25,6 +25,7 @@ from baton.gateway.requests.readiness import NOBODY, Missing, Wanted
 from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.requests.sampling_options import SamplingRules
 from baton.gateway.resumable.keeper import StreamKeeper
+from baton.gateway.storage.storage import Storage, storage_of
 from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import OutputText
 from baton.gateway.text.served_model import ServedModel
@@ -60,6 +61,8 @@ class Gateway:
         self.keeper = StreamKeeper(
             max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s
         )
+        self.storage: Storage | None = storage_of(config.storage)
+        """What outlives requests; None where nothing does."""
         self.is_draining = False
         self._last_max_model_len = 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,7 @@ from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
 from baton.platform.cluster.planner_link import PlannerLink, PlannerRegistry
 from baton.platform.config.deployment import DeploymentConfig
+from baton.platform.models.node_cache import own_cache
 from baton.platform.observe.listeners import bind_first_free
 from baton.platform.observe.otel import start_tracing
 from baton.platform.observe.process_port import ProcessPages, ProcessPort
@@ -87,7 +89,7 @@ class GatewayNode:
         self.server = GatewayServer(
             model=model,
             dispatcher=self.dispatcher,
-            config=self._known,
+            config=_with_folder(self._known, config.model_name),
             wanted=config.wanted_replicas,
             reporting=Reporting(
                 tracer=start_tracing(config.tracing, "baton-gateway", self.dispatcher.epoch),
@@ -247,3 +249,12 @@ def _routing(config: DeploymentConfig) -> Routing:
         pull_rates=config.transfer.pull.rates,
         weights=gateway.weights,
     )
+
+
+def _with_folder(gateway: GatewayConfig, model: str) -> GatewayConfig:
+    """With the folder of this node for what is kept, if none is named."""
+    if gateway.storage.folder:
+        return gateway
+    folder = own_cache() / "storage" / f"of-{re.sub(r'[^A-Za-z0-9.-]+', '-', model)}"
+    storage = msgspec.structs.replace(gateway.storage, folder=str(folder))
+    return msgspec.structs.replace(gateway, storage=storage)

@@ -34,8 +34,13 @@ def cache_root() -> Path:
     given = os.environ.get(CACHE_VARIABLE, "")
     if given:
         return Path(given).expanduser()
+    return own_cache() / "models"
+
+
+def own_cache() -> Path:
+    """Below the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return home.expanduser() / "baton" / "models"
+    return home.expanduser() / "baton"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,13 @@ LOADING = StartingReplica(
 )
 
 
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is kept there is the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 class OneStarts:
     """A registry that has one thing to tell."""
 

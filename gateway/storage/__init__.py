@@ -1,0 +1,1 @@
+"""What outlives requests: values in a folder that all gateways share."""

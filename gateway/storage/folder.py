@@ -1,0 +1,348 @@
+"""The folder: one file a value, there as a whole or not at all. All of it blocks.
+
+    FOLDER/KIND/<digest of the owner>/ID          0600, in folders of 0700
+    FOLDER/KIND/<digest of the owner>/.ID.RANDOM  what is being written; nobody reads it
+
+Several processes may use it at once. Two that write one id: the later one's value holds. Whoever
+reads a value reads it to its end, also if it is deleted or replaced meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from baton.core.errors import StorageFull
+from baton.gateway.storage.record import Facts, Garbled, checksum, encode_facts, read_facts
+
+log = logging.getLogger(__name__)
+
+ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
+CHUNK_BYTES = 1 << 18
+ABANDONED_S = 3600.0
+"""What nobody has written to for so long, nobody writes any more."""
+UNSEEN_SHARE = 32
+"""The folder is looked through again once one process has added this part of what may be in it:
+others add as well, and it knows of that by looking alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    kind: str
+    owner: str
+    """Whose it is: `Caller.owner`."""
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A file as a look through the folder finds it."""
+
+    path: Path
+    num_bytes: int
+    changed_at: float
+
+
+class StorageFolder:
+    def __init__(
+        self, folder: Path, max_bytes: int, *, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+        self._now = unix_time
+        self._num_bytes = 0
+        """In it, as far as is known here."""
+        self._num_unseen = 0
+        """Added here since the last look."""
+        self._counting = threading.Lock()
+        self._looking = threading.Lock()
+
+    def open(self) -> None:
+        """Make it, see that it can be written, and sweep it. Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = self.folder / f".probe.{secrets.token_hex(4)}"
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        probe.unlink()
+        self.sweep()
+
+    def begin(self, place: Place, ttl_s: float | None) -> FileWriter:
+        """Raises OSError; ValueError for an id that cannot be a file's name."""
+        path = self._path(place)
+        if path is None:
+            raise ValueError(f"{place.id!r} cannot be an id")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        now = self._now()
+        expires_at = None if ttl_s is None else now + ttl_s
+        return FileWriter(self, place, path, created_at=now, expires_at=expires_at)
+
+    def reader(self, place: Place) -> FileReader | None:
+        """None if it is not there, or garbled. Raises OSError if it cannot be told."""
+        path = self._path(place)
+        if path is None:
+            return None
+        opened = _open(path)
+        if opened is None:
+            return None
+        fd, facts = opened
+        if (facts.owner, facts.id) != (place.owner, place.id) or facts.is_expired(self._now()):
+            os.close(fd)
+            return None
+        return FileReader(fd, facts, path)
+
+    def delete(self, place: Place) -> bool:
+        """Whether it was there. Raises OSError."""
+        path = self._path(place)
+        if path is None:
+            return False
+        opened = _open(path)
+        if opened is not None:
+            os.close(opened[0])
+        return self._unlink(path) and opened is not None and not opened[1].is_expired(self._now())
+
+    def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
+        """Of `owner`, or of everybody; the oldest first. Raises OSError."""
+        folder = self.folder / kind
+        if owner is not None:
+            folder = folder / _owner_name(owner)
+        found: list[Facts] = []
+        for held in _walk(folder):
+            opened = None if _is_temporary(held.path) else _open(held.path)
+            if opened is None:
+                continue
+            os.close(opened[0])
+            if not opened[1].is_expired(self._now()):
+                found.append(opened[1])
+        return sorted(found, key=lambda facts: facts.created_at)
+
+    def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
+        """For `num_bytes` more: by what has expired, then by the oldest values of `evicted_kind`,
+        of whoever has most of them. Raises StorageFull, OSError."""
+        if not self._needs_look(num_bytes):
+            return
+        with self._looking:
+            if self._needs_look(num_bytes):
+                self.sweep()
+            if self._lacks(num_bytes) and evicted_kind is not None:
+                self._evict(evicted_kind, num_bytes)
+        if self._lacks(num_bytes):
+            raise StorageFull(
+                f"gateway.storage.max_bytes is {self._max_bytes}, and all of it is used; delete "
+                "what is not needed any more",
+                retry_after_s=60.0,
+            )
+
+    def count(self, num_bytes: int) -> None:
+        """Of what was added here, or taken away."""
+        with self._counting:
+            self._num_bytes += num_bytes
+            self._num_unseen += max(0, num_bytes)
+
+    def sweep(self) -> None:
+        """Remove what has expired and what was abandoned, and count the rest. Raises OSError."""
+        now, num_bytes = self._now(), 0
+        for held in _walk(self.folder):
+            if self._is_over(held, now) and self._unlink(held.path):
+                continue
+            num_bytes += held.num_bytes
+        with self._counting:
+            self._num_bytes, self._num_unseen = num_bytes, 0
+
+    def _is_over(self, held: _Held, now: float) -> bool:
+        if _is_temporary(held.path):
+            return now - held.changed_at > ABANDONED_S
+        try:
+            opened = _open(held.path)
+        except OSError:
+            return False  # whose it is cannot be told
+        if opened is None:
+            return now - held.changed_at > ABANDONED_S
+        os.close(opened[0])
+        return opened[1].is_expired(now)
+
+    def _evict(self, kind: str, num_bytes: int) -> None:
+        """A little more than asked for, so that not each value looks through them all."""
+        if num_bytes > self._max_bytes:
+            return  # nothing makes room for that
+        wanted = self._num_bytes + num_bytes - self._max_bytes + self._max_bytes // UNSEEN_SHARE
+        by_owner: dict[Path, list[_Held]] = {}
+        for held in _walk(self.folder / kind):
+            if not _is_temporary(held.path):
+                by_owner.setdefault(held.path.parent, []).append(held)
+        for files in by_owner.values():
+            files.sort(key=lambda held: held.changed_at, reverse=True)
+        bytes_by_owner = {
+            owner: sum(held.num_bytes for held in files) for owner, files in by_owner.items()
+        }
+        num_freed = num_files = 0
+        while num_freed < wanted and bytes_by_owner:
+            owner = max(bytes_by_owner, key=bytes_by_owner.__getitem__)
+            oldest = by_owner[owner].pop()
+            bytes_by_owner[owner] -= oldest.num_bytes
+            if not by_owner[owner]:
+                del bytes_by_owner[owner]
+            if self._unlink(oldest.path):
+                self.count(-oldest.num_bytes)
+                num_freed, num_files = num_freed + oldest.num_bytes, num_files + 1
+        log.info("%s are full: the oldest %d made room (%d bytes)", kind, num_files, num_freed)
+
+    def _needs_look(self, num_bytes: int) -> bool:
+        return self._num_unseen * UNSEEN_SHARE > self._max_bytes or self._lacks(num_bytes)
+
+    def _lacks(self, num_bytes: int) -> bool:
+        return self._num_bytes + num_bytes > self._max_bytes
+
+    def _unlink(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _path(self, place: Place) -> Path | None:
+        if not ID.fullmatch(place.id):
+            return None
+        return self.folder / place.kind / _owner_name(place.owner) / place.id
+
+
+class FileWriter:
+    """A value that comes in parts. `commit` makes it readable; `abort` leaves nothing behind."""
+
+    def __init__(
+        self,
+        folder: StorageFolder,
+        place: Place,
+        path: Path,
+        *,
+        created_at: float,
+        expires_at: float | None,
+    ) -> None:
+        """Raises OSError."""
+        self._folder = folder
+        self._place = place
+        self._path = path
+        self._created_at = created_at
+        self._expires_at = expires_at
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
+        self._checksum = 0
+        self.num_bytes = 0
+
+    def write(self, data: bytes | memoryview, *, evicted_kind: str | None = None) -> None:
+        """Raises StorageFull, OSError; then `abort`."""
+        self._folder.make_room(len(data), evicted_kind=evicted_kind)
+        self._file.write(data)
+        self._folder.count(len(data))
+        self._checksum = checksum(data, self._checksum)
+        self.num_bytes += len(data)
+
+    def commit(self, *, fsync: bool) -> Facts:
+        """`fsync`: it outlives the machine, not only the process. Raises OSError; then `abort`."""
+        facts = Facts(
+            owner=self._place.owner,
+            id=self._place.id,
+            num_bytes=self.num_bytes,
+            checksum=self._checksum,
+            created_at=self._created_at,
+            expires_at=self._expires_at,
+        )
+        self._file.write(encode_facts(facts))
+        self._file.flush()
+        if fsync:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        num_replaced = 0
+        with suppress(OSError):
+            num_replaced = self._path.stat().st_size
+        os.replace(self._temporary, self._path)
+        self._folder.count(-num_replaced)
+        return facts
+
+    def abort(self) -> None:
+        """Safe to repeat, and after `commit`."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink()
+            self._folder.count(-self.num_bytes)
+
+
+class FileReader:
+    def __init__(self, fd: int, facts: Facts, path: Path) -> None:
+        self.facts = facts
+        self._file = os.fdopen(fd, "rb", buffering=0)
+        self._path = path
+        self._num_left = facts.num_bytes
+        self._checksum = 0
+
+    def read(self, max_bytes: int = CHUNK_BYTES) -> bytes:
+        """Empty at the end. Raises Garbled there if it is not what was written, or OSError."""
+        data = self._file.read(min(max_bytes, self._num_left))
+        self._num_left -= len(data)
+        self._checksum = checksum(data, self._checksum)
+        is_cut = not data and self._num_left > 0
+        if is_cut or (not self._num_left and self._checksum != self.facts.checksum):
+            log.warning("%s is garbled: its checksum is wrong", self._path)
+            raise Garbled("its checksum is wrong")
+        return data
+
+    def read_all(self) -> bytes:
+        """Raises Garbled, OSError."""
+        parts = []
+        while data := self.read(max(CHUNK_BYTES, self._num_left)):
+            parts.append(data)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _open(path: Path) -> tuple[int, Facts] | None:
+    """None if it is not there, or not a whole file of ours. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return fd, read_facts(fd)
+    except Garbled as error:
+        os.close(fd)
+        log.warning("%s is garbled: %s", path, error)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _walk(folder: Path) -> Iterator[_Held]:
+    """All files below it. What goes away meanwhile is left out. Raises OSError."""
+    try:
+        with os.scandir(folder) as found:
+            inside = list(found)
+    except FileNotFoundError:
+        return
+    for one in inside:
+        if one.is_dir(follow_symlinks=False):
+            yield from _walk(Path(one.path))
+        elif one.is_file(follow_symlinks=False):
+            with suppress(FileNotFoundError):
+                facts = one.stat(follow_symlinks=False)
+                yield _Held(Path(one.path), facts.st_size, facts.st_mtime)
+
+
+def _is_temporary(path: Path) -> bool:
+    return path.name.startswith(".")
+
+
+def _owner_name(owner: str) -> str:
+    """Names of tenants may be anything; a folder's may not."""
+    return blake2b(owner.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,191 @@
+"""Values under (kind, owner, id), kept for a while, found by every gateway of the same folder.
+
+A disk may hang: its calls run on threads of their own, and who waits for one gives up after
+`PATIENCE_S`. What could not be read or written is a StorageUnavailable, whose reason the log has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from baton.core.errors import StorageUnavailable
+from baton.gateway.storage.config import StorageConfig
+from baton.gateway.storage.folder import FileReader, FileWriter, Place, StorageFolder
+from baton.gateway.storage.record import Facts, Garbled
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+NUM_THREADS = 4
+PATIENCE_S = 30.0
+SWEEP_S = 600.0
+
+
+def storage_of(config: StorageConfig) -> Storage | None:
+    """None where nothing is to be kept."""
+    if not (config.folder and config.max_bytes):
+        return None
+    return Storage(StorageFolder(Path(config.folder).expanduser(), config.max_bytes))
+
+
+class Storage:
+    """One for each gateway; belongs to its event loop."""
+
+    def __init__(self, folder: StorageFolder) -> None:
+        self._folder = folder
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="storage")
+        self._sweeping: asyncio.Task[None] | None = None
+        self._is_away = False
+
+    async def start(self) -> None:
+        """Make the folder, and sweep it from now on. While that fails, so does what else is asked
+        for, and the log says why."""
+        await self._sweep()
+        self._sweeping = asyncio.create_task(self._sweep_on(), name="sweeps the storage")
+
+    async def close(self) -> None:
+        """Safe to repeat. What is being written is given up."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def put(
+        self,
+        place: Place,
+        value: bytes,
+        *,
+        ttl_s: float | None,
+        evicts: bool = False,
+        fsync: bool = False,
+    ) -> Facts:
+        """Keep it, in place of what is there. `ttl_s` None: until it is deleted. `evicts`: the
+        oldest of its kind make room. Raises StorageFull, StorageUnavailable."""
+        return await self._call(self._put, place, value, ttl_s, evicts, fsync)
+
+    async def get(self, place: Place) -> bytes | None:
+        """None if it is not there any more. Raises StorageUnavailable."""
+        return await self._call(self._get, place)
+
+    async def delete(self, place: Place) -> bool:
+        """Whether it was there. Raises StorageUnavailable."""
+        return await self._call(self._folder.delete, place)
+
+    async def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
+        """Of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
+        return await self._call(self._folder.entries, kind, owner)
+
+    @asynccontextmanager
+    async def writing(
+        self, place: Place, *, ttl_s: float | None, fsync: bool = True
+    ) -> AsyncIterator[Writing]:
+        """For what is too large to be held: it is there once the block has ended without an error.
+        Raises StorageFull, StorageUnavailable."""
+        writer = await self._call(self._folder.begin, place, ttl_s)
+        try:
+            yield Writing(self, writer)
+            await self._call(lambda: writer.commit(fsync=fsync))
+        except BaseException:
+            with suppress(RuntimeError):  # after `close`, nobody is left to do it: a sweep will
+                self._threads.submit(writer.abort)
+            raise
+
+    @asynccontextmanager
+    async def reading(self, place: Place) -> AsyncIterator[Reading | None]:
+        """None if it is not there any more. Raises StorageUnavailable."""
+        reader = await self._call(self._folder.reader, place)
+        if reader is None:
+            yield None
+            return
+        try:
+            yield Reading(self, reader)
+        finally:
+            with suppress(RuntimeError):
+                self._threads.submit(reader.close)
+
+    def _put(
+        self, place: Place, value: bytes, ttl_s: float | None, evicts: bool, fsync: bool
+    ) -> Facts:
+        writer = self._folder.begin(place, ttl_s)
+        try:
+            writer.write(value, evicted_kind=place.kind if evicts else None)
+            return writer.commit(fsync=fsync)
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _get(self, place: Place) -> bytes | None:
+        reader = self._folder.reader(place)
+        if reader is None:
+            return None
+        try:
+            return reader.read_all()
+        except Garbled:
+            return None
+        finally:
+            reader.close()
+
+    async def _sweep_on(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        with suppress(StorageUnavailable):
+            await self._call(self._folder.open)
+
+    async def _call(self, work: Callable[..., R], *args: object) -> R:
+        """Raises StorageUnavailable."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                result = await loop.run_in_executor(self._threads, work, *args)
+        except (OSError, Garbled) as error:  # TimeoutError is among the first
+            why = getattr(error, "strerror", None) or str(error) or "it does not answer"
+            if not self._is_away:
+                log.error("%s cannot be used: %s", self._folder.folder, error or why)
+            self._is_away = True
+            raise StorageUnavailable(
+                f"what is kept cannot be read or written now ({why}); try again later, or tell the "
+                "operator, whose log names the folder"
+            ) from error
+        if self._is_away:
+            log.info("%s can be used again", self._folder.folder)
+        self._is_away = False
+        return result
+
+
+class Writing:
+    def __init__(self, storage: Storage, writer: FileWriter) -> None:
+        self._storage = storage
+        self._writer = writer
+
+    @property
+    def num_bytes(self) -> int:
+        """Written so far."""
+        return self._writer.num_bytes
+
+    async def write(self, data: bytes) -> None:
+        """Raises StorageFull, StorageUnavailable; out of the block with it."""
+        await self._storage._call(self._writer.write, data)
+
+
+class Reading:
+    """Iterate for its bytes, in chunks. Raises StorageUnavailable, at its end if it is garbled."""
+
+    def __init__(self, storage: Storage, reader: FileReader) -> None:
+        self._storage = storage
+        self._reader = reader
+        self.facts: Facts = reader.facts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while data := await self._storage._call(self._reader.read):
+            yield data

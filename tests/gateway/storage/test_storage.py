@@ -1,0 +1,160 @@
+"""What is kept is there as it was written, for who it belongs to, or it is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from baton.core.clock import ManualClock
+from baton.core.errors import StorageFull, StorageUnavailable
+from baton.gateway.storage.folder import Place, StorageFolder
+from baton.gateway.storage.storage import Storage
+
+MINE = Place("response", "tenant a", "resp_1")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1e9)
+
+
+@pytest.fixture
+async def storage(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Storage]:
+    kept = Storage(StorageFolder(tmp_path / "kept", 4000, unix_time=clock))
+    await kept.start()
+    yield kept
+    await kept.close()
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_a_value_is_its_owners_until_it_expires_or_is_deleted(
+    storage: Storage, clock: ManualClock, tmp_path: Path
+) -> None:
+    await storage.put(MINE, b"first", ttl_s=60)
+    await storage.put(MINE, b"second", ttl_s=60)
+    other = Storage(StorageFolder(tmp_path / "kept", 4000, unix_time=clock))  # another gateway
+    assert await other.get(MINE) == b"second"
+    assert await other.get(Place("response", "tenant b", "resp_1")) is None
+    assert await other.get(Place("file", "tenant a", "resp_1")) is None
+    for escaping in ("../resp_1", ".", "", "a/b", "x" * 201, "\0"):
+        assert await storage.get(Place("response", "tenant a", escaping)) is None
+        assert not await storage.delete(Place("response", "tenant a", escaping))
+    assert [(one.owner, one.id) for one in await other.entries("response")] == [
+        ("tenant a", "resp_1")
+    ]
+    clock.advance(61)
+    assert await storage.get(MINE) is None
+    assert await storage.entries("response", "tenant a") == []
+    assert not await storage.delete(MINE)
+    await storage.put(MINE, b"kept", ttl_s=None)
+    clock.advance(1e9)
+    assert await other.get(MINE) == b"kept"
+    assert await storage.delete(MINE) and not await storage.delete(MINE)
+    await other.close()
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "appended", "empty", "another", "link"])
+async def test_garbage_in_the_folder_is_not_there(
+    storage: Storage, tmp_path: Path, harm: str
+) -> None:
+    await storage.put(MINE, b"x" * 100, ttl_s=60)
+    (path,) = files_in(tmp_path)
+    data = path.read_bytes()
+    harmed = {
+        "cut": data[:-1],
+        "flipped": b"y" + data[1:],
+        "appended": data + b"x",
+        "empty": b"",
+        "another": data.replace(b"tenant a", b"tenant b"),
+        "link": data,
+    }
+    path.write_bytes(harmed[harm])
+    if harm == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(StorageUnavailable):
+            await storage.get(MINE)
+        return
+    assert await storage.get(MINE) is None
+    await storage.put(MINE, b"anew", ttl_s=60)
+    assert await storage.get(MINE) == b"anew"
+
+
+async def test_a_large_value_is_there_once_it_is_whole(storage: Storage, tmp_path: Path) -> None:
+    place = Place("file", "", "file-1")
+    with pytest.raises(RuntimeError, match="the client left"):
+        async with storage.writing(place, ttl_s=None) as file:
+            await file.write(b"some of it")
+            raise RuntimeError("the client left")
+    async with storage.writing(place, ttl_s=None) as file:
+        await file.write(b"ab" * 500)
+        async with storage.reading(place) as absent:
+            assert absent is None
+        await file.write(b"cd" * 500)
+        assert file.num_bytes == 2000
+    async with storage.reading(place) as found:
+        assert found is not None and found.facts.num_bytes == 2000
+        await storage.delete(place)  # a reader reads on
+        assert b"".join([chunk async for chunk in found]) == b"ab" * 500 + b"cd" * 500
+    assert files_in(tmp_path) == []
+
+
+async def test_the_oldest_of_who_has_most_make_room_and_files_do_not(
+    storage: Storage, tmp_path: Path
+) -> None:
+    def place(owner: str, number: int) -> Place:
+        return Place("response", owner, f"resp_{number}")
+
+    await storage.put(place("small", 0), b"s" * 300, ttl_s=60, evicts=True)
+    for number in range(12):
+        await storage.put(place("large", number), b"l" * 300, ttl_s=60, evicts=True)
+        for path in files_in(tmp_path):  # ages of files are told by their times
+            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
+    assert await storage.get(place("small", 0)) == b"s" * 300
+    assert await storage.get(place("large", 0)) is None
+    assert await storage.get(place("large", 11)) == b"l" * 300
+    assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 4200
+    with pytest.raises(StorageFull, match="max_bytes is 4000"):
+        await storage.put(Place("file", "", "file-1"), b"f" * 3000, ttl_s=None)
+    with pytest.raises(StorageFull):
+        await storage.put(place("large", 99), b"l" * 4001, ttl_s=60, evicts=True)
+    assert await storage.get(place("small", 0)) == b"s" * 300
+
+
+async def test_a_sweep_leaves_what_holds_and_what_is_being_written(
+    storage: Storage, clock: ManualClock, tmp_path: Path
+) -> None:
+    folder = StorageFolder(tmp_path / "kept", 4000, unix_time=clock)
+    await storage.put(MINE, b"short", ttl_s=60)
+    await storage.put(Place("response", "", "resp_2"), b"long", ttl_s=1e6)
+    with pytest.raises(StorageUnavailable):
+        async with storage.writing(Place("file", "", "file-1"), ttl_s=None) as file:
+            await file.write(b"f")
+            for path in files_in(tmp_path):
+                os.utime(path, (clock(), clock()))
+            clock.advance(120)
+            folder.sweep()
+            assert len(files_in(tmp_path)) == 2
+            clock.advance(4000)
+            folder.sweep()
+            assert len(files_in(tmp_path)) == 1  # what is never ended is given up
+
+
+async def test_a_folder_that_cannot_be_used_is_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    storage = Storage(StorageFolder(tmp_path / "file", 4000))
+    await storage.start()
+    with pytest.raises(StorageUnavailable, match="Not a directory"):
+        await storage.put(MINE, b"x", ttl_s=60)
+    assert len(caplog.messages) == 1 and f"{tmp_path}/file cannot be used" in caplog.text
+    (tmp_path / "file").unlink()
+    await storage.put(MINE, b"x", ttl_s=60)
+    await storage.close()
