@@ -3,6 +3,8 @@
     FOLDER/KIND/<digest of the owner>/ID          0600, in folders of 0700
     FOLDER/KIND/<digest of the owner>/.ID.RANDOM  what is being written; nobody reads it
 
+A file's time is when it expires, if it does: until then a sweep need not open it.
+
 Several processes may use it at once. Two that write one id: the later one's value holds. Whoever
 reads a value reads it to its end, also if it is deleted or replaced meanwhile.
 """
@@ -49,7 +51,8 @@ class _Held:
 
     path: Path
     num_bytes: int
-    changed_at: float
+    time: float
+    """It need not be looked into before; unix seconds."""
 
 
 class StorageFolder:
@@ -158,13 +161,15 @@ class StorageFolder:
 
     def _is_over(self, held: _Held, now: float) -> bool:
         if _is_temporary(held.path):
-            return now - held.changed_at > ABANDONED_S
+            return now - held.time > ABANDONED_S
+        if held.time > now:
+            return False
         try:
             opened = _open(held.path)
         except OSError:
             return False  # whose it is cannot be told
         if opened is None:
-            return now - held.changed_at > ABANDONED_S
+            return now - held.time > ABANDONED_S
         os.close(opened[0])
         return opened[1].is_expired(now)
 
@@ -178,7 +183,7 @@ class StorageFolder:
             if not _is_temporary(held.path):
                 by_owner.setdefault(held.path.parent, []).append(held)
         for files in by_owner.values():
-            files.sort(key=lambda held: held.changed_at, reverse=True)
+            files.sort(key=lambda held: held.time, reverse=True)
         bytes_by_owner = {
             owner: sum(held.num_bytes for held in files) for owner, files in by_owner.items()
         }
@@ -260,6 +265,8 @@ class FileWriter:
         if fsync:
             os.fsync(self._file.fileno())
         self._file.close()
+        if facts.expires_at is not None:
+            os.utime(self._temporary, (facts.created_at, facts.expires_at))
         num_replaced = 0
         with suppress(OSError):
             num_replaced = self._path.stat().st_size

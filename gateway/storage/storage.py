@@ -1,7 +1,8 @@
 """Values under (kind, owner, id), kept for a while, found by every gateway of the same folder.
 
 A disk may hang: its calls run on threads of their own, and who waits for one gives up after
-`PATIENCE_S`. What could not be read or written is a StorageUnavailable, whose reason the log has.
+`PATIENCE_S`; until it has come back, others are refused at once. What could not be read or written
+is a StorageUnavailable, and the log has the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +26,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 NUM_THREADS = 4
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
+LOOK_PATIENCE_S = 300.0
+"""For what looks through the folder."""
 SWEEP_S = 600.0
 
 
@@ -43,6 +47,8 @@ class Storage:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="storage")
         self._sweeping: asyncio.Task[None] | None = None
         self._is_away = False
+        self._num_hanging = 0
+        """Calls that nobody waits for any more."""
 
     async def start(self) -> None:
         """Make the folder, and sweep it from now on. While that fails, so does what else is asked
@@ -80,7 +86,7 @@ class Storage:
 
     async def entries(self, kind: str, owner: str | None = None) -> list[Facts]:
         """Of `owner`, or of everybody; the oldest first. Raises StorageUnavailable."""
-        return await self._call(self._folder.entries, kind, owner)
+        return await self._call(self._folder.entries, kind, owner, patience_s=LOOK_PATIENCE_S)
 
     @asynccontextmanager
     async def writing(
@@ -140,18 +146,20 @@ class Storage:
 
     async def _sweep(self) -> None:
         with suppress(StorageUnavailable):
-            await self._call(self._folder.open)
+            await self._call(self._folder.open, patience_s=LOOK_PATIENCE_S)
 
-    async def _call(self, work: Callable[..., R], *args: object) -> R:
+    async def _call(
+        self, work: Callable[..., R], *args: object, patience_s: float = PATIENCE_S
+    ) -> R:
         """Raises StorageUnavailable."""
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                result = await loop.run_in_executor(self._threads, work, *args)
+            if self._num_hanging:
+                raise TimeoutError
+            result = await self._run(partial(work, *args), patience_s)
         except (OSError, Garbled) as error:  # TimeoutError is among the first
             why = getattr(error, "strerror", None) or str(error) or "it does not answer"
             if not self._is_away:
-                log.error("%s cannot be used: %s", self._folder.folder, error or why)
+                log.error("%s cannot be used: %s", self._folder.folder, str(error) or why)
             self._is_away = True
             raise StorageUnavailable(
                 f"what is kept cannot be read or written now ({why}); try again later, or tell the "
@@ -161,6 +169,22 @@ class Storage:
             log.info("%s can be used again", self._folder.folder)
         self._is_away = False
         return result
+
+    async def _run(self, work: Callable[[], R], patience_s: float) -> R:
+        """Raises what `work` raises, and TimeoutError: it goes on then."""
+        loop = asyncio.get_running_loop()
+        running = self._threads.submit(work)
+        try:
+            async with asyncio.timeout(patience_s):
+                return await asyncio.wrap_future(running)
+        except TimeoutError:
+            if not running.done():
+                self._num_hanging += 1
+                running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._on_return))
+            raise
+
+    def _on_return(self) -> None:
+        self._num_hanging -= 1
 
 
 class Writing:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -106,7 +108,7 @@ async def test_a_large_value_is_there_once_it_is_whole(storage: Storage, tmp_pat
 
 
 async def test_the_oldest_of_who_has_most_make_room_and_files_do_not(
-    storage: Storage, tmp_path: Path
+    storage: Storage, clock: ManualClock, tmp_path: Path
 ) -> None:
     def place(owner: str, number: int) -> Place:
         return Place("response", owner, f"resp_{number}")
@@ -114,8 +116,7 @@ async def test_the_oldest_of_who_has_most_make_room_and_files_do_not(
     await storage.put(place("small", 0), b"s" * 300, ttl_s=60, evicts=True)
     for number in range(12):
         await storage.put(place("large", number), b"l" * 300, ttl_s=60, evicts=True)
-        for path in files_in(tmp_path):  # ages of files are told by their times
-            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
+        clock.advance(1)
     assert await storage.get(place("small", 0)) == b"s" * 300
     assert await storage.get(place("large", 0)) is None
     assert await storage.get(place("large", 11)) == b"l" * 300
@@ -136,8 +137,8 @@ async def test_a_sweep_leaves_what_holds_and_what_is_being_written(
     with pytest.raises(StorageUnavailable):
         async with storage.writing(Place("file", "", "file-1"), ttl_s=None) as file:
             await file.write(b"f")
-            for path in files_in(tmp_path):
-                os.utime(path, (clock(), clock()))
+            (begun,) = (tmp_path / "kept" / "file").rglob(".file-1.*")
+            os.utime(begun, (clock(), clock()))
             clock.advance(120)
             folder.sweep()
             assert len(files_in(tmp_path)) == 2
@@ -158,3 +159,27 @@ async def test_a_folder_that_cannot_be_used_is_said_to_be(
     (tmp_path / "file").unlink()
     await storage.put(MINE, b"x", ttl_s=60)
     await storage.close()
+
+
+async def test_who_waits_for_a_disk_that_hangs_gives_up(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comes_back, num_calls = threading.Event(), 0
+
+    def hang(path: Path, *args: object) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        comes_back.wait(20)
+        raise FileNotFoundError
+
+    await storage.put(MINE, b"x", ttl_s=60)
+    with monkeypatch.context() as disk:
+        disk.setattr("baton.gateway.storage.folder.os.open", hang)
+        for _ in range(8):  # more than there are threads
+            with pytest.raises(StorageUnavailable, match="it does not answer"):
+                await storage._call(storage._folder.reader, MINE, patience_s=0.01)
+        comes_back.set()
+    while storage._num_hanging:
+        await asyncio.sleep(0.001)
+    assert num_calls == 1
+    assert await storage.get(MINE) == b"x"
