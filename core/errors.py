@@ -5,6 +5,7 @@
     │   ├── ModelNotFound     no such model is served here                           404
     │   ├── StreamNotFound    no such resumable stream is held by this gateway       404
     │   ├── RequestNotFound   this gateway does not know of such a request any more  404
+    │   ├── NotKept           nothing of that id is kept, or not for this caller     404
     │   ├── Forbidden         not with this API key                                  403
     │   ├── RequestTooLarge   the body is larger than this server reads              413
     │   ├── RequestTooSlow    what was begun, or announced, does not come            408
@@ -68,6 +69,10 @@ class StreamNotFound(InvalidRequest):
 
 class RequestNotFound(InvalidRequest):
     """No request of that id is known to this gateway any more, or not to this caller."""
+
+
+class NotKept(InvalidRequest):
+    """Nothing of that id is kept: never, not any more, or not for this caller."""
 
 
 class Forbidden(InvalidRequest):

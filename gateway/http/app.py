@@ -30,6 +30,7 @@ from baton.gateway.http.front_page import FrontPage
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
 from baton.gateway.http.responses.api import ResponsesApi
+from baton.gateway.http.responses.kept_api import KeptResponsesApi
 from baton.gateway.http.resuming import ResumableRequests, StreamsApi
 from baton.gateway.http.status_pages import StatusPages
 from baton.gateway.http.tokenization import TokenizationApi
@@ -75,11 +76,15 @@ def _paths(routes: Sequence[Route]) -> frozenset[str]:
 def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, messages = TokenizationApi(gateway), MessagesApi(gateway)
-    explained = DecisionsApi(gateway, tells_all=False)
+    explained, kept = DecisionsApi(gateway, tells_all=False), KeptResponsesApi(gateway)
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
         Route("/v1/responses", ResponsesApi(gateway).create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", kept.get, methods=["GET"]),
+        Route("/v1/responses/{response_id}", kept.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", kept.input_items),
+        Route("/v1/responses/{response_id}/cancel", kept.cancel, methods=["POST"]),
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingsApi(gateway).create, methods=["POST"]),

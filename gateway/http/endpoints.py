@@ -17,7 +17,7 @@ from baton.gateway.http.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
 from baton.gateway.http.messages.schemas import MessagesBody
 from baton.gateway.http.models import ModelAnswer, ModelListAnswer
-from baton.gateway.http.responses.answer import ResponseAnswer
+from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer, ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.schemas import ChatBody, CompletionBody
 from baton.gateway.http.status_pages import (
@@ -142,12 +142,46 @@ ENDPOINTS = (
         method="post",
         tag=CHAT,
         summary="Answer a conversation, in the shape of OpenAI's Responses API",
-        details="Nothing is stored: every request brings the whole conversation.",
+        details=(
+            "A response is kept, unless `store` is false: another turn goes on from it with "
+            "`previous_response_id`, at any gateway of the same storage."
+        ),
         body=ResponsesBody,
         answer=ResponseAnswer,
         is_streamed=True,
         headers=OF_STREAMS,
         example={"input": "Say hello.", "max_output_tokens": 32},
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}",
+        tag=CHAT,
+        summary="A response that is kept",
+        answer=ResponseAnswer,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}",
+        method="delete",
+        tag=CHAT,
+        summary="Delete a response",
+        details="Later turns keep what they took from it.",
+        answer=DeletedAnswer,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}/input_items",
+        tag=CHAT,
+        summary="What a kept response was given",
+        details=(
+            "Items of its `input`, behind those that it took from `previous_response_id`; the last "
+            "first, unless `order` is `asc`. `limit` (20, at most 100) and `after` turn pages."
+        ),
+        answer=ItemListAnswer,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}/cancel",
+        method="post",
+        tag=CHAT,
+        summary="Refused: there are no responses in the background",
+        answer=ResponseAnswer,
     ),
     Endpoint(
         path="/v1/messages",

@@ -1,7 +1,7 @@
 """Runs a completion and sends it: as one JSON body, or as server-sent events.
 
-whole     run to the end -> 200 and the answer, or an error's status
-streamed  first delta    -> 200, event, event ..., last events
+whole     run to the end, settle -> 200 and the answer, or an error's status
+streamed  first delta    -> 200, event, event ..., settle, last events
              | failed before it: an error's status
              | failed after it: an event that says so, and the stream ends
 """
@@ -9,7 +9,7 @@ streamed  first delta    -> 200, event, event ..., last events
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
@@ -68,12 +68,15 @@ class Responder:
         is_streamed: bool,
         is_resumable: bool = False,
         progress: Progress | None = None,
+        settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`settle` is what the end of the answer waits for."""
         self._completion = completion
         self._writer = writer
         self._is_streamed = is_streamed
         self._is_resumable = is_resumable
         self._progress = progress
+        self._settle = settle
         self._is_open = False
         """A delta has come."""
 
@@ -99,6 +102,8 @@ class Responder:
                     has_begun = True
                     for event in self._written(part):
                         yield event
+            if self._settle is not None:
+                await self._settle()
             for event in self._writer.ending():
                 yield event
         except Exception as error:
@@ -121,7 +126,10 @@ class Responder:
 
     async def _whole(self) -> msgspec.Struct:
         choices = await self._completion.whole()
-        return self._writer.whole(choices)
+        answer = self._writer.whole(choices)
+        if self._settle is not None:
+            await self._settle()
+        return answer
 
     async def _send_stream(self, resumption: Resumption, send: Send) -> None:
         if self._is_resumable or resumption.is_wanted:

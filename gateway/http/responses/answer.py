@@ -12,6 +12,8 @@ from baton.gateway.http.responses.schemas import ResponsesBody, TextConfig, Text
 from baton.gateway.requests.completion_stream import Usage
 from baton.gateway.text.served_model import ServedModel
 
+ID_PREFIX = "resp_"
+
 
 class InputTokensDetails(msgspec.Struct):
     cached_tokens: int
@@ -59,10 +61,10 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
-    store: Literal[False] = False
-    """Nothing is kept."""
+    store: bool
+    """It is kept; false at the end if that failed."""
     temperature: float
     text: TextConfig
     tool_choice: str | dict[str, Any]
@@ -74,7 +76,7 @@ class ResponseAnswer(msgspec.Struct, kw_only=True):
 
 
 def begun_answer(
-    body: ResponsesBody, model: ServedModel, *, id: str, created: int
+    body: ResponsesBody, model: ServedModel, *, id: str, created: int, is_kept: bool
 ) -> ResponseAnswer:
     """Before anything is known of its output."""
     defaults = model.sampling
@@ -86,11 +88,13 @@ def begun_answer(
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
+        previous_response_id=body.previous_response_id,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         reasoning={
             "effort": None if reasoning is None else reasoning.effort,
             "summary": None if reasoning is None else reasoning.summary,
         },
+        store=is_kept,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
         text=TextConfig(format=(body.text and body.text.format) or TextFormat()),
         tool_choice=body.tool_choice or "auto",
@@ -109,3 +113,17 @@ def response_usage(usage: Usage, num_reasoning: int) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(num_reasoning),
         total_tokens=usage.prompt_tokens + usage.output_tokens,
     )
+
+
+class DeletedAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemListAnswer(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -1,20 +1,25 @@
-"""POST /v1/responses: the stateless part of OpenAI's newer API."""
+"""POST /v1/responses, OpenAI's newer API: a conversation, or the next turn of one that is kept."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from baton.core.errors import InvalidRequest
+from baton.core.ids import new_request_id
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import use_of
 from baton.gateway.grammars.structured_output import OutputRule, format_rule
 from baton.gateway.http.common_fields import asker
+from baton.gateway.http.edge import REQUEST_ID
 from baton.gateway.http.responder import Responder
-from baton.gateway.http.responses.answer import begun_answer
-from baton.gateway.http.responses.input import input_messages
-from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_state
+from baton.gateway.http.responses.answer import ID_PREFIX, begun_answer
+from baton.gateway.http.responses.input import InputItem, input_messages
+from baton.gateway.http.responses.kept import KeptResponses, named_items
+from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_unknown_ways
 from baton.gateway.http.responses.writer import ResponsesWriter
 from baton.gateway.http.tool_format import tell_format
 from baton.gateway.http.unknown_fields import read_known
@@ -31,16 +36,19 @@ FIELD_BY_OPTION = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"
 class ResponsesApi:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._kept = KeptResponses(gateway)
 
     async def create(self, request: Request) -> Responder:
         gateway = self._gateway
         body = await read_known(request, gateway.config, ResponsesBody)
         gateway.model.check_name(body.model)
-        refuse_state(body)
+        refuse_unknown_ways(body)
+        is_kept = self._is_kept(body)
         options = _options(body)
-        plan = await plan_chat(gateway, conversation_of(body, gateway.model))
-        tell_format(request, plan, gateway.model)
         who = asker(request)
+        earlier = await self._earlier(body, who.caller.owner)
+        plan = await plan_chat(gateway, conversation_of(body, gateway.model, earlier))
+        tell_format(request, plan, gateway.model)
         order = CompletionOrder(
             request_id=who.request_id,
             prompts=(plan.prompt,),
@@ -54,27 +62,60 @@ class ResponsesApi:
             caller=who.caller,
         )
         completion = gateway.complete(order)
+        is_named_by_client = REQUEST_ID in request.headers
+        base = new_request_id() if is_kept and is_named_by_client else who.request_id
         answer = begun_answer(
-            body, gateway.model, id=f"resp_{who.request_id}", created=int(time.time())
+            body, gateway.model, id=f"{ID_PREFIX}{base}", created=int(time.time()), is_kept=is_kept
         )
         writer = ResponsesWriter(completion, plan, answer, gateway.model.tokenizer)
+
+        async def keep() -> None:
+            writer.complete()
+            given = [*earlier, *named_items(body.input, base)]
+            answer.store = await self._kept.keep(answer, given, who.caller.owner)
+
         return Responder(
             completion,
             writer,
             is_streamed=bool(body.stream),
             is_resumable=bool(body.resumable),
+            settle=keep if is_kept else None,
         )
 
+    def _is_kept(self, body: ResponsesBody) -> bool:
+        """Raises InvalidRequest."""
+        if body.store and not self._kept.is_possible:
+            raise InvalidRequest(
+                "store: nothing is kept here (gateway.storage); leave it out, or send false",
+                field="store",
+            )
+        return body.store is not False and self._kept.is_possible
 
-def conversation_of(body: ResponsesBody, model: ServedModel) -> Conversation:
-    """Raises InvalidRequest."""
+    async def _earlier(self, body: ResponsesBody, owner: str) -> list[InputItem]:
+        """What stands before the input, whose references become what they refer to. Raises NotKept,
+        InvalidRequest, StorageUnavailable."""
+        if not isinstance(body.input, str):
+            body.input = await self._kept.with_referred(body.input, owner)
+        if not body.previous_response_id:
+            return []
+        field = "previous_response_id"
+        return (await self._kept.find(body.previous_response_id, owner, field)).context()
+
+
+def conversation_of(
+    body: ResponsesBody, model: ServedModel, earlier: Sequence[InputItem] = ()
+) -> Conversation:
+    """`earlier` stands before its input. Raises InvalidRequest."""
     template = model.require_chat_template()
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning.effort)
     functions = [tool.function(f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     messages, marks = input_messages(
-        body.input, body.instructions, has_text_arguments=template.has_text_arguments
+        body.input,
+        body.instructions,
+        earlier=earlier,
+        has_text_arguments=template.has_text_arguments,
     )
     if body.cache_control is not None:
         marks.append(marked(body.cache_control, "cache_control", len(messages) - 1))

@@ -3,12 +3,13 @@
 message                 {"role": ..., "content": ...}
 function_call           joins the assistant's message before it, or begins one
 function_call_output    {"role": "tool", ...}
-reasoning               left out: models see only their own, of the turn under way
+reasoning               is a field of the assistant's message that it is part of; templates leave
+                        that of earlier turns out
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from baton.core.errors import InvalidRequest
@@ -17,32 +18,43 @@ from baton.gateway.chat.messages import (
     PART_BREAK,
     ROLE_BY_NAME,
     call_arguments,
+    reasoning_fields,
 )
 from baton.gateway.requests.cache_control import MarkedMessage, marked, read_control
 
 TEXT_TYPES = ("input_text", "output_text", "text")
+InputItem = dict[str, Any]
 
 
 def input_messages(
-    given: str | list[dict[str, Any]], instructions: str | None, *, has_text_arguments: bool = False
+    given: str | Sequence[InputItem],
+    instructions: str | None,
+    *,
+    earlier: Sequence[InputItem] = (),
+    has_text_arguments: bool = False,
 ) -> tuple[list[dict[str, Any]], list[MarkedMessage]]:
-    """With their cache points. Raises InvalidRequest, naming the item."""
-    messages: list[dict[str, Any]] = []
-    marks: list[MarkedMessage] = []
+    """With the cache points of `given`; `earlier` stands before it. Raises InvalidRequest, naming
+    the item."""
+    reading = _Reading(has_text_arguments)
     if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
+        reading.messages.append({"role": "system", "content": instructions})
+    for item in earlier:
+        reading.add(item, "previous_response_id")
     if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}], marks
-    if not 1 <= len(given) <= MAX_MESSAGES:
-        raise InvalidRequest(f"input needs 1 to {MAX_MESSAGES} items", field="input")
+        reading.messages.append({"role": "user", "content": given})
+        return reading.messages, []
+    if not 1 <= len(given) <= MAX_MESSAGES - len(earlier):
+        room = f", {len(earlier)} of which are those of previous_response_id" if earlier else ""
+        raise InvalidRequest(f"input needs 1 to {MAX_MESSAGES} items{room}", field="input")
+    marks: list[MarkedMessage] = []
     for index, item in enumerate(given):
-        _add(messages, item, f"input[{index}]", has_text_arguments)
-        if messages:
-            marks.extend(_marks(item, len(messages) - 1, f"input[{index}]"))
-    return messages, marks
+        reading.add(item, f"input[{index}]")
+        if reading.messages:
+            marks.extend(_marks(item, len(reading.messages) - 1, f"input[{index}]"))
+    return reading.messages, marks
 
 
-def _marks(item: Mapping[str, Any], message: int, path: str) -> Iterator[MarkedMessage]:
+def _marks(item: InputItem, message: int, path: str) -> Iterator[MarkedMessage]:
     """The marks of the item, which was read without complaint: behind its parts, and behind it."""
     name = "output" if item.get("type") == "function_call_output" else "content"
     parts = item.get(name)
@@ -57,37 +69,60 @@ def _marks(item: Mapping[str, Any], message: int, path: str) -> Iterator[MarkedM
         yield marked(control, field, message)
 
 
-def _add(
-    messages: list[dict[str, Any]], item: Mapping[str, Any], path: str, has_text_arguments: bool
-) -> None:
-    match item.get("type", "message"):
-        case "message":
-            messages.append(_message(item, path))
-        case "function_call":
-            call = _call(item, path, has_text_arguments)
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            messages[-1].setdefault("tool_calls", []).append(call)
-        case "function_call_output":
-            messages.append(
-                {
-                    "role": "tool",
-                    "content": _text(item.get("output"), f"{path}.output"),
-                    "tool_call_id": _string(item, "call_id", path),
-                }
-            )
-        case "reasoning":
-            return
-        case "item_reference":
-            raise InvalidRequest(
-                f"{path} refers to an item that is not kept here; send the item itself", field=path
-            )
-        case kind:
-            raise InvalidRequest(
-                f"{path}.type is {kind!r}; known are message, function_call, "
-                "function_call_output and reasoning",
-                field=f"{path}.type",
-            )
+class _Reading:
+    def __init__(self, has_text_arguments: bool) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._has_text_arguments = has_text_arguments
+        self._reasoning = ""
+        """Of the assistant's message that follows."""
+
+    def add(self, item: InputItem, path: str) -> None:
+        match item.get("type", "message"):
+            case "message":
+                self._add_message(_message(item, path))
+            case "function_call":
+                call = _call(item, path, self._has_text_arguments)
+                if not self._goes_on:
+                    self._add_message({"role": "assistant", "content": None})
+                self.messages[-1].setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                text = _text(item.get("output"), f"{path}.output")
+                call_id = _string(item, "call_id", path)
+                self._add_message({"role": "tool", "content": text, "tool_call_id": call_id})
+            case "reasoning":
+                self._add_reasoning(item)
+            case kind:
+                raise InvalidRequest(
+                    f"{path}.type is {kind!r}; known are message, function_call, "
+                    "function_call_output, reasoning and item_reference",
+                    field=f"{path}.type",
+                )
+
+    @property
+    def _goes_on(self) -> bool:
+        return bool(self.messages) and self.messages[-1]["role"] == "assistant"
+
+    def _add_message(self, message: dict[str, Any]) -> None:
+        if self._reasoning and message["role"] == "assistant":
+            message |= reasoning_fields(self._reasoning)
+        self._reasoning = ""
+        self.messages.append(message)
+
+    def _add_reasoning(self, item: InputItem) -> None:
+        """What has no text, such as what is encrypted, is left out."""
+        parts = item.get("content")
+        texts = [
+            part.get("text")
+            for part in (parts if isinstance(parts, list) else ())
+            if isinstance(part, dict)
+        ]
+        text = PART_BREAK.join(text for text in texts if isinstance(text, str))
+        if not self._goes_on:
+            self._reasoning += text
+        elif text:
+            before = self.messages[-1].get("reasoning_content")
+            whole = f"{before}{PART_BREAK}{text}" if before else text
+            self.messages[-1] |= reasoning_fields(whole)
 
 
 def _message(item: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""The body of POST /v1/responses: a conversation in OpenAI's newer words.
-
-Nothing is kept between requests, so what would refer to an earlier one is refused.
+"""The body of POST /v1/responses: a conversation in OpenAI's newer words, or the next turn of one
+that is kept.
 """
 
 from __future__ import annotations
@@ -68,9 +67,15 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     """The one that is served, which is also the default."""
     input: str | list[dict[str, Any]]
-    """Text, or items: messages, calls of functions and their outputs."""
+    """Text, or items: messages, calls of functions and their outputs, references to kept items."""
     instructions: str | None = None
-    """A system message before the rest."""
+    """A system message before the rest. Those of an earlier response do not hold any more."""
+    previous_response_id: str | None = None
+    """The response that this goes on from: before `input` stands all that it was given, and what it
+    answered."""
+    store: bool | None = None
+    """Keep the response, for `previous_response_id` and `GET /v1/responses/{response_id}`. True by
+    default, where anything is kept (gateway.storage)."""
     max_output_tokens: int | None = None
     """Reasoning and calls included."""
     top_logprobs: int | None = None
@@ -110,24 +115,20 @@ class ResponsesBody(CommonOptions, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     service_tier: Ignored = None
-    store: Ignored = None
 
     background: Refused = None
     context_management: Refused = None
     conversation: Refused = None
     moderation: Refused = None
-    previous_response_id: Refused = None
     prompt: Refused = None
     truncation: Refused = None
 
 
-STATELESS = "nothing is kept between requests here; send the conversation as items of input"
 REMEDY_BY_FIELD = {
-    "background": "answers are not kept here; use stream",
+    "background": "nothing runs without a client here; use stream, and resumable",
     "context_management": "the context is the caller's; leave it out",
-    "conversation": STATELESS,
+    "conversation": "use previous_response_id, or send the conversation as items of input",
     "moderation": "there is none here; leave it out",
-    "previous_response_id": STATELESS,
     "prompt": "prompts are not kept here; send input",
     "max_tokens": "use max_output_tokens",
     "n": "there is one answer; use /v1/chat/completions for several",
@@ -137,8 +138,8 @@ REMEDY_BY_FIELD = {
 NEUTRAL: tuple[Any, ...] = (None, False, [])
 
 
-def refuse_state(body: ResponsesBody) -> None:
-    """Raises InvalidRequest for what needs a memory of earlier requests, or has another name."""
+def refuse_unknown_ways(body: ResponsesBody) -> None:
+    """Raises InvalidRequest for what cannot be done here, or has another name."""
     for name, remedy in REMEDY_BY_FIELD.items():
         if getattr(body, name) not in NEUTRAL:
             raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)

@@ -15,6 +15,7 @@ from baton.gateway.http.answers import ChatLogprob
 from baton.gateway.http.errors import error_body
 from baton.gateway.http.logprobs import chat_logprobs
 from baton.gateway.http.responses.answer import (
+    ID_PREFIX,
     IncompleteDetails,
     ResponseAnswer,
     ResponseError,
@@ -41,7 +42,7 @@ class ResponsesWriter:
         self._answer = answer
         self._tokenizer = tokenizer
         self._reader = ChoiceReader(plan.new_parser())
-        self._items = OutputItems(answer.id.removeprefix("resp_"))
+        self._items = OutputItems(answer.id.removeprefix(ID_PREFIX))
         self._waiting: list[tuple[int, ChatLogprob]] = []
         """Text offsets and logprobs of tokens whose text is still to come."""
         self._sequence_number = 0
@@ -50,7 +51,7 @@ class ResponsesWriter:
         (part,) = choices
         for _ in self._read(part.delta):
             pass
-        self._complete()
+        self.complete()
         return self._answer
 
     def opening(self) -> Iterable[bytes]:
@@ -61,7 +62,7 @@ class ResponsesWriter:
         return map(self._encoded, self._read(part.delta))
 
     def ending(self) -> Iterable[bytes]:
-        self._complete()
+        self.complete()
         yield self._encoded({"type": f"response.{self._answer.status}", "response": self._answer})
 
     def failure(self, error: Exception) -> Iterable[bytes]:
@@ -95,8 +96,8 @@ class ResponsesWriter:
             return ()
         return [entry for offset, entry in waiting if not self._reader.is_reasoning(offset)]
 
-    def _complete(self) -> None:
-        """Once the completion's usage is final."""
+    def complete(self) -> None:
+        """Once the completion's usage is final. Safe to repeat."""
         if self._answer.status == "incomplete":
             self._answer.incomplete_details = IncompleteDetails("max_output_tokens")
         self._answer.output = self._items.items

@@ -44,13 +44,16 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
+NOT_KEPT = ("previous_response_id", "input[0]")
+
+
 @pytest.mark.parametrize("field", WRONG)
 async def test_what_is_wrong_is_named(field: str) -> None:
     body = {"input": "x", **WRONG[field]}
     async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
         response = await gateway.http.post("/v1/responses", json=body)
 
-    assert response.status_code == 400
+    assert response.status_code == (404 if field in NOT_KEPT else 400)
     assert error_of(response)["param"] == field
 
 

@@ -1,0 +1,160 @@
+"""Responses that are kept: what each was given, all turns before it included, and what it answered.
+
+A turn needs the one before it and no other: those may have expired or been deleted. An item has its
+response's id in its own, so that a client may refer to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.core.errors import InvalidRequest, NotKept, StorageFull, StorageUnavailable
+from baton.gateway.http.responses.answer import ID_PREFIX, ResponseAnswer
+from baton.gateway.http.responses.input import InputItem
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.storage.folder import Place
+
+log = logging.getLogger(__name__)
+
+KIND = "response"
+REFERRED = re.compile(r"(?:msg|rs|fc)_(?P<base>.+)_(?P<index>[0-9]{1,4})")
+MAX_REFERRED = 256
+"""Responses that one request may refer to, each of which is read."""
+ITEM_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+class KeptResponse(msgspec.Struct, frozen=True):
+    answer: msgspec.Raw
+    """As it was sent."""
+    input: msgspec.Raw
+    """Items."""
+
+    def input_items(self) -> list[InputItem]:
+        return msgspec.json.decode(self.input, type=list[dict[str, Any]])
+
+    def output_items(self) -> list[InputItem]:
+        return msgspec.json.decode(self.answer, type=_Output).output
+
+    def context(self) -> list[InputItem]:
+        """What a next turn goes on from. A call that was cut short is none that can be answered."""
+        output = self.output_items()
+        return [*self.input_items(), *(item for item in output if not _is_cut_call(item))]
+
+
+class _Output(msgspec.Struct):
+    output: list[dict[str, Any]]
+
+
+class KeptResponses:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    @property
+    def is_possible(self) -> bool:
+        return self._gateway.storage is not None
+
+    async def find(self, response_id: str, owner: str, field: str) -> KeptResponse:
+        """Raises NotKept, StorageUnavailable."""
+        storage = self._gateway.storage
+        data = None if storage is None else await storage.get(Place(KIND, owner, response_id))
+        if data is None:
+            raise self._not_kept(response_id, field)
+        return msgspec.json.decode(data, type=KeptResponse)
+
+    async def delete(self, response_id: str, owner: str, field: str) -> None:
+        """Raises NotKept, StorageUnavailable."""
+        storage = self._gateway.storage
+        if storage is None or not await storage.delete(Place(KIND, owner, response_id)):
+            raise self._not_kept(response_id, field)
+
+    async def keep(self, answer: ResponseAnswer, given: Sequence[InputItem], owner: str) -> bool:
+        """Whether that was possible; if not, the log says why. `given`: all that it was given."""
+        storage = self._gateway.storage
+        if storage is None:
+            return False
+        value = msgspec.json.encode({"answer": answer, "input": given})
+        ttl_s = self._gateway.config.storage.response_ttl_s
+        try:
+            await storage.put(Place(KIND, owner, answer.id), value, ttl_s=ttl_s, evicts=True)
+        except StorageUnavailable:
+            return False
+        except StorageFull as error:
+            log.warning("%s is not kept: %s", answer.id, error)
+            return False
+        return True
+
+    async def with_referred(self, given: Sequence[InputItem], owner: str) -> list[InputItem]:
+        """With the items themselves in place of references to them. Raises NotKept,
+        InvalidRequest, StorageUnavailable."""
+        items: list[InputItem] = []
+        outputs: dict[str, list[InputItem]] = {}
+        for index, item in enumerate(given):
+            if not _is_reference(item):
+                items.append(item)
+                continue
+            path = f"input[{index}]"
+            found = REFERRED.fullmatch(str(item.get("id")))
+            if found is None:
+                raise NotKept(f"{path} refers to no item of a response; send it", field=path)
+            response_id = f"{ID_PREFIX}{found['base']}"
+            if response_id not in outputs:
+                if len(outputs) == MAX_REFERRED:
+                    raise InvalidRequest(
+                        f"{path}: items of more than {MAX_REFERRED} responses are referred to; use "
+                        "previous_response_id, or send the items",
+                        field=path,
+                    )
+                kept = await self.find(response_id, owner, path)
+                outputs[response_id] = kept.output_items()
+            output = outputs[response_id]
+            number = int(found["index"])
+            if number >= len(output) or output[number].get("id") != item["id"]:
+                raise NotKept(f"{path}: {response_id} has no such item", field=path)
+            items.append(output[number])
+        return items
+
+    def _not_kept(self, response_id: str, field: str) -> NotKept:
+        if not self.is_possible:
+            remedy = (
+                "nothing is kept here (gateway.storage); send the conversation as items of input"
+            )
+        else:
+            remedy = (
+                "it was sent with store: false, has expired, was deleted or made room for others, "
+                "or a gateway kept it that does not share this one's gateway.storage.folder; send "
+                "the conversation as items of input"
+            )
+        return NotKept(f"no response {response_id[:200]!r} of yours is kept: {remedy}", field=field)
+
+
+def named_items(given: str | Sequence[InputItem], base: str) -> list[InputItem]:
+    """`given` as a list shows it: with ids, made of `base`, and texts as parts."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return list(_named(given, base))
+
+
+def _named(given: Sequence[InputItem], base: str) -> Iterator[InputItem]:
+    for index, item in enumerate(given):
+        kind = item.get("type", "message")
+        item_id = item.get("id") or f"{ITEM_PREFIXES.get(kind, 'msg')}_{base}_in{index}"
+        named = {**item, "type": kind, "id": item_id}
+        if kind == "message" and isinstance(text := item.get("content"), str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            named["content"] = [{"type": part, "text": text}]
+        yield named
+
+
+def _is_reference(item: InputItem) -> bool:
+    return item.get("type") == "item_reference" or (
+        item.get("type") is None and isinstance(item.get("id"), str) and "role" not in item
+    )
+
+
+def _is_cut_call(item: InputItem) -> bool:
+    return item.get("type") == "function_call" and item.get("status") == "incomplete"
