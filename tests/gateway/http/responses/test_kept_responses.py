@@ -18,7 +18,15 @@ from tests.gateway.chat_models import (
     openai_of,
     said,
 )
-from tests.gateway.scripted import MODEL, ScriptedDispatcher, Serving, error_of, serving, text_of
+from tests.gateway.scripted import (
+    MODEL,
+    ScriptedDispatcher,
+    Serving,
+    error_of,
+    serving,
+    text_of,
+    tokens_of,
+)
 
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.storage.config import StorageConfig
@@ -168,9 +176,10 @@ async def test_where_nothing_can_be_kept_turns_are_answered_all_the_same(tmp_pat
 
 
 async def test_a_call_that_was_cut_short_is_not_gone_on_from(tmp_path: Path) -> None:
-    scripted = dispatcher(said(call_text("get_weather", PARIS)))
+    text = call_text("get_weather", PARIS)
+    scripted, limit = dispatcher(said(text)), len(tokens_of(text.partition("Par")[0]))
     async with serving(dispatcher=scripted, model=chat_model(), **kept_in(tmp_path)) as gateway:
-        first = await ask(gateway, False, input="Hi", tools=[FLAT_WEATHER], max_output_tokens=30)
+        first = await ask(gateway, False, input="Hi", tools=[FLAT_WEATHER], max_output_tokens=limit)
         (cut,) = first.output
         assert (cut.type, cut.status) == ("function_call", "incomplete")
         await ask(gateway, False, input="And?", previous_response_id=first.id)
