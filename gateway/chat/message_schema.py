@@ -42,6 +42,8 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     """The calls that an assistant made."""
+    function_call: MessageFunction | None = None
+    """Deprecated by OpenAI for `tool_calls`; a message of role `function` answers it."""
     tool_call_id: str | None = None
     """The call that a tool answers."""
     reasoning_content: str | None = None
@@ -53,5 +55,4 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     annotations: Refused = None
     audio: Refused = None
-    function_call: Refused = None
     refusal: Refused = None

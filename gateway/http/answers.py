@@ -100,6 +100,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning: str | UnsetType = UNSET
     """The same by the name that others use."""
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    """In its place, where `functions` were offered."""
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -111,7 +113,9 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: Annotated[
         str | None,
-        msgspec.Meta(extra_json_schema={"enum": ["stop", "length", "tool_calls", None]}),
+        msgspec.Meta(
+            extra_json_schema={"enum": ["stop", "length", "tool_calls", "function_call", None]}
+        ),
     ]
     token_ids: Sequence[int] | UnsetType = UNSET
 

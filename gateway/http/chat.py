@@ -12,7 +12,6 @@ from baton.core.errors import InvalidRequest
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.messages import chat_messages, message_marks
 from baton.gateway.chat.plan import ChatPlan, plan_chat
-from baton.gateway.chat.tool_definitions import tool_use
 from baton.gateway.http.chat_format import ChatFormat
 from baton.gateway.http.common_fields import (
     Asker,
@@ -21,6 +20,7 @@ from baton.gateway.http.common_fields import (
     asker,
     shown_special,
 )
+from baton.gateway.http.legacy_functions import offered_tools, with_tool_calls
 from baton.gateway.http.openai_writer import OpenAiWriter
 from baton.gateway.http.responder import Progress, Responder
 from baton.gateway.http.schemas import ChatBody
@@ -103,10 +103,12 @@ def conversation_of(body: ChatBody, model: ServedModel) -> Conversation:
             "continue_final_message and add_generation_prompt exclude each other; leave one out",
             field="continue_final_message",
         )
+    has_text_arguments = template.has_text_arguments
+    messages = with_tool_calls(body.messages, has_text_arguments=has_text_arguments)
     return Conversation(
-        messages=chat_messages(body.messages, has_text_arguments=template.has_text_arguments),
+        messages=chat_messages(messages, has_text_arguments=has_text_arguments),
         marks=message_marks(body.messages, body.cache_control),
-        tools=tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls),
+        tools=offered_tools(body),
         rule=body.rule(),
         variables=variables,
         is_continued=bool(body.continue_final_message),

@@ -18,6 +18,7 @@ from baton.gateway.http.answers import (
     UsageAnswer,
     usage_answer,
 )
+from baton.gateway.http.legacy_functions import with_function_call
 from baton.gateway.http.logprobs import chat_logprobs, prompt_logprobs, token_names
 from baton.gateway.http.schemas import ChatBody
 from baton.gateway.output.pieces import CallStart, Content, Piece, Reasoning
@@ -64,7 +65,7 @@ class ChatFormat:
         if not has_news and not part.is_first:
             return None
         choice = self._choice(part)
-        choice.delta = _message(pieces)
+        choice.delta = self._worded(_message(pieces))
         if part.is_first:
             choice.delta.role = "assistant"
             choice.delta.content = choice.delta.content or ""
@@ -110,18 +111,24 @@ class ChatFormat:
             for call in message.tool_calls:
                 call.index = UNSET
         choice = self._choice(part)
-        choice.message = message
+        choice.message = self._worded(message)
         return choice
 
     def _choice(self, part: ChoiceDelta) -> ChatChoice:
         """The choice as far as it has been read, without its message."""
         delta, body = part.delta, self._body
+        finish_reason: str | None = self._reader_by_index[part.index].finish_reason(delta)
+        if finish_reason == "tool_calls" and body.functions:
+            finish_reason = "function_call"
         return ChatChoice(
             index=part.index,
             logprobs=chat_logprobs(delta, self._names) if body.logprobs else None,
-            finish_reason=self._reader_by_index[part.index].finish_reason(delta),
+            finish_reason=finish_reason,
             token_ids=delta.tokens if body.return_token_ids else UNSET,
         )
+
+    def _worded(self, message: ChatMessage) -> ChatMessage:
+        return with_function_call(message) if self._body.functions else message
 
     def _answer(self, kind: str, part: ChoiceDelta | None) -> ChatAnswer:
         """What is said of the prompt goes with the first part of the first choice."""

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from baton.core.errors import InvalidRequest
 from baton.gateway.chat.message_schema import Message
-from baton.gateway.chat.tool_definitions import Tool
+from baton.gateway.chat.tool_definitions import Function, Tool
 from baton.gateway.grammars.structured_output import (
     OutputRule,
     ResponseFormat,
@@ -154,6 +154,10 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
     """`none`, `auto`, `required`, or the function that must be called."""
     parallel_tool_calls: bool | None = None
     """False: one call an answer. True by default."""
+    functions: list[Function] | None = None
+    """Deprecated by OpenAI for `tools`; answers then have `function_call`."""
+    function_call: str | dict[str, Any] | None = None
+    """`none`, `auto`, or the one of `functions` that must be called."""
     reasoning_effort: str | None = None
     """A variable of the chat template; not all have it."""
 
@@ -181,8 +185,6 @@ class ChatBody(RequestBody, kw_only=True, forbid_unknown_fields=True):
 
     audio: Refused = None
     chat_template: Refused = None
-    function_call: Refused = None
-    functions: Refused = None
     modalities: Refused = None
     moderation: Refused = None
     web_search_options: Refused = None

@@ -17,8 +17,6 @@ Refused = Annotated[Any, Meta(description="Refused unless it asks for nothing.")
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "audio": (None,),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
     "modalities": (None, ["text"]),
     "moderation": (None,),
     "chat_template": (None,),
@@ -29,8 +27,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 REMEDIES = {
-    "functions": "use tools",
-    "function_call": "use tool_choice",
     "chat_template": "the model's own is used; chat_template_kwargs sets its switches",
 }
 

@@ -91,7 +91,18 @@ BAD_CHATS: Bodies = {
     "messages[0].color": [message(color="red")],
     "tools[0].function": [{"tools": [{"type": "function"}]}],
     "tool_choice": [{"tool_choice": "required"}],
-    "functions": [{"functions": [{}]}],
+    "functions": [{"functions": [{"name": "f"}], "tools": [{"type": "function"}]}],
+    "functions[0]": [{"functions": [{"name": "no name"}]}],
+    "function_call": [
+        {"function_call": {"name": "f"}},
+        {"functions": [{"name": "f"}], "function_call": {"name": "g"}},
+        {"functions": [{"name": "f"}], "function_call": "f"},
+    ],
+    "messages[0].name": [message(role="function", content="x")],
+    "messages[0].function_call": [message(function_call={"name": "f"})],
+    "messages[0].function_call.arguments": [
+        message(role="assistant", function_call={"name": "f", "arguments": "[]"})
+    ],
     "response_format": [{"response_format": {"type": "json_object"}}],
     "modalities": [{"modalities": ["audio"]}],
     "audio": [{"audio": {}}],
