@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
 from baton.core.errors import InvalidConfig
@@ -66,9 +67,11 @@ class GatewayActor:
 
     async def _start(self, config: DeploymentConfig) -> None:
         with collector_at_rest():
-            from baton.platform.cluster.gateway_node import GatewayNode  # see `deploy.py`
+            from baton.platform.cluster.gateway_node import GatewayNode, apart  # see `deploy.py`
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
+        if warning := apart(config, sum(node["Alive"] for node in ray.nodes())):
+            log.warning("%s", warning)
         folder = self._folder or await find_on_node(config, wants_weights=False)
         node = GatewayNode(_whole(config), folder)
         remote = RemoteRegistry(self._registry, config.model_identity)

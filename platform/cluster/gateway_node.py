@@ -251,6 +251,18 @@ def _routing(config: DeploymentConfig) -> Routing:
     )
 
 
+def apart(config: DeploymentConfig, num_nodes: int) -> str | None:
+    """Why gateways would not find what others kept, if that can be."""
+    gateway = config.gateway
+    is_one_folder = gateway.storage.folder or gateway.replicas == 1 or num_nodes == 1
+    if is_one_folder or not gateway.storage.max_bytes:
+        return None
+    return (
+        f"the cluster has {num_nodes} nodes, and gateway.storage.folder is not set: what one "
+        "gateway keeps is not found by those of other nodes; name a folder that all nodes share"
+    )
+
+
 def _with_folder(gateway: GatewayConfig, model: str) -> GatewayConfig:
     """With the folder of this node for what is kept, if none is named."""
     if gateway.storage.folder:

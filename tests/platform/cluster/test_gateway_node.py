@@ -18,7 +18,7 @@ from baton.core.metrics import gauge
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.cluster import gateway_node, planner_link
-from baton.platform.cluster.gateway_node import GatewayNode
+from baton.platform.cluster.gateway_node import GatewayNode, apart
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.models.model_folder import find_model
 from baton.platform.planner.planner_metrics import PlannerTold
@@ -257,3 +257,20 @@ async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_wha
     assert 'baton_gateway_ready_replicas{model="demo",role="prefill"} 0' in page
     assert 'baton_planner_x{model="demo"} 3.0' in page
     assert "planned_replicas" not in after and "baton_planner" not in after
+
+
+async def test_what_is_kept_lies_below_the_users_cache_unless_a_folder_is_named(
+    user_cache: Path, tmp_path: Path
+) -> None:
+    named = override(CONFIG, {"gateway.storage.folder": str(tmp_path / "named")})
+    for config in (CONFIG, named):
+        async with listening(GatewayNode(config, find_model(config.model))):
+            pass
+    assert (user_cache / "baton" / "storage" / "of-demo").is_dir()
+    assert (tmp_path / "named").is_dir() and not any((tmp_path / "named").iterdir())
+
+    several = override(CONFIG, {"gateway.replicas": 2})
+    warning = apart(several, num_nodes=2)
+    assert warning is not None and "gateway.storage.folder" in warning
+    shared = override(several, {"gateway.storage.folder": "/shared"})
+    assert (apart(CONFIG, 2), apart(several, 1), apart(shared, 2)) == (None, None, None)
