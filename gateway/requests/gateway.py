@@ -92,6 +92,8 @@ class Gateway:
         families = [*self.metrics.families(), *self.dispatcher.metrics()]
         if self.planner is not None:
             families.extend(self.planner.families())
+        if self.storage is not None:
+            families.extend(self.storage.families())
         page = exposition(families, {"model": self.model.name})
         if self._has_vllm_names:
             page += exposition(self.metrics.vllm_families(), {"model_name": self.model.name})

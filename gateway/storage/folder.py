@@ -62,7 +62,7 @@ class StorageFolder:
         self.folder = folder
         self._max_bytes = max_bytes
         self._now = unix_time
-        self._num_bytes = 0
+        self.num_bytes = 0
         """In it, as far as is known here."""
         self._num_unseen = 0
         """Added here since the last look."""
@@ -146,7 +146,7 @@ class StorageFolder:
     def count(self, num_bytes: int) -> None:
         """Of what was added here, or taken away."""
         with self._counting:
-            self._num_bytes += num_bytes
+            self.num_bytes += num_bytes
             self._num_unseen += max(0, num_bytes)
 
     def sweep(self) -> None:
@@ -157,7 +157,7 @@ class StorageFolder:
                 continue
             num_bytes += held.num_bytes
         with self._counting:
-            self._num_bytes, self._num_unseen = num_bytes, 0
+            self.num_bytes, self._num_unseen = num_bytes, 0
 
     def _is_over(self, held: _Held, now: float) -> bool:
         if _is_temporary(held.path):
@@ -177,7 +177,7 @@ class StorageFolder:
         """A little more than asked for, so that not each value looks through them all."""
         if num_bytes > self._max_bytes:
             return  # nothing makes room for that
-        wanted = self._num_bytes + num_bytes - self._max_bytes + self._max_bytes // UNSEEN_SHARE
+        wanted = self.num_bytes + num_bytes - self._max_bytes + self._max_bytes // UNSEEN_SHARE
         by_owner: dict[Path, list[_Held]] = {}
         for held in _walk(self.folder / kind):
             if not _is_temporary(held.path):
@@ -203,7 +203,7 @@ class StorageFolder:
         return self._num_unseen * UNSEEN_SHARE > self._max_bytes or self._lacks(num_bytes)
 
     def _lacks(self, num_bytes: int) -> bool:
-        return self._num_bytes + num_bytes > self._max_bytes
+        return self.num_bytes + num_bytes > self._max_bytes
 
     def _unlink(self, path: Path) -> bool:
         try:

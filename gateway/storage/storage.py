@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from baton.core.errors import StorageUnavailable
+from baton.core.metrics import Counter, Family, gauge
 from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.folder import FileReader, FileWriter, Place, StorageFolder
 from baton.gateway.storage.record import Facts, Garbled
@@ -47,13 +48,16 @@ class Storage:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="storage")
         self._sweeping: asyncio.Task[None] | None = None
         self._is_away = False
+        self._failures = Counter(
+            "baton_gateway_storage_failures_total",
+            "Times that what is kept for clients could not be read or written",
+        )
         self._num_hanging = 0
         """Calls that nobody waits for any more."""
 
     async def start(self) -> None:
-        """Make the folder, and sweep it from now on. While that fails, so does what else is asked
-        for, and the log says why."""
-        await self._sweep()
+        """Make the folder, and sweep it from now on; nobody waits for that. While it fails, so does
+        what else is asked for, and the log says why."""
         self._sweeping = asyncio.create_task(self._sweep_on(), name="sweeps the storage")
 
     async def close(self) -> None:
@@ -62,6 +66,14 @@ class Storage:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def families(self) -> Iterator[Family]:
+        yield gauge(
+            "baton_gateway_storage_bytes",
+            "Bytes of what is kept for clients, as far as this gateway knows",
+            self._folder.num_bytes,
+        )
+        yield self._failures.family()
 
     async def put(
         self,
@@ -141,12 +153,9 @@ class Storage:
     async def _sweep_on(self) -> None:
         """For ever."""
         while True:
+            with suppress(StorageUnavailable):
+                await self._call(self._folder.open, patience_s=LOOK_PATIENCE_S)
             await asyncio.sleep(SWEEP_S)
-            await self._sweep()
-
-    async def _sweep(self) -> None:
-        with suppress(StorageUnavailable):
-            await self._call(self._folder.open, patience_s=LOOK_PATIENCE_S)
 
     async def _call(
         self, work: Callable[..., R], *args: object, patience_s: float = PATIENCE_S
@@ -161,6 +170,7 @@ class Storage:
             if not self._is_away:
                 log.error("%s cannot be used: %s", self._folder.folder, str(error) or why)
             self._is_away = True
+            self._failures.add(1)
             raise StorageUnavailable(
                 f"what is kept cannot be read or written now ({why}); try again later, or tell the "
                 "operator, whose log names the folder"

@@ -53,6 +53,7 @@ class _Output(msgspec.Struct):
 class KeptResponses:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._is_full = False
 
     @property
     def is_possible(self) -> bool:
@@ -84,8 +85,11 @@ class KeptResponses:
         except StorageUnavailable:
             return False
         except StorageFull as error:
-            log.warning("%s is not kept: %s", answer.id, error)
+            if not self._is_full:
+                log.warning("responses are not kept: %s", error)
+            self._is_full = True
             return False
+        self._is_full = False
         return True
 
     async def with_referred(self, given: Sequence[InputItem], owner: str) -> list[InputItem]:

@@ -94,6 +94,8 @@ ROWS: dict[str, Row] = {
     "a flip with an operator's key": ("POST /debug/flip", OPERATOR, {}, DRAIN, 404),
     "a request of nobody": ("GET /v1/requests/x", ACME, {}, "", 404),
     "a request without a key": ("GET /v1/requests/x", None, {}, "", 401),
+    "a response of nobody": ("GET /v1/responses/x", ACME, {}, "", 404),
+    "a response without a key": ("GET /v1/responses/x", None, {}, "", 401),
     "the console, which is empty without a key": ("GET /console", None, {}, "", 200),
     "what lies beside the console's files": ("GET /console/..%2fapp.py", None, {}, "", 404),
     "an upper-case path": ("GET /DEBUG/status", ACME, {}, "", 404),

@@ -20,6 +20,7 @@ POSTS: tuple[tuple[str, Any], ...] = (
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9, "tools": [TOOL]}),
     ("/v1/chat/completions", {"messages": HELLO, "stream": True, "stream_options": USAGE}),
     ("/v1/responses", {"input": "Hello", "max_output_tokens": 9, "stream": True}),
+    ("/v1/responses", {"input": [{"type": "item_reference", "id": "msg_x_0"}], "store": True}),
     ("/v1/embeddings", {"input": ["Hello", "world"], "encoding_format": "base64"}),
     ("/v1/estimate", {"prompt": "Hello"}),
     ("/tokenize", {"messages": HELLO}),
@@ -27,7 +28,7 @@ POSTS: tuple[tuple[str, Any], ...] = (
 )  # fmt: skip
 GETS = (
     "/v1/models", "/v1/models/org%2Ftiny", "/v1/requests/x", "/v1/streams", "/health", "/ready",
-    "/-/routes", "/metrics", "/debug/status", "/docs?x=1",
+    "/v1/responses/x", "/-/routes", "/metrics", "/debug/status", "/docs?x=1",
 )  # fmt: skip
 ADMIN_POSTS: tuple[tuple[str, Any], ...] = (
     ("/debug/drain", {"replica": "nobody", "force": False}),

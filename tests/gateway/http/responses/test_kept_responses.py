@@ -168,6 +168,9 @@ async def test_where_nothing_can_be_kept_turns_are_answered_all_the_same(tmp_pat
             for is_streamed in (False, True):
                 answer = await ask(gateway, is_streamed, input="Hello")
                 assert (answer.status, answer.store) == ("completed", False)
+            page = gateway.server.metrics_page().splitlines()
+            told = [line for line in page if line.startswith("baton_gateway_storage_failures_")]
+            assert any(not line.endswith(" 0") for line in told) == (config is broken)
             next_turn = {"input": "Hello", "previous_response_id": answer.id}
             response = await gateway.http.post("/v1/responses", json=next_turn)
             assert response.status_code == (503 if config is broken else 404)
