@@ -24,25 +24,17 @@ from hashlib import blake2b
 from pathlib import Path
 
 from baton.core.errors import StorageFull
-from baton.gateway.storage.record import Facts, Garbled, checksum, encode_facts, read_facts
+from baton.gateway.storage.files import FileReader, FileWriter, Place, open_file
+from baton.gateway.storage.record import Facts
 
 log = logging.getLogger(__name__)
 
 ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
-CHUNK_BYTES = 1 << 18
 ABANDONED_S = 3600.0
 """What nobody has written to for so long, nobody writes any more."""
 UNSEEN_SHARE = 32
 """The folder is looked through again once one process has added this part of what may be in it:
 others add as well, and it knows of that by looking alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    kind: str
-    owner: str
-    """Whose it is: `Caller.owner`."""
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +84,7 @@ class StorageFolder:
         path = self._path(place)
         if path is None:
             return None
-        opened = _open(path)
+        opened = open_file(path)
         if opened is None:
             return None
         fd, facts = opened
@@ -106,7 +98,7 @@ class StorageFolder:
         path = self._path(place)
         if path is None:
             return False
-        opened = _open(path)
+        opened = open_file(path)
         if opened is not None:
             os.close(opened[0])
         return self._unlink(path) and opened is not None and not opened[1].is_expired(self._now())
@@ -118,7 +110,7 @@ class StorageFolder:
             folder = folder / _owner_name(owner)
         found: list[Facts] = []
         for held in _walk(folder):
-            opened = None if _is_temporary(held.path) else _open(held.path)
+            opened = None if _is_temporary(held.path) else open_file(held.path)
             if opened is None:
                 continue
             os.close(opened[0])
@@ -165,7 +157,7 @@ class StorageFolder:
         if held.time > now:
             return False
         try:
-            opened = _open(held.path)
+            opened = open_file(held.path)
         except OSError:
             return False  # whose it is cannot be told
         if opened is None:
@@ -216,118 +208,6 @@ class StorageFolder:
         if not ID.fullmatch(place.id):
             return None
         return self.folder / place.kind / _owner_name(place.owner) / place.id
-
-
-class FileWriter:
-    """A value that comes in parts. `commit` makes it readable; `abort` leaves nothing behind."""
-
-    def __init__(
-        self,
-        folder: StorageFolder,
-        place: Place,
-        path: Path,
-        *,
-        created_at: float,
-        expires_at: float | None,
-    ) -> None:
-        """Raises OSError."""
-        self._folder = folder
-        self._place = place
-        self._path = path
-        self._created_at = created_at
-        self._expires_at = expires_at
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
-        self._checksum = 0
-        self.num_bytes = 0
-
-    def write(self, data: bytes | memoryview, *, evicted_kind: str | None = None) -> None:
-        """Raises StorageFull, OSError; then `abort`."""
-        self._folder.make_room(len(data), evicted_kind=evicted_kind)
-        self._file.write(data)
-        self._folder.count(len(data))
-        self._checksum = checksum(data, self._checksum)
-        self.num_bytes += len(data)
-
-    def commit(self, *, fsync: bool) -> Facts:
-        """`fsync`: it outlives the machine, not only the process. Raises OSError; then `abort`."""
-        facts = Facts(
-            owner=self._place.owner,
-            id=self._place.id,
-            num_bytes=self.num_bytes,
-            checksum=self._checksum,
-            created_at=self._created_at,
-            expires_at=self._expires_at,
-        )
-        self._file.write(encode_facts(facts))
-        self._file.flush()
-        if fsync:
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if facts.expires_at is not None:
-            os.utime(self._temporary, (facts.created_at, facts.expires_at))
-        num_replaced = 0
-        with suppress(OSError):
-            num_replaced = self._path.stat().st_size
-        os.replace(self._temporary, self._path)
-        self._folder.count(-num_replaced)
-        return facts
-
-    def abort(self) -> None:
-        """Safe to repeat, and after `commit`."""
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._temporary.unlink()
-            self._folder.count(-self.num_bytes)
-
-
-class FileReader:
-    def __init__(self, fd: int, facts: Facts, path: Path) -> None:
-        self.facts = facts
-        self._file = os.fdopen(fd, "rb", buffering=0)
-        self._path = path
-        self._num_left = facts.num_bytes
-        self._checksum = 0
-
-    def read(self, max_bytes: int = CHUNK_BYTES) -> bytes:
-        """Empty at the end. Raises Garbled there if it is not what was written, or OSError."""
-        data = self._file.read(min(max_bytes, self._num_left))
-        self._num_left -= len(data)
-        self._checksum = checksum(data, self._checksum)
-        is_cut = not data and self._num_left > 0
-        if is_cut or (not self._num_left and self._checksum != self.facts.checksum):
-            log.warning("%s is garbled: its checksum is wrong", self._path)
-            raise Garbled("its checksum is wrong")
-        return data
-
-    def read_all(self) -> bytes:
-        """Raises Garbled, OSError."""
-        parts = []
-        while data := self.read(max(CHUNK_BYTES, self._num_left)):
-            parts.append(data)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _open(path: Path) -> tuple[int, Facts] | None:
-    """None if it is not there, or not a whole file of ours. Raises OSError."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        return fd, read_facts(fd)
-    except Garbled as error:
-        os.close(fd)
-        log.warning("%s is garbled: %s", path, error)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _walk(folder: Path) -> Iterator[_Held]:

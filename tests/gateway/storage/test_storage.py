@@ -12,7 +12,8 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import StorageFull, StorageUnavailable
-from baton.gateway.storage.folder import Place, StorageFolder
+from baton.gateway.storage.files import Place
+from baton.gateway.storage.folder import StorageFolder
 from baton.gateway.storage.storage import Storage
 
 MINE = Place("response", "tenant a", "resp_1")
@@ -174,7 +175,7 @@ async def test_who_waits_for_a_disk_that_hangs_gives_up(
 
     await storage.put(MINE, b"x", ttl_s=60)
     with monkeypatch.context() as disk:
-        disk.setattr("baton.gateway.storage.folder.os.open", hang)
+        disk.setattr("baton.gateway.storage.files.os.open", hang)
         for _ in range(8):  # more than there are threads
             with pytest.raises(StorageUnavailable, match="it does not answer"):
                 await storage._call(storage._folder.reader, MINE, patience_s=0.01)

@@ -1,0 +1,145 @@
+"""One value's file, as it is written and as it is read. All of it blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from baton.gateway.storage.record import Facts, Garbled, checksum, encode_facts, read_facts
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    kind: str
+    owner: str
+    """Whose it is: `Caller.owner`."""
+    id: str
+
+
+class Budget(Protocol):
+    def make_room(self, num_bytes: int, *, evicted_kind: str | None = None) -> None:
+        """For `num_bytes` more. Raises StorageFull, OSError."""
+
+    def count(self, num_bytes: int) -> None:
+        """Of what was added, or taken away."""
+
+
+class FileWriter:
+    """A value that comes in parts. `commit` makes it readable; `abort` leaves nothing behind."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        place: Place,
+        path: Path,
+        *,
+        created_at: float,
+        expires_at: float | None,
+    ) -> None:
+        """Raises OSError."""
+        self._budget = budget
+        self._place = place
+        self._path = path
+        self._created_at = created_at
+        self._expires_at = expires_at
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
+        self._checksum = 0
+        self.num_bytes = 0
+
+    def write(self, data: bytes | memoryview, *, evicted_kind: str | None = None) -> None:
+        """Raises StorageFull, OSError; then `abort`."""
+        self._budget.make_room(len(data), evicted_kind=evicted_kind)
+        self._file.write(data)
+        self._budget.count(len(data))
+        self._checksum = checksum(data, self._checksum)
+        self.num_bytes += len(data)
+
+    def commit(self, *, fsync: bool) -> Facts:
+        """`fsync`: it outlives the machine, not only the process. Raises OSError; then `abort`."""
+        facts = Facts(
+            owner=self._place.owner,
+            id=self._place.id,
+            num_bytes=self.num_bytes,
+            checksum=self._checksum,
+            created_at=self._created_at,
+            expires_at=self._expires_at,
+        )
+        self._file.write(encode_facts(facts))
+        self._file.flush()
+        if fsync:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if facts.expires_at is not None:
+            os.utime(self._temporary, (facts.created_at, facts.expires_at))
+        num_replaced = 0
+        with suppress(OSError):
+            num_replaced = self._path.stat().st_size
+        os.replace(self._temporary, self._path)
+        self._budget.count(-num_replaced)
+        return facts
+
+    def abort(self) -> None:
+        """Safe to repeat, and after `commit`."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink()
+            self._budget.count(-self.num_bytes)
+
+
+class FileReader:
+    def __init__(self, fd: int, facts: Facts, path: Path) -> None:
+        self.facts = facts
+        self._file = os.fdopen(fd, "rb", buffering=0)
+        self._path = path
+        self._num_left = facts.num_bytes
+        self._checksum = 0
+
+    def read(self, max_bytes: int = CHUNK_BYTES) -> bytes:
+        """Empty at the end. Raises Garbled there if it is not what was written, or OSError."""
+        data = self._file.read(min(max_bytes, self._num_left))
+        self._num_left -= len(data)
+        self._checksum = checksum(data, self._checksum)
+        is_cut = not data and self._num_left > 0
+        if is_cut or (not self._num_left and self._checksum != self.facts.checksum):
+            log.warning("%s is garbled: its checksum is wrong", self._path)
+            raise Garbled("its checksum is wrong")
+        return data
+
+    def read_all(self) -> bytes:
+        """Raises Garbled, OSError."""
+        parts = []
+        while data := self.read(max(CHUNK_BYTES, self._num_left)):
+            parts.append(data)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_file(path: Path) -> tuple[int, Facts] | None:
+    """None if it is not there, or not a whole file of ours. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return fd, read_facts(fd)
+    except Garbled as error:
+        os.close(fd)
+        log.warning("%s is garbled: %s", path, error)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
