@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,14 +14,6 @@ from baton.gateway.storage.record import Facts, Garbled, checksum, encode_facts,
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    kind: str
-    owner: str
-    """Whose it is: `Caller.owner`."""
-    id: str
 
 
 class Budget(Protocol):
@@ -39,15 +30,17 @@ class FileWriter:
     def __init__(
         self,
         budget: Budget,
-        place: Place,
         path: Path,
         *,
+        owner: str,
+        id: str,
         created_at: float,
         expires_at: float | None,
     ) -> None:
         """Raises OSError."""
         self._budget = budget
-        self._place = place
+        self._owner = owner
+        self._id = id
         self._path = path
         self._created_at = created_at
         self._expires_at = expires_at
@@ -68,8 +61,8 @@ class FileWriter:
     def commit(self, *, fsync: bool) -> Facts:
         """`fsync`: it outlives the machine, not only the process. Raises OSError; then `abort`."""
         facts = Facts(
-            owner=self._place.owner,
-            id=self._place.id,
+            owner=self._owner,
+            id=self._id,
             num_bytes=self.num_bytes,
             checksum=self._checksum,
             created_at=self._created_at,

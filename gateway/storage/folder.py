@@ -24,7 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from baton.core.errors import StorageFull
-from baton.gateway.storage.files import FileReader, FileWriter, Place, open_file
+from baton.gateway.storage.files import FileReader, FileWriter, open_file
 from baton.gateway.storage.record import Facts
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,14 @@ ABANDONED_S = 3600.0
 UNSEEN_SHARE = 32
 """The folder is looked through again once one process has added this part of what may be in it:
 others add as well, and it knows of that by looking alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    kind: str
+    owner: str
+    """Whose it is: `Caller.owner`."""
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,9 @@ class StorageFolder:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         now = self._now()
         expires_at = None if ttl_s is None else now + ttl_s
-        return FileWriter(self, place, path, created_at=now, expires_at=expires_at)
+        return FileWriter(
+            self, path, owner=place.owner, id=place.id, created_at=now, expires_at=expires_at
+        )
 
     def reader(self, place: Place) -> FileReader | None:
         """None if it is not there, or garbled. Raises OSError if it cannot be told."""

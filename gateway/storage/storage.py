@@ -19,8 +19,8 @@ from typing import TypeVar
 from baton.core.errors import StorageUnavailable
 from baton.core.metrics import Counter, Family, gauge
 from baton.gateway.storage.config import StorageConfig
-from baton.gateway.storage.files import FileReader, FileWriter, Place
-from baton.gateway.storage.folder import StorageFolder
+from baton.gateway.storage.files import FileReader, FileWriter
+from baton.gateway.storage.folder import Place, StorageFolder
 from baton.gateway.storage.record import Facts, Garbled
 
 log = logging.getLogger(__name__)

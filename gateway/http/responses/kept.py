@@ -17,7 +17,7 @@ from baton.core.errors import InvalidRequest, NotKept, StorageFull, StorageUnava
 from baton.gateway.http.responses.answer import ID_PREFIX, ResponseAnswer
 from baton.gateway.http.responses.input import InputItem
 from baton.gateway.requests.gateway import Gateway
-from baton.gateway.storage.files import Place
+from baton.gateway.storage.folder import Place
 
 log = logging.getLogger(__name__)
 

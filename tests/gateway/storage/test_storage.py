@@ -12,8 +12,7 @@ import pytest
 
 from baton.core.clock import ManualClock
 from baton.core.errors import StorageFull, StorageUnavailable
-from baton.gateway.storage.files import Place
-from baton.gateway.storage.folder import StorageFolder
+from baton.gateway.storage.folder import Place, StorageFolder
 from baton.gateway.storage.storage import Storage
 
 MINE = Place("response", "tenant a", "resp_1")
