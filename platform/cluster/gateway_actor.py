@@ -70,7 +70,8 @@ class GatewayActor:
             from baton.platform.cluster.gateway_node import GatewayNode, apart  # see `deploy.py`
 
         start_actor_log(config, f"gateway-{serve.get_replica_context().replica_id.unique_id}")
-        if warning := apart(config, sum(node["Alive"] for node in ray.nodes())):
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        if warning := apart(config, sum(node["Alive"] for node in nodes)):
             log.warning("%s", warning)
         folder = self._folder or await find_on_node(config, wants_weights=False)
         node = GatewayNode(_whole(config), folder)
