@@ -49,9 +49,13 @@ class KnownReplica:
         return None if self.heard_at_s is None else now - self.heard_at_s
 
     @property
+    def max_open(self) -> int:
+        """Requests of this gateway that it takes, if it decodes."""
+        return self.info.max_open if self.capacity is None else self.capacity.max_open
+
+    @property
     def has_room(self) -> bool:
-        max_open = self.info.max_open if self.capacity is None else self.capacity.max_open
-        return self.num_open < max_open
+        return self.num_open < self.max_open
 
     @property
     def is_draining(self) -> bool:

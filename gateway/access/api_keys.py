@@ -30,6 +30,8 @@ from baton.gateway.access.key_entry import (
 
 SCHEME = "bearer "
 ANTHROPICS_HEADER = "x-api-key"
+BACKGROUND = (1 << 31) - 1
+"""The priority of what nobody waits for: no other request waits because of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,13 @@ class Caller:
     """Of each of its requests."""
     call: TracedCall = UNTRACED
     """The call it makes, for the spans of what that begins."""
+    is_background: bool = False
+    """Nobody waits for its requests: they have the priority BACKGROUND, whatever they ask for."""
 
     def priority(self, asked: int | None, field: str) -> int:
         """The priority of a request that asks for `asked`. Raises Forbidden."""
+        if self.is_background:
+            return BACKGROUND
         least = self.min_priority
         if asked is None:
             return max(0, least or 0)
@@ -155,3 +161,15 @@ class ApiKeys:
         if known is None or not known.entry.is_valid(self._unix_time()):
             raise Unauthenticated("this API key is not known here, or has expired")
         return known.caller
+
+    def caller_of(self, owner: str) -> Caller | None:
+        """One whose requests are `owner`'s, to do what was asked for earlier. None: nobody of that
+        name may use the models any more."""
+        if not owner:
+            return ANYBODY
+        now = self._unix_time()
+        for known in self._key_by_digest.values():
+            caller = known.caller
+            if caller.owner == owner and caller.may_infer and known.entry.is_valid(now):
+                return caller
+        return None

@@ -109,16 +109,21 @@ class RateLimits:
         limited = [name for name, buckets in self._buckets.items() if buckets]
         self._demand = {name: self._demand.get(name) or _Demand(now) for name in limited}
 
-    def admit(self, tenant: str, num_tokens: int) -> None:
-        """Let a request with so many tokens of prompt in. Raises RateLimited."""
+    def admit(self, tenant: str, num_tokens: int, *, leaves: float = 0.0) -> None:
+        """Let a request with so many tokens of prompt in, if this share of what its tenant may ask
+        for is left to others. Raises RateLimited."""
         buckets = self._buckets.get(tenant)
         if not buckets:
             return
         now = self._clock()
         self._demand[tenant].add(1.0, now)
         amounts = {REQUESTS: 1, TOKENS: num_tokens}
-        short = max(buckets, key=lambda one: one.wait_s(amounts[one.unit], now))
-        wait_s = short.wait_s(amounts[short.unit], now)
+
+        def wait_of(bucket: Bucket) -> float:
+            return bucket.wait_s(amounts[bucket.unit] + leaves * bucket.size, now)
+
+        short = max(buckets, key=wait_of)
+        wait_s = wait_of(short)
         if wait_s > 0:
             raise RateLimited(
                 f"the {short.limit} {short.unit} of {short.setting} are used up; what this request "

@@ -22,6 +22,7 @@ from baton.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from baton.core.ids import Epoch, RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Role
 from baton.core.metrics import Family, gauge
+from baton.gateway.access.api_keys import BACKGROUND
 from baton.gateway.fleet.admission import AdmissionQueue, Turn
 from baton.gateway.fleet.decision_log import Asked, DecisionLog, FirstToken
 from baton.gateway.fleet.draining import drain, flip, undrain
@@ -32,7 +33,7 @@ from baton.gateway.fleet.replica_link import ReplicaLink
 from baton.gateway.fleet.running_request import RunningRequest, first_request
 from baton.gateway.fleet.seeking import Seeker, Seeking
 from baton.gateway.fleet.traffic import Traffic, TrafficReport, speeds_of
-from baton.gateway.requests.generation import Estimate, Generation
+from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted, missing
 from baton.proto.channels import Channels
@@ -81,6 +82,8 @@ class ReplicaDispatcher:
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
         self._seekers: dict[RequestId, Seeker] = {}
+        self._num_awaited = 0
+        """Requests without a place that somebody waits for."""
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts: gone with the requests, which hold them."""
         self._seeking = Seeking(self.fleet, self._placer, self._log, clock)
@@ -147,9 +150,12 @@ class ReplicaDispatcher:
                 time_left_s=time_left_s,
             )
             self._seekers[generation.request_id] = seeker
+            is_awaited = generation.priority < BACKGROUND
+            self._num_awaited += is_awaited
             try:
                 await self._place(seeker, turn)
             finally:
+                self._num_awaited -= is_awaited
                 if self._seekers.get(generation.request_id) is seeker:
                     del self._seekers[generation.request_id]
 
@@ -224,6 +230,10 @@ class ReplicaDispatcher:
     @property
     def max_model_len(self) -> int:
         return min((link.info.max_model_len for link in self.fleet.connected), default=0)
+
+    def room(self) -> DecodeRoom:
+        num_places, num_taken = self.fleet.decode_places
+        return DecodeRoom(num_places=num_places, num_taken=num_taken, num_waiting=self._num_awaited)
 
     def is_ready(self) -> bool:
         return self._cold_start_s is not None or self._can_decode()

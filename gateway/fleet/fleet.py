@@ -456,6 +456,18 @@ class Fleet:
             raise
 
     @property
+    def decode_places(self) -> tuple[int, int]:
+        """How many requests the decode replicas that take some would have of this gateway, and how
+        many they have."""
+        pool, num_places, num_taken = self._pool_by_role[Role.DECODE], 0, 0
+        for epoch in self.open_decode:
+            replica = pool.replica(epoch)
+            if replica is not None:
+                num_places += replica.max_open
+                num_taken += replica.num_open
+        return num_places, num_taken
+
+    @property
     def open_decode(self) -> Iterator[Epoch]:
         """Decode replicas that are there and take requests."""
         for epoch, link in self._link_by_epoch.items():

@@ -55,7 +55,7 @@ class Embeddings:
 async def embed(gateway: Gateway, order: EmbeddingOrder) -> Embeddings:
     """Raises InvalidRequest and RateLimited before anything runs, and what a run raises."""
     _check(gateway, order)
-    gateway.limits.admit(order.caller.tenant, sum(len(one.tokens) for one in order.inputs))
+    gateway.admit(order.caller, sum(len(one.tokens) for one in order.inputs))
     patience = gateway.patience(order.caller, order.time_left_s)
     priority = order.caller.priority(order.priority, "priority")
     salt = gateway.salts.salt(order.caller.tenant, order.cache_salt)

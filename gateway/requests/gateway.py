@@ -30,6 +30,8 @@ from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import OutputText
 from baton.gateway.text.served_model import ServedModel
 
+LEFT_BY_BACKGROUND = 0.5
+"""Of what a tenant may ask for: its own requests that somebody waits for find that much."""
 LONG_TEXT_CHARS = 16_384
 """Longer texts are tokenised on another thread, so that the streams of others go on meanwhile."""
 
@@ -123,8 +125,13 @@ class Gateway:
         Raises InvalidRequest, naming the field as the caller did, and RateLimited.
         """
         completion = self.prepare(order)
-        self.limits.admit(order.caller.tenant, sum(len(one.tokens) for one in order.prompts))
+        self.admit(order.caller, sum(len(one.tokens) for one in order.prompts))
         return completion
+
+    def admit(self, caller: Caller, num_prompt_tokens: int) -> None:
+        """Count a request of its tenant's. Raises RateLimited."""
+        leaves = LEFT_BY_BACKGROUND if caller.is_background else 0.0
+        self.limits.admit(caller.tenant, num_prompt_tokens, leaves=leaves)
 
     def prepare(self, order: CompletionOrder) -> Completion:
         """Check the order; nothing runs, or is counted, until its choices' deltas are read.

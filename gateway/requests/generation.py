@@ -98,6 +98,18 @@ class Estimate:
     """None while the replica that would decode it has measured no steps."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRoom:
+    """Places to decode, for whoever takes only what others leave."""
+
+    num_places: int
+    """That this gateway may take."""
+    num_taken: int
+    """By its requests."""
+    num_waiting: int
+    """Requests without a place that somebody waits for."""
+
+
 class Dispatcher(Protocol):
     @property
     def decisions(self) -> Decisions:
@@ -118,6 +130,9 @@ class Dispatcher(Protocol):
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output together on the replicas known now; 0 while there is none."""
+
+    def room(self) -> DecodeRoom:
+        """How much is left for what nobody waits for."""
 
     def is_ready(self) -> bool:
         """Whether at least one decode replica takes requests, or is started for who waits."""

@@ -16,7 +16,7 @@ from baton.core.ids import RequestId, new_epoch
 from baton.core.messages import GenerateRequest, Receipt, ReplicaAddress, TokenUpdate
 from baton.core.metrics import Family
 from baton.decode_service.worker import DecodeWorker
-from baton.gateway.requests.generation import Estimate, Generation
+from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.router.capture import capture
@@ -80,6 +80,10 @@ class LocalDispatcher:
 
     def progress(self, generation: Generation) -> PromptProgress | None:
         return None
+
+    def room(self) -> DecodeRoom:
+        max_open, num_open = self._worker.max_open, len(self._running_by_id)
+        return DecodeRoom(num_places=max_open, num_taken=num_open, num_waiting=0)
 
     async def start(self, generation: Generation) -> LocalGeneration:
         running = LocalGeneration(self, generation.request_id)

@@ -20,7 +20,7 @@ from baton.core.ids import ReplicaId
 from baton.core.messages import FinishReason, Receipt, TokenLogprob, TokenUpdate
 from baton.core.metrics import Family, gauge
 from baton.gateway.access.config import GatewayConfig
-from baton.gateway.requests.generation import Estimate, Generation
+from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
 from baton.gateway.server import GatewayServer
@@ -140,6 +140,9 @@ class ScriptedDispatcher:
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     decisions: Decisions = field(default_factory=lambda: Decisions(0))
+    decode_room: DecodeRoom = field(
+        default_factory=lambda: DecodeRoom(num_places=64, num_taken=0, num_waiting=0)
+    )
 
     def captured(self) -> Iterator[bytes]:
         return iter((b'{"capture": 1}\n',))
@@ -160,6 +163,9 @@ class ScriptedDispatcher:
     def progress(self, generation: Generation) -> PromptProgress | None:
         num_tokens = len(generation.prompt)
         return PromptProgress(state="queued", position=3, total=num_tokens, eta_ms=1500.0)
+
+    def room(self) -> DecodeRoom:
+        return self.decode_room
 
     async def start(self, generation: Generation) -> ScriptedGeneration:
         self.generations.append(generation)
