@@ -13,8 +13,10 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import admin_connections, public_connections
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.access.tls import tls_identity
+from baton.gateway.batches.service import batch_service
 from baton.gateway.grpc.server import GrpcServer
 from baton.gateway.http.app import build_admin_app, build_app
+from baton.gateway.http.line_calls import LineCalls
 from baton.gateway.http.server import HttpServer, bind
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generation import Dispatcher
@@ -48,7 +50,9 @@ class GatewayServer:
         tls = tls_identity(config)
         refused = self._gateway.metrics.refused_connections
         public, admin = public_connections(config, refused), admin_connections(refused)
-        self._http = HttpServer(build_app(self._gateway), config, public, tls=tls)
+        self._batches = batch_service(self._gateway, LineCalls(self._gateway))
+        app = build_app(self._gateway, self._batches)
+        self._http = HttpServer(app, config, public, tls=tls)
         self._admin = HttpServer(build_admin_app(self._gateway), config, admin, tls=tls)
         self._grpc = GrpcServer(self._gateway, public, tls=tls)
 
@@ -94,6 +98,8 @@ class GatewayServer:
         except BaseException:
             await self._http.stop(0)
             raise
+        if self._batches is not None:
+            self._batches.runner.start()
 
     async def open_admin(self, listener: socket.socket) -> None:
         """Let operators in there. No two gateways share it: what one is asked, it answers."""
@@ -107,9 +113,13 @@ class GatewayServer:
     async def stop(self, grace_s: float) -> None:
         """Close the ports and return when all requests have ended; cancel them after `grace_s`."""
         await self.begin_drain()
+        if self._batches is not None:  # another gateway goes on with them meanwhile
+            await self._batches.runner.stop()
         await asyncio.gather(self._http.stop(grace_s), self._grpc.stop(grace_s))
         await self._admin.stop(0)  # until then it tells what has yet to end
         await self._gateway.keeper.close()
+        if self._batches is not None:
+            self._batches.close()
         if self._gateway.storage is not None:
             await self._gateway.storage.close()
         await asyncio.to_thread(self._gateway.tracer.close)

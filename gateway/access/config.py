@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.core.config_node import ConfigNode, Count, Fraction, Port, Seconds
+from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.key_entry import NAMED, SCOPES, TENANT_SCOPES, read_entry
 from baton.gateway.storage.config import StorageConfig
 from baton.router.placer import LOCAL_PREFILL_TOKENS
@@ -152,6 +153,8 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     """PEM private key of the certificate."""
     storage: StorageConfig = StorageConfig()
     """What clients let Baton keep for them: responses, files, batches."""
+    batches: BatchConfig = BatchConfig()
+    """Requests in files, answered when nobody else needs the replicas."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

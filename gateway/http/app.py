@@ -13,6 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from baton.core.errors import BatonError
+from baton.gateway.batches.service import BatchService
+from baton.gateway.http.batches import BatchesApi
 from baton.gateway.http.chat import ChatApi
 from baton.gateway.http.completions import CompletionsApi
 from baton.gateway.http.console_page import ConsoleApi
@@ -26,6 +28,7 @@ from baton.gateway.http.errors import (
     on_routing_error,
 )
 from baton.gateway.http.estimates import EstimateApi
+from baton.gateway.http.files import FilesApi
 from baton.gateway.http.front_page import FrontPage
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
@@ -37,9 +40,9 @@ from baton.gateway.http.tokenization import TokenizationApi
 from baton.gateway.requests.gateway import Gateway
 
 
-def build_app(gateway: Gateway) -> Starlette:
-    """The public port's."""
-    routes = _routes(gateway)
+def build_app(gateway: Gateway, batches: BatchService | None = None) -> Starlette:
+    """The public port's. `batches` None: none are kept."""
+    routes = [*_batch_routes(gateway, batches), *_routes(gateway)]
     return _app(
         routes,
         [
@@ -104,6 +107,21 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/-/healthz", pages.proxy_health),
         Route("/-/routes", pages.proxy_routes),
         *_pages(gateway, ENDPOINTS),
+    ]
+
+
+def _batch_routes(gateway: Gateway, service: BatchService | None) -> list[Route]:
+    files, batches = FilesApi(gateway, service), BatchesApi(gateway, service)
+    return [
+        Route("/v1/files", files.list_all),
+        Route("/v1/files", files.create, methods=["POST"]),
+        Route("/v1/files/{file_id}", files.get),
+        Route("/v1/files/{file_id}", files.delete, methods=["DELETE"]),
+        Route("/v1/files/{file_id}/content", files.content),
+        Route("/v1/batches", batches.list_all),
+        Route("/v1/batches", batches.create, methods=["POST"]),
+        Route("/v1/batches/{batch_id}", batches.get),
+        Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
     ]
 
 

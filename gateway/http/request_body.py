@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,16 +44,34 @@ async def read_body(request: Request, config: GatewayConfig) -> bytes:
 
             return await _read(request, config.max_body_bytes, on_progress)
     except TimeoutError as error:
-        raise RequestTooSlow(
-            f"the request's body did not arrive in time: it has {config.body_timeout_s:g} s, and "
-            f"a second more for each {config.min_body_bytes_per_s} bytes that have come"
-        ) from error
+        raise _too_slow(config) from error
+
+
+async def body_chunks(
+    request: Request, config: GatewayConfig, max_bytes: int
+) -> AsyncIterator[bytes]:
+    """What is not to be held as a whole. Raises RequestTooLarge, RequestTooSlow, Cancelled."""
+    _check_announced(request, max_bytes)
+    began, num_bytes = asyncio.get_running_loop().time(), 0
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout_at(began + config.body_limit_s(num_bytes)):
+                chunk = await anext(chunks, None)
+        except TimeoutError as error:
+            raise _too_slow(config) from error
+        except ClientDisconnect as error:
+            raise Cancelled("the client went away while it sent its request") from error
+        if chunk is None:
+            return
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
 
 
 async def _read(request: Request, max_bytes: int, on_progress: Callable[[int], None]) -> bytes:
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
+    _check_announced(request, max_bytes)
     chunks: list[bytes] = []
     num_bytes = 0
     try:
@@ -82,6 +100,20 @@ def decode_json(data: bytes, kind: Any) -> Any:
         raise _invalid(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _check_announced(request: Request, max_bytes: int) -> None:
+    """Raises RequestTooLarge."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _too_slow(config: GatewayConfig) -> RequestTooSlow:
+    return RequestTooSlow(
+        f"the request's body did not arrive in time: it has {config.body_timeout_s:g} s, and "
+        f"a second more for each {config.min_body_bytes_per_s} bytes that have come"
+    )
 
 
 def _too_large(max_bytes: int) -> RequestTooLarge:

@@ -42,6 +42,14 @@ class GatewayMetrics:
             "Fields of requests' bodies that had no effect, by name",
             ("field",),
         )
+        self.batches = _counter(
+            "batches_total", "Batches that ended here, by how they ended", ("status",)
+        )
+        self.batch_lines = _counter(
+            "batch_lines_total",
+            "Lines of batches: answered, failed, or given up for others and run again",
+            ("outcome",),
+        )
         self.prompt_tokens = _counter("prompt_tokens_total", "Tokens of prompts", ("tenant",))
         self.cached_tokens = _counter(
             "cached_tokens_total", "Prompt tokens found in a cache", ("tenant",)

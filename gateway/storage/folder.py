@@ -77,6 +77,11 @@ class StorageFolder:
         probe.unlink()
         self.sweep()
 
+    def aside(self, name: str) -> Path:
+        """A folder of the same gateways for what is no value. It is whose it is: nothing in it is
+        counted or swept."""
+        return self.folder / f".{name}"
+
     def begin(self, place: Place, ttl_s: float | None) -> FileWriter:
         """Raises OSError; ValueError for an id that cannot be a file's name."""
         path = self._path(place)
@@ -229,7 +234,8 @@ def _walk(folder: Path) -> Iterator[_Held]:
         return
     for one in inside:
         if one.is_dir(follow_symlinks=False):
-            yield from _walk(Path(one.path))
+            if not _is_temporary(Path(one.path)):  # those are others', see `aside`
+                yield from _walk(Path(one.path))
         elif one.is_file(follow_symlinks=False):
             with suppress(FileNotFoundError):
                 facts = one.stat(follow_symlinks=False)

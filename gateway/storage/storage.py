@@ -76,6 +76,10 @@ class Storage:
         )
         yield self._failures.family()
 
+    def aside(self, name: str) -> Path:
+        """A folder of the same gateways for what is no value: nothing in it is counted or swept."""
+        return self._folder.aside(name)
+
     async def put(
         self,
         place: Place,

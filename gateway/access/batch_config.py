@@ -1,0 +1,25 @@
+"""What an operator may set of batches and of the files they are made of."""
+
+from __future__ import annotations
+
+from baton.core.config_node import ConfigNode, Count, Fraction, Seconds
+
+DAY_S = 86_400.0
+
+
+class BatchConfig(ConfigNode, frozen=True, kw_only=True):
+    """Requests in files, answered when nobody else needs the replicas."""
+
+    max_file_bytes: Count = 200 << 20
+    """Of an uploaded file; a larger one is refused (413)."""
+    max_lines: Count = 50_000
+    """Of one batch; one with more fails."""
+    max_running: Count = 32
+    """Lines that one gateway answers at once, of all its batches."""
+    max_share: Fraction = 0.5
+    """Of the places to decode that a gateway may take, as many as a line may make taken: the others
+    are kept for requests that somebody waits for."""
+    takeover_s: Seconds = 15.0
+    """A batch of whose gateway nothing is heard for so long is gone on with by another."""
+    keep_s: Seconds = 30 * DAY_S
+    """How long files of batches, and batches that have ended, are kept."""

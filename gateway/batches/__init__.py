@@ -1,0 +1,1 @@
+"""Batches: requests in a file, answered into another when nobody else needs the replicas."""

@@ -1,0 +1,123 @@
+"""Batches as their owners know them: made, looked up, listed, cancelled; on any gateway.
+
+under way    WorkFolder, until it is over
+over         batch/ID in the storage
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from baton.core.errors import InvalidRequest, NotKept, StorageUnavailable
+from baton.gateway.batches.disk import Disk
+from baton.gateway.batches.records import OVER, Batch, BatchOrder, new_id
+from baton.gateway.batches.work_folder import WorkFolder
+from baton.gateway.storage.folder import Place
+from baton.gateway.storage.storage import Storage
+
+R = TypeVar("R")
+
+KIND = "batch"
+WINDOW_S = 86_400
+
+
+class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks for, checked."""
+
+    endpoint: str
+    input_file_id: str
+    metadata: dict[str, str] | None
+    output_ttl_s: float
+
+
+class Batches:
+    def __init__(
+        self,
+        storage: Storage,
+        folder: WorkFolder,
+        disk: Disk,
+        *,
+        model: str,
+        keep_s: float,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self._disk = disk
+        self._model = model
+        self._keep_s = keep_s
+        self._now = unix_time
+        self.is_new = asyncio.Event()
+        """Set when there is one more, or one is to end."""
+
+    async def create(self, new: NewBatch, owner: str) -> Batch:
+        """Raises StorageUnavailable."""
+        now = self._now()
+        batch = Batch(
+            id=new_id("batch_", now),
+            endpoint=new.endpoint,
+            model=self._model,
+            input_file_id=new.input_file_id,
+            created_at=int(now),
+            expires_at=int(now) + WINDOW_S,
+            metadata=new.metadata,
+        )
+        order = BatchOrder(owner=owner, batch=batch, output_ttl_s=new.output_ttl_s)
+        await self._call(self._folder.create, order)
+        self.is_new.set()
+        return batch
+
+    async def get(self, batch_id: str, owner: str) -> Batch:
+        """Raises NotKept, StorageUnavailable."""
+        order = await self._call(self._folder.order, batch_id)
+        if order is not None and order.owner == owner:
+            return await self._call(self._folder.state, order)
+        batch = await self.kept(batch_id, owner)
+        if batch is None:
+            raise NotKept(f"there is no batch {batch_id!r} of yours here")
+        return batch
+
+    async def cancel(self, batch_id: str, owner: str) -> Batch:
+        """Safe to repeat. Raises InvalidRequest if it is over, NotKept,
+        StorageUnavailable."""
+        batch = await self.get(batch_id, owner)
+        if batch.status == "cancelled":
+            return batch
+        if batch.status in OVER:
+            raise InvalidRequest(f"{batch_id} is over: it is {batch.status}, and stays so")
+        await self._call(self._folder.cancel, batch_id)
+        self.is_new.set()
+        return await self.get(batch_id, owner)
+
+    async def ids(self, owner: str) -> list[str]:
+        """The oldest first. Raises StorageUnavailable."""
+        found = {facts.id for facts in await self._storage.entries(KIND, owner)}
+        for batch_id in await self._call(self._folder.ids):
+            order = await self._call(self._folder.order, batch_id)
+            if order is not None and order.owner == owner:
+                found.add(batch_id)
+        return sorted(found)
+
+    async def kept(self, batch_id: str, owner: str) -> Batch | None:
+        """If it is over. Raises StorageUnavailable."""
+        encoded = await self._storage.get(Place(KIND, owner, batch_id))
+        return None if encoded is None else msgspec.json.decode(encoded, type=Batch)
+
+    async def keep(self, batch: Batch, owner: str) -> None:
+        """What it came to. Raises StorageFull, StorageUnavailable."""
+        place, encoded = Place(KIND, owner, batch.id), msgspec.json.encode(batch)
+        await self._storage.put(place, encoded, ttl_s=self._keep_s, fsync=True)
+
+    async def _call(self, work: Callable[..., R], *args: object) -> R:
+        """Raises StorageUnavailable."""
+        try:
+            return await self._disk(work, *args)
+        except OSError as error:
+            raise StorageUnavailable(
+                f"batches cannot be read or written now ({error.strerror or error}); try again"
+            ) from error

@@ -1,0 +1,23 @@
+"""Calls that may wait for a disk, on threads of their own: others' threads go on if it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+R = TypeVar("R")
+
+NUM_THREADS = 4
+
+
+class Disk:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="batches")
+
+    async def __call__(self, work: Callable[..., R], *args: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,119 @@
+"""Files that clients upload, and that batches write: content and what it is, kept apart.
+
+file/ID         the content, streamed
+file_info/ID    FileObject, kept last: until then there is no such file
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from baton.core.errors import NotKept
+from baton.gateway.batches.records import new_id
+from baton.gateway.storage.folder import Place
+from baton.gateway.storage.storage import Reading, Storage, Writing
+
+CONTENT, INFO = "file", "file_info"
+Purpose = Literal["batch", "batch_output"]
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """Times are Unix seconds."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    owner: str
+    """As `Caller.owner`."""
+    filename: str
+    purpose: Purpose
+    ttl_s: float
+
+
+class FileWriting:
+    def __init__(self, file_id: str, new: NewFile, writing: Writing) -> None:
+        self.file_id = file_id
+        self.filename = new.filename
+        self.ttl_s = new.ttl_s
+        """May become less until the end."""
+        self.info: FileObject | None = None
+        """Once it is written."""
+        self._writing = writing
+
+    async def write(self, data: bytes) -> None:
+        """Raises StorageFull, StorageUnavailable; out of the block with it."""
+        await self._writing.write(data)
+
+
+class Files:
+    def __init__(self, storage: Storage, unix_time: Callable[[], float] = time.time) -> None:
+        self._storage = storage
+        self._now = unix_time
+
+    @asynccontextmanager
+    async def writing(self, new: NewFile) -> AsyncIterator[FileWriting]:
+        """It is there once the block has ended without an error. Raises StorageFull,
+        StorageUnavailable."""
+        now = self._now()
+        file_id = new_id("file-", now)
+        content = Place(CONTENT, new.owner, file_id)
+        async with self._storage.writing(content, ttl_s=new.ttl_s) as writing:
+            file = FileWriting(file_id, new, writing)
+            yield file
+        file.info = FileObject(
+            id=file_id,
+            bytes=writing.num_bytes,
+            created_at=int(now),
+            expires_at=int(now + file.ttl_s),
+            filename=file.filename,
+            purpose=new.purpose,
+        )
+        encoded = msgspec.json.encode(file.info)
+        await self._storage.put(
+            Place(INFO, new.owner, file_id), encoded, ttl_s=file.ttl_s, fsync=True
+        )
+
+    async def info(self, file_id: str, owner: str) -> FileObject:
+        """Raises NotKept, StorageUnavailable."""
+        encoded = await self._storage.get(Place(INFO, owner, file_id))
+        if encoded is None:
+            raise _missing(file_id)
+        return msgspec.json.decode(encoded, type=FileObject)
+
+    async def delete(self, file_id: str, owner: str) -> None:
+        """Raises NotKept, StorageUnavailable."""
+        was_there = await self._storage.delete(Place(INFO, owner, file_id))
+        await self._storage.delete(Place(CONTENT, owner, file_id))
+        if not was_there:
+            raise _missing(file_id)
+
+    async def ids(self, owner: str) -> list[str]:
+        """The oldest first. Raises StorageUnavailable."""
+        return sorted(facts.id for facts in await self._storage.entries(INFO, owner))
+
+    @asynccontextmanager
+    async def reading(self, file_id: str, owner: str) -> AsyncIterator[Reading]:
+        """Raises NotKept, StorageUnavailable."""
+        async with self._storage.reading(Place(CONTENT, owner, file_id)) as reading:
+            if reading is None:
+                raise _missing(file_id)
+            yield reading
+
+
+def _missing(file_id: str) -> NotKept:
+    return NotKept(f"there is no file {file_id!r} of yours here, or it has expired")

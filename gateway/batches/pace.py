@@ -1,0 +1,122 @@
+"""When lines of batches run: in the room that requests leave which somebody waits for.
+
+starts     while at most `max_running` run, less than a share of the places is taken, and
+           nobody waits for one
+goes on    to its end, as a rule
+given up   the youngest, one for each who has waited for `PATIENCE_S`, or for each place that
+           replicas have taken back for another gateway; it runs again later
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from baton.core.clock import Clock, monotonic
+from baton.gateway.requests.generation import DecodeRoom
+
+T = TypeVar("T")
+
+LOOK_S = 0.05
+PATIENCE_S = 0.25
+
+
+class GivenUp(Exception):
+    """A line that had begun is to run again later."""
+
+
+class Pace:
+    """One gateway's, for all its batches. Lines start in the order in which they asked."""
+
+    def __init__(
+        self,
+        room: Callable[[], DecodeRoom],
+        *,
+        max_running: int,
+        max_share: float,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._room = room
+        self._max_running = max_running
+        self._max_share = max_share
+        self._clock = clock
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._running: dict[asyncio.Future[Any], None] = {}
+        """In the order in which they began."""
+        self._num_running = 0
+        """Those that may begin included."""
+        self._given_up: set[asyncio.Future[Any]] = set()
+        self._crowded_since: float | None = None
+
+    async def run(self, line: Callable[[], Awaitable[T]]) -> T:
+        """Raises GivenUp, and what `line` raises."""
+        await self._turn()
+        running = asyncio.ensure_future(line())
+        self._running[running] = None
+        try:
+            return await running
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if running in self._given_up and not (own and own.cancelling()):
+                raise GivenUp from None
+            raise
+        finally:
+            del self._running[running]
+            self._given_up.discard(running)
+            self._end()
+
+    async def watch(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._give_up()
+            self._start()
+
+    async def _turn(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._start()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif not turn.cancelled():
+                self._end()
+            raise
+
+    def _end(self) -> None:
+        self._num_running -= 1
+        self._start()
+
+    def _start(self) -> None:
+        num_may = self._num_may_start() if self._waiting else 0
+        while num_may > 0 and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._num_running += 1
+                num_may -= 1
+
+    def _num_may_start(self) -> int:
+        room = self._room()
+        if room.num_waiting or not room.num_places:
+            return 0
+        num_allowed = max(1, int(room.num_places * self._max_share))
+        num_taken = max(room.num_taken, self._num_running)  # they have no place at once
+        return min(self._max_running - self._num_running, num_allowed - num_taken)
+
+    def _give_up(self) -> None:
+        room, now = self._room(), self._clock()
+        num_over = max(room.num_waiting, room.num_taken - room.num_places)
+        if num_over <= 0 or not self._running:
+            self._crowded_since = None
+        elif self._crowded_since is None:
+            self._crowded_since = now
+        elif now - self._crowded_since >= PATIENCE_S:
+            self._crowded_since = now
+            for line in list(reversed(self._running))[:num_over]:
+                self._given_up.add(line)
+                line.cancel()

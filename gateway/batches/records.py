@@ -1,0 +1,98 @@
+"""A batch as clients see it, and what is kept of it besides.
+
+validating --> in_progress --> finalizing --> completed
+    |             |     '--------------'----> expired
+    '--> failed   '--> cancelling ----------> cancelled
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Literal
+
+import msgspec
+from msgspec import field
+
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+OVER = ("failed", "completed", "expired", "cancelled")
+ID = re.compile(r"(batch_|file-)[0-9a-f]{28}")
+"""Sorted, they stand in the order in which they were made."""
+
+
+def new_id(prefix: Literal["batch_", "file-"], now: float) -> str:
+    return f"{prefix}{int(now * 1e3):012x}{secrets.token_hex(8)}"
+
+
+class RequestCounts(msgspec.Struct, kw_only=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchFault(msgspec.Struct, kw_only=True):
+    """Why a batch failed."""
+
+    code: str
+    message: str
+    line: int | None = None
+    """Of the input, from 1."""
+    param: str | None = None
+
+
+class BatchFaults(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[BatchFault]
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """Times are Unix seconds."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: BatchFaults | None = None
+    input_file_id: str
+    completion_window: Literal["24h"] = "24h"
+    status: Status = "validating"
+    output_file_id: str | None = None
+    """Answers, a line each, in no order of their requests."""
+    error_file_id: str | None = None
+    """Lines that could not be answered."""
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = field(default_factory=RequestCounts)
+    metadata: dict[str, str] | None = None
+
+    def become(self, status: Status, now: float) -> None:
+        self.status = status
+        if status != "validating":
+            setattr(self, f"{status}_at", int(now))
+
+
+class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. It never changes."""
+
+    owner: str
+    """As `Caller.owner`."""
+    batch: Batch
+    """As it was when it was made."""
+    output_ttl_s: float
+    """How long its output is kept."""

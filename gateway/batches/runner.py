@@ -1,0 +1,181 @@
+"""Batches are looked for and worked on, whichever gateway took them in.
+
+    look   every folder of a batch: nobody has held its lease, or its holder is silent or left it
+      --> claim the next epoch; exactly one gateway gets it
+      --> work, and beat; whoever lost the lease stops, and keeps nothing
+      --> what the batch came to is kept, then the folder is removed
+
+A gateway that stops leaves its lease, so that another goes on at once; after a crash that takes
+`takeover_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from baton.core.clock import Clock, monotonic
+from baton.core.errors import BatonError
+from baton.gateway.batches.batches import Batches
+from baton.gateway.batches.lease import Lease, LeaseLost, Word, last_word
+from baton.gateway.batches.records import OVER, BatchOrder
+from baton.gateway.batches.work import BatchWork, Means
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+MAX_BATCHES = 4
+"""That one gateway works on at once: they share the lines that it runs."""
+BEATS = 5
+"""Of a holder, within the time after which it counts as gone."""
+AGAIN_S = 15.0
+"""A batch that could not be worked on is tried again after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    word: Word
+    since: float
+    """For so long it has been the same."""
+
+
+class BatchRunner:
+    def __init__(
+        self,
+        means: Means,
+        batches: Batches,
+        *,
+        count: Callable[[str], None],
+        clock: Clock = monotonic,
+    ) -> None:
+        """`count` hears how each batch ended that this gateway worked on."""
+        self._means = means
+        self._batches = batches
+        self._count = count
+        self._clock = clock
+        self._heard: dict[str, _Heard] = {}
+        self._not_before: dict[str, float] = {}
+        """Batches that failed to be worked on."""
+        self._working: dict[str, tuple[BatchOrder, asyncio.Task[None]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_away = False
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._look_on(), name="looks for batches"),
+            asyncio.create_task(self._means.pace.watch(), name="paces batches"),
+        ]
+
+    async def stop(self) -> None:
+        """Others may go on at once. Safe to repeat."""
+        tasks = [*self._tasks, *(task for _, task in self._working.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def num_working(self) -> int:
+        return len(self._working)
+
+    async def _look_on(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self._look()
+                self._is_away = False
+            except OSError as error:
+                if not self._is_away:
+                    log.error("batches cannot be looked for: %s", error)
+                self._is_away = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._batches.is_new.wait()
+            self._batches.is_new.clear()
+
+    async def _look(self) -> None:
+        means, now = self._means, self._clock()
+        ids = await means.disk(means.folder.ids)
+        self._heard = {one: heard for one, heard in self._heard.items() if one in ids}
+        self._not_before = {one: at for one, at in self._not_before.items() if one in ids}
+        free = [
+            one for one in ids if one not in self._working and self._not_before.get(one, now) <= now
+        ]
+        orders: list[tuple[BatchOrder, Word]] = []
+        for batch_id in free:
+            order = await means.disk(means.folder.order, batch_id)
+            if order is None:  # its end was kept, and whoever did that was stopped
+                await means.disk(means.folder.remove, batch_id)
+                continue
+            with suppress(FileNotFoundError):
+                word = await means.disk(last_word, means.folder.of(batch_id))
+                if self._is_free(batch_id, word, now):
+                    orders.append((order, word))
+        while orders and len(self._working) < MAX_BATCHES:
+            at_work = Counter(order.owner for order, _ in self._working.values())
+            order, word = min(orders, key=lambda one: at_work[one[0].owner])  # then the oldest
+            orders.remove((order, word))
+            await self._claim(order, word)
+
+    def _is_free(self, batch_id: str, word: Word, now: float) -> bool:
+        heard = self._heard.get(batch_id)
+        if heard is None or heard.word != word:
+            heard = self._heard[batch_id] = _Heard(word, now)
+        return word.is_over or now - heard.since >= self._means.config.takeover_s
+
+    async def _claim(self, order: BatchOrder, word: Word) -> None:
+        means, batch_id = self._means, order.batch.id
+        lease = await means.disk(Lease.claim, means.folder.of(batch_id), word.epoch)
+        if lease is not None:
+            task = asyncio.create_task(self._work(order, lease), name=f"works on {batch_id}")
+            self._working[batch_id] = order, task
+
+    async def _work(self, order: BatchOrder, lease: Lease) -> None:
+        batch_id = order.batch.id
+        try:
+            async with asyncio.TaskGroup() as both:
+                beating = both.create_task(self._beat(lease))
+                await self._work_on(order, lease)
+                beating.cancel()
+        except* LeaseLost as lost:
+            log.warning("%s", lost.exceptions[0])
+        except* (OSError, BatonError) as failed:
+            log.error("%s waits: %s", batch_id, failed.exceptions[0])
+            self._not_before[batch_id] = self._clock() + AGAIN_S
+        except* Exception:
+            log.exception("%s could not be worked on", batch_id)
+            self._not_before[batch_id] = self._clock() + AGAIN_S
+        finally:
+            del self._working[batch_id]
+            self._batches.is_new.set()  # there is room for another
+            with suppress(OSError, RuntimeError):
+                await self._means.disk(lease.give_up)
+
+    async def _beat(self, lease: Lease) -> None:
+        """For ever. Raises LeaseLost; so long a silence is as good."""
+        limit_s = self._means.config.takeover_s
+        beaten_at = self._clock()
+        while True:
+            try:
+                await self._means.disk(lease.beat)
+                beaten_at = self._clock()
+            except OSError:
+                if self._clock() - beaten_at > limit_s:
+                    raise
+            await asyncio.sleep(limit_s / BEATS)
+
+    async def _work_on(self, order: BatchOrder, lease: Lease) -> None:
+        means, batch_id = self._means, order.batch.id
+        batch = await self._batches.kept(batch_id, order.owner)
+        if batch is None:
+            state = await means.disk(means.folder.state, order)
+            batch = await BatchWork(means, order, state, lease).run()
+            await means.disk(lease.check)
+            await self._batches.keep(batch, order.owner)
+            self._count(batch.status)
+            log.info("%s: %s", batch_id, batch.status)
+        assert batch.status in OVER
+        await means.disk(means.folder.remove, batch_id)

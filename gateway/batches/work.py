@@ -1,0 +1,290 @@
+"""One batch, worked on by the gateway that holds its lease.
+
+    input is copied and looked through --> faults: failed
+        | lines without an answer run, some at once --> journal
+        | until all are answered, the window is over, or it is cancelled
+    answers become the output, failures the error file --> completed, expired or cancelled
+
+Whoever takes it up later begins at the same place with what the journal has by then. Until the
+last word nothing is told to clients that a successor could tell otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from baton.core.errors import NotKept
+from baton.gateway.access.api_keys import Caller
+from baton.gateway.access.batch_config import BatchConfig
+from baton.gateway.batches.disk import Disk
+from baton.gateway.batches.files import Files, NewFile
+from baton.gateway.batches.input_lines import InputLine, LinePlace, look_through, read_line
+from baton.gateway.batches.journal import (
+    Answered,
+    Journal,
+    Part,
+    part_of,
+    parts_before,
+    read_answers,
+)
+from baton.gateway.batches.lease import Lease
+from baton.gateway.batches.output import LineError, error_line, response_line, write_lines
+from baton.gateway.batches.pace import GivenUp, Pace
+from baton.gateway.batches.records import Batch, BatchFault, BatchFaults, BatchOrder
+from baton.gateway.batches.work_folder import WorkFolder
+
+LOOK_S = 0.5
+"""How often it is looked whether it is cancelled, and its numbers are told."""
+AGAIN_S = 60.0
+"""A line that was refused is tried again after so long at most."""
+MAX_FAILURES = 3
+"""Of one line, that are not its own fault."""
+FAILED_AGAIN_S = 1.0
+EXPIRED = LineError(
+    code="batch_expired", message="the batch's completion window was over before its turn"
+)
+
+Ending = Literal["completed", "expired", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineAnswer:
+    status: int
+    body: bytes
+    """JSON."""
+    retry_after_s: float | None = None
+    """It was refused for want of room, and is worth trying again."""
+
+
+class AnswerLine(Protocol):
+    async def __call__(
+        self, endpoint: str, body: bytes, *, caller: Caller, request_id: str
+    ) -> LineAnswer: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What all batches of a gateway are worked on with."""
+
+    folder: WorkFolder
+    disk: Disk
+    files: Files
+    pace: Pace
+    answer: AnswerLine
+    caller_of: Callable[[str], Caller | None]
+    """By owner; None while nobody of that name may use the models."""
+    config: BatchConfig
+    count: Callable[[str], None]
+    """Hears how each line ended: ok, failed or given_up."""
+    unix_time: Callable[[], float] = time.time
+
+
+@dataclass(slots=True)
+class BatchWork:
+    means: Means
+    order: BatchOrder
+    batch: Batch
+    lease: Lease
+    _told: bytes = field(default=b"", init=False)
+    _before: list[Part] = field(default_factory=list, init=False)
+    """What earlier holders have written."""
+
+    async def run(self) -> Batch:
+        """Its end, which is yet to be kept. Raises LeaseLost, OSError, StorageFull,
+        StorageUnavailable."""
+        path = self.means.folder.input_path(self.batch.id)
+        if not await self._take_input(path):
+            fault = BatchFault(code="file_not_found", message="the input is not there any more")
+            return self._failed([fault])
+        limit = self.means.config.max_lines
+        found = await self.means.disk(look_through, path, self.batch.endpoint, limit)
+        if found.faults:
+            return self._failed(found.faults)
+        if self.batch.in_progress_at is None:
+            self.batch.become("in_progress", self._now)
+        self.batch.request_counts.total = len(found.places)
+        answered = await self._read_answers()
+        pending = deque(place for place in found.places if place.line not in answered)
+        ending = await self._answer_all(pending, path)
+        if ending == "cancelled":
+            self.batch.status = "cancelling"
+        else:
+            self.batch.become("finalizing", self._now)
+        await self._tell()
+        await self._write_output(found.places, path, ending)
+        self.batch.become(ending, self._now)
+        return self.batch
+
+    @property
+    def _now(self) -> float:
+        return self.means.unix_time()
+
+    def _failed(self, faults: list[BatchFault]) -> Batch:
+        self.batch.errors = BatchFaults(data=faults)
+        self.batch.become("failed", self._now)
+        return self.batch
+
+    async def _take_input(self, path: Path) -> bool:
+        """Copy it, unless that has been done. False if it is gone."""
+        if await self.means.disk(path.exists):
+            return True
+        copy = path.with_name(f".input.{self.lease.epoch}")
+        try:
+            async with self.means.files.reading(
+                self.batch.input_file_id, self.order.owner
+            ) as reading:
+                file = await self.means.disk(copy.open, "wb")
+                try:
+                    async for chunk in reading:
+                        await self.means.disk(file.write, chunk)
+                finally:
+                    await self.means.disk(file.close)
+        except NotKept:
+            return False
+        await self.means.disk(copy.replace, path)
+        return True
+
+    async def _read_answers(self) -> set[int]:
+        """Which lines earlier holders have answered."""
+        folder = self.means.folder.of(self.batch.id)
+        self._before = await self.means.disk(parts_before, folder, self.lease.epoch)
+        return set(await self._count(self._before))
+
+    async def _count(self, parts: list[Part]) -> dict[int, bool]:
+        """By line, whether it was answered."""
+
+        def read() -> dict[int, bool]:
+            return {one.line: one.is_ok for one in read_answers(parts)}
+
+        found = await self.means.disk(read)
+        self.batch.request_counts.completed = sum(found.values())
+        self.batch.request_counts.failed = len(found) - sum(found.values())
+        return found
+
+    async def _answer_all(self, pending: deque[LinePlace], path: Path) -> Ending:
+        """Why no more are answered. Raises LeaseLost, OSError."""
+        means = self.means
+        folder = means.folder.of(self.batch.id)
+        journal = Journal(folder, self.lease.epoch, self.lease.check, means.disk)
+        num_workers = min(means.config.max_running, len(pending))
+        workers = [
+            asyncio.create_task(self._answer_some(pending, path, journal), name="answers lines")
+            for _ in range(num_workers)
+        ]
+        try:
+            while True:
+                await self._tell()
+                cancelled_at = await means.disk(means.folder.cancelled_at, self.batch.id)
+                if cancelled_at is not None:
+                    self.batch.cancelling_at = int(cancelled_at)
+                    return "cancelled"
+                left_s = self.batch.expires_at - self._now
+                if left_s <= 0 and workers:
+                    return "expired"
+                if not workers:
+                    return "completed"
+                done, still = await asyncio.wait(
+                    workers, timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_EXCEPTION
+                )
+                for worker in done:
+                    worker.result()
+                workers = list(still)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await journal.close()
+
+    async def _answer_some(self, pending: deque[LinePlace], path: Path, journal: Journal) -> None:
+        while pending:
+            place = pending.popleft()
+            line = await self.means.disk(read_line, path, place)
+            request_id = self._request_id(place)
+            answer = await self._answer(line, request_id)
+            is_ok = answer.status < 300
+            output = response_line(line.custom_id, request_id, answer.status, answer.body)
+            await journal.append(Answered(place.line, is_ok, output))
+            self.means.count("ok" if is_ok else "failed")
+            counts = self.batch.request_counts
+            if is_ok:
+                counts.completed += 1
+            else:
+                counts.failed += 1
+
+    async def _answer(self, line: InputLine, request_id: str) -> LineAnswer:
+        """However long it takes to find room."""
+        num_failures = 0
+        while True:
+            with suppress(GivenUp):
+                answer = await self.means.pace.run(lambda: self._try(line, request_id))
+                num_failures += answer.retry_after_s is None
+                is_final = answer.status < 500 or num_failures == MAX_FAILURES
+                if answer.retry_after_s is None and is_final:
+                    return answer
+                again_s = answer.retry_after_s or FAILED_AGAIN_S * num_failures
+                await asyncio.sleep(min(again_s, AGAIN_S))
+                continue
+            self.means.count("given_up")
+
+    async def _try(self, line: InputLine, request_id: str) -> LineAnswer:
+        caller = self.means.caller_of(self.order.owner)
+        if caller is None:
+            return LineAnswer(status=401, body=b"null", retry_after_s=AGAIN_S)
+        return await self.means.answer(
+            line.url, bytes(line.body), caller=caller, request_id=request_id
+        )
+
+    async def _tell(self) -> None:
+        """What there is to see of it, if that is news."""
+        encoded = msgspec.json.encode(self.batch)
+        if encoded != self._told:
+            await self.means.disk(self.means.folder.write_state, self.batch, self.lease.epoch)
+            self._told = encoded
+
+    async def _write_output(self, places: list[LinePlace], path: Path, ending: Ending) -> None:
+        """Raises LeaseLost, OSError, StorageFull, StorageUnavailable."""
+        means, batch, folder = self.means, self.batch, self.means.folder.of(self.batch.id)
+        parts = [*self._before, *await means.disk(part_of, folder, self.lease.epoch)]
+
+        def answers() -> Iterator[bytes]:
+            return (one.output for one in read_answers(parts) if one.is_ok)
+
+        def failures() -> Iterator[bytes]:
+            answered: set[int] = set()
+            for one in read_answers(parts):
+                answered.add(one.line)
+                if not one.is_ok:
+                    yield one.output
+            for place in places if ending == "expired" else ():
+                if place.line not in answered:
+                    line = read_line(path, place)
+                    yield error_line(line.custom_id, self._request_id(place), EXPIRED)
+
+        await self._count(parts)
+        if ending == "expired":
+            counts = batch.request_counts
+            counts.failed = counts.total - counts.completed
+        await means.disk(self.lease.check)
+        output, errors = self._new_file("output"), self._new_file("error")
+        batch.output_file_id = await write_lines(means.files, output, answers(), means.disk)
+        batch.error_file_id = await write_lines(means.files, errors, failures(), means.disk)
+
+    def _new_file(self, what: str) -> NewFile:
+        return NewFile(
+            owner=self.order.owner,
+            filename=f"{self.batch.id}_{what}.jsonl",
+            purpose="batch_output",
+            ttl_s=self.order.output_ttl_s,
+        )
+
+    def _request_id(self, place: LinePlace) -> str:
+        return f"{self.batch.id}-{place.line}"

@@ -1,0 +1,37 @@
+"""Lists of files and batches, a page at a time, as OpenAI's API has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from baton.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list is asked for."""
+
+    limit: int
+    after: str
+    """The id before its first; empty: from the beginning."""
+    is_newest_first: bool
+
+    def of(self, ids: Sequence[str]) -> list[str]:
+        """The rest of the list, from the page's first on; `ids` are the oldest first."""
+        if self.is_newest_first:
+            return [one for one in reversed(ids) if not self.after or one < self.after]
+        return [one for one in ids if one > self.after]
+
+
+def page_of(request: Request, *, default: int, most: int) -> Page:
+    """Raises InvalidRequest."""
+    asked = request.query_params
+    limit, order = asked.get("limit", str(default)), asked.get("order", "desc")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
+        raise InvalidRequest(f"limit must be 1 to {most}", field="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", field="order")
+    return Page(int(limit[:9]), asked.get("after", ""), order == "desc")

@@ -1,0 +1,112 @@
+"""A request from a batch's line: the endpoints that clients call, without a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message
+
+from baton.core.errors import InvalidRequest, Overloaded, Unavailable
+from baton.gateway.access.api_keys import Caller
+from baton.gateway.batches.work import LineAnswer
+from baton.gateway.http.chat import ChatApi
+from baton.gateway.http.completions import CompletionsApi
+from baton.gateway.http.embeddings import EmbeddingsApi
+from baton.gateway.http.errors import error_body
+from baton.gateway.http.request_body import decode_body
+from baton.gateway.http.responses.api import ResponsesApi
+from baton.gateway.http.translations import translate
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.request_ids import logged_request_id
+
+UNAVAILABLE_S = 2.0
+"""Before a line is tried again that no replica took."""
+
+BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+class _Streaming(msgspec.Struct):
+    stream: Any = None
+    background: Any = None
+
+
+class LineCalls:
+    """An AnswerLine."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._endpoints: dict[str, Callable[[Request], Awaitable[ASGIApp]]] = {
+            "/v1/chat/completions": ChatApi(gateway).create,
+            "/v1/completions": CompletionsApi(gateway).create,
+            "/v1/embeddings": EmbeddingsApi(gateway).create,
+            "/v1/responses": ResponsesApi(gateway).create,
+        }
+
+    async def __call__(
+        self, endpoint: str, body: bytes, *, caller: Caller, request_id: str
+    ) -> LineAnswer:
+        logged_request_id.set(request_id)
+        request = _request(endpoint, body, caller, request_id)
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        try:
+            _refuse_streams(body)
+            response = await self._endpoints[endpoint](request)
+            await response(request.scope, request.receive, send)
+        except Exception as error:
+            return _refusal(error)
+        return LineAnswer(
+            status=sent[0]["status"], body=b"".join(part.get("body", b"") for part in sent[1:])
+        )
+
+
+def _request(endpoint: str, body: bytes, caller: Caller, request_id: str) -> Request:
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": endpoint,
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "state": {
+            "request_id": request_id,
+            "caller": caller,
+            "answer_headers": [],
+            "ignored_fields": [],
+        },
+    }
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()  # it stays until it has its answer
+        raise AssertionError
+
+    return Request(scope, receive)
+
+
+def _refuse_streams(body: bytes) -> None:
+    asked = decode_body(body, _Streaming)
+    for field in ("stream", "background"):
+        if getattr(asked, field):
+            raise InvalidRequest(f"{field} must be false in a batch", field=field)
+
+
+def _refusal(error: Exception) -> LineAnswer:
+    match error:
+        case Overloaded():
+            retry_after_s: float | None = error.retry_after_s
+        case Unavailable():
+            retry_after_s = UNAVAILABLE_S
+        case _:
+            retry_after_s = None
+    body = msgspec.json.encode(error_body(error))
+    return LineAnswer(status=translate(error).status, body=body, retry_after_s=retry_after_s)
