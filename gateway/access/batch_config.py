@@ -12,6 +12,8 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
 
     max_file_bytes: Count = 200 << 20
     """Of an uploaded file; a larger one is refused (413)."""
+    max_kept_bytes: Count = 1 << 30
+    """Of all files of one tenant, or of one key of `gateway.api_keys`; more are refused (429)."""
     max_lines: Count = 50_000
     """Of one batch; one with more fails."""
     max_running: Count = 32
@@ -19,6 +21,8 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
     max_share: Fraction = 0.5
     """Of the places to decode that a gateway may take, as many as a line may make taken: the others
     are kept for requests that somebody waits for."""
+    max_unfinished: Count = 100
+    """Batches of one tenant, or of one such key, at once; more are refused (429)."""
     takeover_s: Seconds = 15.0
     """A batch of whose gateway nothing is heard for so long is gone on with by another."""
     keep_s: Seconds = 30 * DAY_S

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from baton.core.errors import InvalidRequest, NotKept, StorageUnavailable
+from baton.core.errors import InvalidRequest, NotKept, Overloaded, StorageUnavailable
+from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.batches.disk import Disk
 from baton.gateway.batches.records import OVER, Batch, BatchOrder, new_id
 from baton.gateway.batches.work_folder import WorkFolder
@@ -43,20 +44,27 @@ class Batches:
         disk: Disk,
         *,
         model: str,
-        keep_s: float,
+        config: BatchConfig,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._storage = storage
         self._folder = folder
         self._disk = disk
         self._model = model
-        self._keep_s = keep_s
+        self._keep_s = config.keep_s
+        self._max_unfinished = config.max_unfinished
         self._now = unix_time
         self.is_new = asyncio.Event()
         """Set when there is one more, or one is to end."""
 
     async def create(self, new: NewBatch, owner: str) -> Batch:
-        """Raises StorageUnavailable."""
+        """Raises Overloaded, StorageUnavailable."""
+        if len(await self._unfinished(owner)) >= self._max_unfinished:
+            raise Overloaded(
+                f"{self._max_unfinished} of your batches wait or run already, which is "
+                "gateway.batches.max_unfinished; wait for one, or cancel one",
+                retry_after_s=60.0,
+            )
         now = self._now()
         batch = Batch(
             id=new_id("batch_", now),
@@ -96,12 +104,16 @@ class Batches:
 
     async def ids(self, owner: str) -> list[str]:
         """The oldest first. Raises StorageUnavailable."""
-        found = {facts.id for facts in await self._storage.entries(KIND, owner)}
-        for batch_id in await self._call(self._folder.ids):
-            order = await self._call(self._folder.order, batch_id)
-            if order is not None and order.owner == owner:
-                found.add(batch_id)
-        return sorted(found)
+        unfinished = await self._unfinished(owner)  # first: one may end in between
+        over = await self._storage.entries(KIND, owner)
+        return sorted({*unfinished, *(facts.id for facts in over)})
+
+    async def _unfinished(self, owner: str) -> list[str]:
+        def find() -> list[str]:
+            orders = [self._folder.order(batch_id) for batch_id in self._folder.ids()]
+            return [order.batch.id for order in orders if order and order.owner == owner]
+
+        return await self._call(find)
 
     async def kept(self, batch_id: str, owner: str) -> Batch | None:
         """If it is over. Raises StorageUnavailable."""

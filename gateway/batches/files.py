@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from baton.core.errors import NotKept
+from baton.core.errors import NotKept, StorageFull
 from baton.gateway.batches.records import new_id
 from baton.gateway.storage.folder import Place
 from baton.gateway.storage.storage import Reading, Storage, Writing
@@ -64,6 +64,17 @@ class Files:
     def __init__(self, storage: Storage, unix_time: Callable[[], float] = time.time) -> None:
         self._storage = storage
         self._now = unix_time
+
+    async def check_room(self, owner: str, max_bytes: int) -> None:
+        """Raises StorageFull if what is kept of one owner is as much; StorageUnavailable."""
+        kept = await self._storage.entries(CONTENT, owner)
+        num_bytes = sum(facts.num_bytes for facts in kept)
+        if num_bytes >= max_bytes:
+            raise StorageFull(
+                f"your files take {num_bytes} bytes, and gateway.batches.max_kept_bytes is "
+                f"{max_bytes}; delete what is not needed any more",
+                retry_after_s=60.0,
+            )
 
     @asynccontextmanager
     async def writing(self, new: NewFile) -> AsyncIterator[FileWriting]:

@@ -50,11 +50,12 @@ class Journal:
         self._check = check
         self._disk = disk
         self._next = _Group()
+        self._error: Exception | None = None
         self._writing: asyncio.Task[None] | None = None
 
     async def append(self, answered: Answered) -> None:
-        """Return once it is on disk. Raises LeaseLost, OSError: then nothing more may be
-        appended, for a line may have been cut."""
+        """Return once it is on disk. Raises LeaseLost, OSError: from then on always, for a line may
+        have been cut, and the next would be taken for its rest."""
         group = self._next
         group.data.append(b"%d %d %s\n" % (answered.line, answered.is_ok, answered.output))
         if self._writing is None or self._writing.done():
@@ -70,12 +71,15 @@ class Journal:
         while self._next.data:
             group, self._next = self._next, _Group()
             try:
-                await self._disk(self._write, b"".join(group.data))
+                if self._error is None:
+                    await self._disk(self._write, b"".join(group.data))
             except Exception as error:
-                group.done.set_exception(error)
-                group.done.exception()  # whoever waited may be gone
-            else:
+                self._error = error
+            if self._error is None:
                 group.done.set_result(None)
+            else:
+                group.done.set_exception(self._error)
+                group.done.exception()  # whoever waited may be gone
 
     def _write(self, data: bytes) -> None:
         self._check()

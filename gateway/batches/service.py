@@ -38,7 +38,7 @@ def batch_service(gateway: Gateway, answer: AnswerLine) -> BatchService | None:
     disk, files = Disk(), Files(storage)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", model)
     folder = WorkFolder(storage.aside(f"batches-of-{name}"))
-    batches = Batches(storage, folder, disk, model=model, keep_s=config.keep_s)
+    batches = Batches(storage, folder, disk, model=model, config=config)
     means = Means(
         folder=folder,
         disk=disk,

@@ -22,7 +22,8 @@ from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
 from baton.gateway.http.edge import ANTHROPICS_REQUEST_ID, LIMIT_HEADERS, REQUEST_ID, Edge
 from baton.gateway.http.embeddings import EmbeddingsApi
-from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS, Endpoint
+from baton.gateway.http.endpoint import Endpoint
+from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
 from baton.gateway.http.errors import (
     on_baton_error,
     on_routing_error,

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from baton.gateway.http.endpoints import Endpoint
+from baton.gateway.http.endpoint import Endpoint
 from baton.gateway.http.openapi import openapi_document
 from baton.gateway.http.page_security import WITHOUT_SCRIPTS
 from baton.gateway.requests.gateway import Gateway

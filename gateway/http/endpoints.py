@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
+from baton.gateway.http.batch_endpoints import BATCH_PATHS
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
+from baton.gateway.http.endpoint import Endpoint
 from baton.gateway.http.estimates import EstimateAnswer
 from baton.gateway.http.front_page import FrontAnswer, VersionAnswer
 from baton.gateway.http.messages.answer import MessageAnswer, TokenCountAnswer
@@ -37,28 +37,6 @@ from baton.gateway.http.tokenization import (
 
 TEXT, CHAT, MODELS, STREAMS = "Text", "Chat", "Models", "Resumable streams"
 OPERATIONS = "Operations"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    path: str
-    method: str = "get"
-    tag: str
-    summary: str
-    details: str = ""
-    body: type | None = None
-    answer: type | None = None
-    """The type of a JSON answer; None: see `media`."""
-    media: str = "application/json"
-    status: int = 200
-    others: Mapping[int, type] = field(default_factory=dict)
-    """By status: what it answers beside errors."""
-    is_streamed: bool = False
-    """Answers with server-sent events if the body asks for `stream`."""
-    headers: tuple[str, ...] = ()
-    """Headers of requests, besides those that all have: see HEADERS."""
-    example: dict[str, Any] | None = None
-    """A body."""
 
 
 HEADERS = {
@@ -305,6 +283,7 @@ ENDPOINTS = (
         others={503: str},
     ),
     Endpoint(path="/-/routes", tag=OPERATIONS, summary="For Ray Serve", answer=dict[str, str]),
+    *BATCH_PATHS,
     *PAGES,
 )
 """Of the public port."""

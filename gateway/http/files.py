@@ -39,6 +39,7 @@ class FileForm(msgspec.Struct, kw_only=True):
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     """Of purpose `batch`: a JSON object a line, with custom_id, method, url and body."""
     purpose: Literal["batch"]
+    """What it is for."""
 
 
 class FileListAnswer(msgspec.Struct, kw_only=True):
@@ -63,6 +64,7 @@ class FilesApi:
     async def create(self, request: Request) -> Response:
         files, config = self._files, self._gateway.config
         max_bytes = config.batches.max_file_bytes
+        await files.check_room(request.state.caller.owner, config.batches.max_kept_bytes)
         chunks = body_chunks(request, config, max_bytes + MAX_OTHER_BYTES)
         upload = _Upload(files, request.state.caller, max_bytes, config.batches.keep_s)
         parts = form_parts(request.headers.get("content-type", ""), chunks)

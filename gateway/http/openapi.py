@@ -10,7 +10,8 @@ import msgspec
 
 from baton.core.attribute_docs import attribute_docs
 from baton.gateway.http.edge import GUARDED, OPERATED
-from baton.gateway.http.endpoints import HEADERS, Endpoint
+from baton.gateway.http.endpoint import QUERIES, Endpoint
+from baton.gateway.http.endpoints import HEADERS
 from baton.gateway.http.errors import ErrorShape, error_shape
 
 REF = "#/components/schemas/{name}"
@@ -77,13 +78,16 @@ def _operation(endpoint: Endpoint, schema_by_kind: Mapping[type, Any]) -> dict[s
         operation["description"] = endpoint.details
     if endpoint.body is not None:
         content = {"schema": schema_by_kind[endpoint.body], "example": endpoint.example or {}}
-        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+        operation["requestBody"] = {"required": True, "content": {endpoint.body_media: content}}
     return operation
 
 
 def _parameters(endpoint: Endpoint) -> Iterable[dict[str, Any]]:
     for name in PARAMETER.findall(endpoint.path):
         yield {"name": name, "in": "path", "required": True, "schema": TEXT}
+    for name in endpoint.queries:
+        schema, description = QUERIES[name]
+        yield {"name": name, "in": "query", "description": description, "schema": schema}
     printable = {**TEXT, "pattern": "^[!-~]{1,128}$"}
     for name in ("x-request-id", *endpoint.headers):
         yield {

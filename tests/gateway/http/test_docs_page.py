@@ -14,7 +14,8 @@ from tests.gateway.scripted import ScriptedDispatcher, make_model, serving
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.http.app import build_admin_app, build_app
 from baton.gateway.http.docs_page import render, told, type_name
-from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS, Endpoint
+from baton.gateway.http.endpoint import Endpoint
+from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
 from baton.gateway.http.openapi import openapi_document
 from baton.gateway.requests.gateway import Gateway
 
@@ -125,7 +126,7 @@ def test_what_a_body_is_about_comes_first_and_what_it_ignores_last() -> None:
 def test_every_field_of_a_body_is_explained() -> None:
     schemas = document()["components"]["schemas"]
     chats = ("ChatBody", "ResponsesBody", "MessagesBody")
-    bodies = ("CompletionBody", *chats, "EmbeddingBody", "TokenizeBody")
+    bodies = ("CompletionBody", *chats, "EmbeddingBody", "TokenizeBody", "FileForm", "BatchBody")
 
     untold = [
         f"{body}.{name}"

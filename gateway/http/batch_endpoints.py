@@ -1,0 +1,84 @@
+"""The paths of files and batches, described for readers."""
+
+from __future__ import annotations
+
+from baton.gateway.batches.files import FileObject
+from baton.gateway.batches.records import Batch
+from baton.gateway.http.batches import BatchBody, BatchListAnswer
+from baton.gateway.http.endpoint import Endpoint
+from baton.gateway.http.files import JSON_LINES, DeletedAnswer, FileForm, FileListAnswer
+
+BATCHES = "Batches"
+
+BATCH_PATHS = (
+    Endpoint(
+        path="/v1/files",
+        method="post",
+        tag=BATCHES,
+        summary="Upload what a batch is to answer",
+        details=(
+            "A form of `purpose` (`batch`) and `file`; `expires_after[anchor]` and "
+            "`expires_after[seconds]` if it is to be kept for less than `gateway.batches.keep_s`."
+        ),
+        body=FileForm,
+        body_media="multipart/form-data",
+        answer=FileObject,
+        example={"purpose": "batch", "file": "@requests.jsonl"},
+    ),
+    Endpoint(
+        path="/v1/files",
+        tag=BATCHES,
+        summary="Your files, the newest first",
+        answer=FileListAnswer,
+        queries=("after", "limit", "order", "purpose"),
+    ),
+    Endpoint(path="/v1/files/{file_id}", tag=BATCHES, summary="What a file is", answer=FileObject),
+    Endpoint(
+        path="/v1/files/{file_id}",
+        method="delete",
+        tag=BATCHES,
+        summary="Delete a file",
+        details="Batches that have begun with it go on.",
+        answer=DeletedAnswer,
+    ),
+    Endpoint(
+        path="/v1/files/{file_id}/content",
+        tag=BATCHES,
+        summary="What is in a file",
+        media=JSON_LINES,
+    ),
+    Endpoint(
+        path="/v1/batches",
+        method="post",
+        tag=BATCHES,
+        summary="Answer a file of requests within a day",
+        details=(
+            "Lines run when nobody else needs the replicas, each as a request of its own; what is "
+            "wrong with one is answered in the error file. A file that cannot be read, or has a "
+            "`custom_id` twice, fails the batch, whose `errors` name the lines."
+        ),
+        body=BatchBody,
+        answer=Batch,
+        example={
+            "input_file_id": "file-0192f3c1a2b3c4d5e6f708192a3b",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
+    ),
+    Endpoint(
+        path="/v1/batches",
+        tag=BATCHES,
+        summary="Your batches, the newest first",
+        answer=BatchListAnswer,
+        queries=("after", "limit", "order"),
+    ),
+    Endpoint(path="/v1/batches/{batch_id}", tag=BATCHES, summary="How far it is", answer=Batch),
+    Endpoint(
+        path="/v1/batches/{batch_id}/cancel",
+        method="post",
+        tag=BATCHES,
+        summary="End a batch",
+        details="What it has answered by then is in its output file.",
+        answer=Batch,
+    ),
+)

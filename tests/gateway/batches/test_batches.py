@@ -1,0 +1,278 @@
+"""Files and batches by the official `openai` package, on gateways that share a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+from tests.gateway.scripted import MODEL, Script, ScriptedDispatcher, Serving, serving, tokens_of
+
+from baton.core.errors import Overloaded
+from baton.gateway.access.batch_config import BatchConfig
+from baton.gateway.access.config import TenantConfig
+from baton.gateway.batches import batches as batches_module
+from baton.gateway.requests.generation import DecodeRoom, Generation
+from baton.gateway.storage.config import StorageConfig
+
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def keeping(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
+    storage = StorageConfig(folder=str(folder))
+    settings = {"batches": BatchConfig(takeover_s=0.4), **settings}
+    async with serving(storage=storage, **settings) as gateway:
+        yield gateway
+
+
+def openai_of(gateway: Serving, key: str = "none") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+
+
+def chat_line(name: str, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": name}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 3, **body}
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": body}
+
+
+async def begun(client: openai.AsyncOpenAI, lines: Sequence[Any]) -> Batch:
+    data = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+    file = await client.files.create(file=("in.jsonl", data.encode()), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"for": "me"}
+    )
+
+
+async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
+    async with asyncio.timeout(20):
+        while batch.status not in ("failed", "completed", "expired", "cancelled"):
+            await asyncio.sleep(0.02)
+            batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    lines = [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
+    by_name = {line["custom_id"]: line for line in lines}
+    assert len(by_name) == len(lines)
+    return by_name
+
+
+async def test_lines_are_answered_and_bad_ones_are_told_apart(tmp_path: Path) -> None:
+    script = Script(tokens=tokens_of("the fox"))
+    lines = [chat_line("a"), chat_line("b", temperature=-3), chat_line("c", stream=True)]
+    async with keeping(tmp_path, script=script) as gateway:
+        client = openai_of(gateway)
+        batch = await ended(client, await begun(client, lines))
+        answers = await lines_of(client, batch.output_file_id)
+        failures = await lines_of(client, batch.error_file_id)
+        listed = [one.id async for one in client.batches.list()]
+        files = [one async for one in client.files.list(purpose="batch")]
+        await client.files.delete(files[0].id)
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(files[0].id)
+
+    assert batch.status == "completed" and batch.metadata == {"for": "me"}
+    assert batch.request_counts is not None
+    assert batch.request_counts.to_dict() == {"total": 3, "completed": 1, "failed": 2}
+    response = answers["a"]["response"]
+    assert response["status_code"] == 200
+    assert response["body"]["choices"][0]["message"]["content"] == "the fox"
+    by_field = {name: line["response"]["body"]["error"]["param"] for name, line in failures.items()}
+    assert by_field == {"b": "temperature", "c": "stream"}
+    assert listed == [batch.id] and len(files) == 1
+
+
+async def test_a_file_that_cannot_be_a_batch_fails_with_its_lines(tmp_path: Path) -> None:
+    other = {**chat_line("a"), "url": "/v1/embeddings"}
+    async with keeping(tmp_path) as gateway:
+        client = openai_of(gateway)
+        batch = await ended(
+            client, await begun(client, [chat_line("a"), "{", "", other, chat_line("a")])
+        )
+
+    assert batch.status == "failed" and batch.errors is not None and batch.errors.data is not None
+    assert [(one.line, one.code) for one in batch.errors.data] == [
+        (2, "invalid_json_line"),
+        (4, "mismatched_url"),
+        (5, "duplicate_custom_id"),
+    ]
+    assert gateway.dispatcher.generations == []
+
+
+async def test_another_gateway_goes_on_where_one_died(tmp_path: Path) -> None:
+    """The first is stopped as a crash does it: nothing is told, and its lease is not left."""
+    dying = DyingDispatcher(num_before=5)
+    lines = [chat_line(f"line {i}") for i in range(12)]
+    settings = {"batches": BatchConfig(takeover_s=0.4, max_running=1)}
+    async with keeping(tmp_path, dispatcher=dying, **settings) as first:
+        batch = await begun(openai_of(first), lines)
+        await asyncio.wait_for(dying.is_stuck.wait(), 20)
+        for lease in tmp_path.rglob("lease.1"):
+            lease.with_name("kept").write_bytes(lease.read_bytes())
+    for lease in tmp_path.rglob("lease.1"):
+        lease.with_name("kept").rename(lease)
+    async with keeping(tmp_path, **settings) as second:
+        client = openai_of(second)
+        batch = await ended(client, batch)
+        answers = await lines_of(client, batch.output_file_id)
+
+    assert batch.status == "completed" and batch.error_file_id is None
+    assert list(answers) == [line["custom_id"] for line in lines]
+    assert len(dying.generations) == 6
+    assert len(second.dispatcher.generations) == 12 - 5
+
+
+class DyingDispatcher(ScriptedDispatcher):
+    """Answers some requests, and no more."""
+
+    def __init__(self, num_before: int) -> None:
+        super().__init__(Script(tokens=tokens_of("the fox")))
+        self._num_before = num_before
+        self.is_stuck = asyncio.Event()
+
+    async def start(self, generation: Generation) -> Any:
+        if len(self.generations) == self._num_before:
+            self.generations.append(generation)
+            self.is_stuck.set()
+            await asyncio.Event().wait()
+        return await super().start(generation)
+
+
+async def test_tenants_see_only_their_own_and_keep_half_of_their_limits(tmp_path: Path) -> None:
+    tenants = {
+        "a": TenantConfig(api_keys=frozenset({"key-a"}), requests_per_second=4),
+        "b": TenantConfig(api_keys=frozenset({"key-b"})),
+    }
+    async with keeping(tmp_path, tenants=tenants) as gateway:
+        mine, others = openai_of(gateway, "key-a"), openai_of(gateway, "key-b")
+        batch = await begun(mine, [chat_line(str(i), priority=-3) for i in range(4)])
+        for ask in (
+            others.batches.retrieve(batch.id),
+            others.batches.cancel(batch.id),
+            others.files.content(batch.input_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await ask
+        assert [one.id async for one in others.batches.list()] == []
+        with pytest.raises(openai.BadRequestError):
+            await begun_with(others, batch.input_file_id)
+        while len(gateway.dispatcher.generations) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        num_at_once = len(gateway.dispatcher.generations)
+        headers = {"authorization": "Bearer key-a"}
+        asked = {"model": MODEL, "prompt": "hi"}
+        meanwhile = await gateway.http.post("/v1/completions", json=asked, headers=headers)
+        batch = await ended(mine, batch)
+
+    assert num_at_once == 2
+    assert meanwhile.status_code == 200
+    assert batch.request_counts is not None and batch.request_counts.completed == 4
+    assert {one.tenant for one in gateway.dispatcher.generations} == {"a"}
+    assert gateway.dispatcher.generations[0].priority == (1 << 31) - 1
+
+
+async def begun_with(client: openai.AsyncOpenAI, file_id: str) -> Batch:
+    return await client.batches.create(
+        input_file_id=file_id, endpoint=CHAT, completion_window="24h"
+    )
+
+
+async def test_a_cancelled_batch_gives_what_it_has(tmp_path: Path) -> None:
+    dying = DyingDispatcher(num_before=2)
+    settings = {"batches": BatchConfig(max_running=1)}
+    async with keeping(tmp_path, dispatcher=dying, **settings) as gateway:
+        client = openai_of(gateway)
+        batch = await begun(client, [chat_line(str(i)) for i in range(9)])
+        await asyncio.wait_for(dying.is_stuck.wait(), 20)
+        cancelling = await client.batches.cancel(batch.id)
+        batch = await ended(client, cancelling)
+        answers = await lines_of(client, batch.output_file_id)
+        again = await client.batches.cancel(batch.id)
+
+    assert (cancelling.status, batch.status, again.status) == (
+        "cancelling",
+        "cancelled",
+        "cancelled",
+    )
+    assert sorted(answers) == ["0", "1"]
+    assert batch.request_counts is not None and batch.request_counts.completed == 2
+
+
+async def test_a_refused_line_is_tried_again_until_the_window_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "WINDOW_S", 2)
+    script = Script(start_error=Overloaded("full", retry_after_s=0.01))
+    async with keeping(tmp_path, script=script) as gateway:
+        client = openai_of(gateway)
+        batch = await ended(client, await begun(client, [chat_line("a")]))
+        failures = await lines_of(client, batch.error_file_id)
+
+    assert batch.status == "expired"
+    assert len(gateway.dispatcher.generations) > 3
+    assert failures["a"]["error"]["code"] == "batch_expired"
+    assert failures["a"]["response"] is None
+
+
+async def test_lines_leave_places_to_others(tmp_path: Path) -> None:
+    full = ScriptedDispatcher(Script(stalls_after=0))
+    full.decode_room = DecodeRoom(num_places=6, num_taken=0, num_waiting=0)
+    async with keeping(tmp_path, dispatcher=full) as gateway:
+        client = openai_of(gateway)
+        batch = await begun(client, [chat_line(str(i)) for i in range(9)])
+        while len(full.generations) < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.15)
+        assert len(full.generations) == 3
+        full.decode_room = DecodeRoom(num_places=6, num_taken=6, num_waiting=1)
+        await asyncio.wait_for(full.stopped.wait(), 20)
+        await asyncio.sleep(0.1)
+        assert (len(full.generations), len(full.stops)) == (3, 1)
+        full.script.continues.set()
+        full.decode_room = DecodeRoom(num_places=6, num_taken=0, num_waiting=0)
+        batch = await ended(client, batch)
+
+    assert batch.request_counts is not None and batch.request_counts.completed == 9
+    assert len(full.generations) == 10
+
+
+async def test_uploads_are_bounded_and_whole(tmp_path: Path) -> None:
+    settings = {"batches": BatchConfig(max_file_bytes=100_000, max_kept_bytes=150_000)}
+    async with keeping(tmp_path, max_body_bytes=1000, **settings) as gateway:
+        client = openai_of(gateway)
+        with pytest.raises(openai.APIStatusError) as large:
+            await client.files.create(file=("in.jsonl", bytes(100_001)), purpose="batch")
+        with pytest.raises(openai.BadRequestError) as purpose:
+            await client.files.create(file=("in.jsonl", b"{}"), purpose="vision")
+        cut = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nhalf'
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        half = await gateway.http.post("/v1/files", content=cut, headers=headers)
+        assert [one async for one in client.files.list()] == []
+        for _ in range(2):
+            kept = await client.files.create(file=("in.jsonl", bytes(100_000)), purpose="batch")
+        with pytest.raises(openai.RateLimitError):
+            await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+        content = await client.files.content(kept.id)
+
+    assert large.value.status_code == 413
+    assert purpose.value.param == "purpose"
+    assert (half.status_code, "cut" in half.text) == (400, True)
+    assert content.content == bytes(100_000)
+
+
+async def test_without_a_folder_it_is_said_what_is_missing() -> None:
+    async with serving() as gateway:
+        answer = await gateway.http.get("/v1/batches")
+
+    assert answer.status_code == 400
+    assert "gateway.storage" in answer.text
