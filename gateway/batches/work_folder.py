@@ -17,12 +17,14 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from baton.gateway.batches.lease import epochs
 from baton.gateway.batches.records import ID, Batch, BatchOrder
+
+V = TypeVar("V")
 
 STATE = "state."
 
@@ -97,8 +99,9 @@ def _write(path: Path, value: Any, *, fsync: bool = False) -> None:
     new.replace(path)
 
 
-def _read(path: Path, kind: type[Any]) -> Any:
+def _read(path: Path, kind: type[V]) -> V | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        value: V = msgspec.json.decode(path.read_bytes(), type=kind)
+        return value
     except FileNotFoundError:
         return None
