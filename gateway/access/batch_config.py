@@ -18,6 +18,9 @@ class BatchConfig(ConfigNode, frozen=True, kw_only=True):
     """Of one batch; one with more fails."""
     max_running: Count = 32
     """Lines that one gateway answers at once, of all its batches."""
+    max_beside: Count = 8
+    """The same, while that gateway has requests that somebody waits for: each line makes their
+    steps a little longer."""
     max_share: Fraction = 0.5
     """Of the places to decode that a gateway may take, as many as a line may make taken: the others
     are kept for requests that somebody waits for."""

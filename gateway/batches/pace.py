@@ -1,7 +1,7 @@
 """When lines of batches run: in the room that requests leave which somebody waits for.
 
-starts     while at most `max_running` run, less than a share of the places is taken, and
-           nobody waits for one
+starts     while at most `max_running` run, or `max_beside` beside requests that somebody waits
+           for; less than a share of the places is taken; and nobody waits for one
 goes on    to its end, as a rule
 given up   the youngest, one for each who has waited for `PATIENCE_S`, or for each place that
            replicas have taken back for another gateway; it runs again later
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 LOOK_S = 0.05
 PATIENCE_S = 0.25
+BESIDE_S = 2.0
+"""For so long after others were seen more are expected."""
 
 
 class GivenUp(Exception):
@@ -35,11 +37,13 @@ class Pace:
         room: Callable[[], DecodeRoom],
         *,
         max_running: int,
+        max_beside: int,
         max_share: float,
         clock: Clock = monotonic,
     ) -> None:
         self._room = room
         self._max_running = max_running
+        self._max_beside = min(max_beside, max_running)
         self._max_share = max_share
         self._clock = clock
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -49,6 +53,8 @@ class Pace:
         """Those that may begin included."""
         self._given_up: set[asyncio.Future[Any]] = set()
         self._crowded_since: float | None = None
+        self._is_alone_from = 0.0
+        """When no others are expected any more, as it looks now."""
 
     async def run(self, line: Callable[[], Awaitable[T]]) -> T:
         """Raises GivenUp, and what `line` raises."""
@@ -71,7 +77,7 @@ class Pace:
         """For ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self._give_up()
+            self._look()
             self._start()
 
     async def _turn(self) -> None:
@@ -105,11 +111,16 @@ class Pace:
         if room.num_waiting or not room.num_places:
             return 0
         num_allowed = max(1, int(room.num_places * self._max_share))
-        num_taken = max(room.num_taken, self._num_running)  # they have no place at once
-        return min(self._max_running - self._num_running, num_allowed - num_taken)
+        num_taken = room.num_awaited + self._num_running  # these have no place at once
+        is_alone = self._clock() >= self._is_alone_from
+        max_running = self._max_running if is_alone else self._max_beside
+        return min(max_running - self._num_running, num_allowed - num_taken)
 
-    def _give_up(self) -> None:
+    def _look(self) -> None:
+        """Who else is there; give lines up for those who wait."""
         room, now = self._room(), self._clock()
+        if room.num_waiting or room.num_awaited:
+            self._is_alone_from = now + BESIDE_S
         num_over = max(room.num_waiting, room.num_taken - room.num_places)
         if num_over <= 0 or not self._running:
             self._crowded_since = None

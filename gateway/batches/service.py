@@ -44,7 +44,10 @@ def batch_service(gateway: Gateway, answer: AnswerLine) -> BatchService | None:
         disk=disk,
         files=files,
         pace=Pace(
-            gateway.dispatcher.room, max_running=config.max_running, max_share=config.max_share
+            gateway.dispatcher.room,
+            max_running=config.max_running,
+            max_beside=config.max_beside,
+            max_share=config.max_share,
         ),
         answer=answer,
         caller_of=_callers(gateway),

@@ -82,7 +82,9 @@ class ReplicaDispatcher:
         self._log = DecisionLog(self.fleet, routing.name, kept_decisions, clock)
         self._traffic = Traffic(clock)
         self._seekers: dict[RequestId, Seeker] = {}
-        self._num_awaited = 0
+        self._in_background: set[RequestId] = set()
+        """Requests with a place that nobody waits for."""
+        self._num_seeking = 0
         """Requests without a place that somebody waits for."""
         self._placed_by_request: WeakValueDictionary[RequestId, Placed] = WeakValueDictionary()
         """The current attempts: gone with the requests, which hold them."""
@@ -135,6 +137,8 @@ class ReplicaDispatcher:
 
             def has_place(placed: Placed) -> None:
                 self._placed_by_request[generation.request_id] = placed
+                if generation.priority == BACKGROUND:
+                    self._in_background.add(generation.request_id)
                 self._traffic.place(generation.request_id, placed.placement.num_prefill_tokens)
                 on_placed(placed)
 
@@ -151,17 +155,18 @@ class ReplicaDispatcher:
             )
             self._seekers[generation.request_id] = seeker
             is_awaited = generation.priority < BACKGROUND
-            self._num_awaited += is_awaited
+            self._num_seeking += is_awaited
             try:
                 await self._place(seeker, turn)
             finally:
-                self._num_awaited -= is_awaited
+                self._num_seeking -= is_awaited
                 if self._seekers.get(generation.request_id) is seeker:
                     del self._seekers[generation.request_id]
 
         charge = partial(self._queue.charge, generation.tenant)
 
         def end(num_output_tokens: int) -> None:
+            self._in_background.discard(generation.request_id)
             self._traffic.end(generation.request_id, num_output_tokens)
             first_token.never_comes()
 
@@ -233,7 +238,12 @@ class ReplicaDispatcher:
 
     def room(self) -> DecodeRoom:
         num_places, num_taken = self.fleet.decode_places
-        return DecodeRoom(num_places=num_places, num_taken=num_taken, num_waiting=self._num_awaited)
+        return DecodeRoom(
+            num_places=num_places,
+            num_taken=num_taken,
+            num_awaited=max(0, num_taken - len(self._in_background)),
+            num_waiting=self._num_seeking,
+        )
 
     def is_ready(self) -> bool:
         return self._cold_start_s is not None or self._can_decode()

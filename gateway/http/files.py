@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,7 +21,7 @@ from baton.gateway.http.kept_lists import page_of
 from baton.gateway.http.request_body import body_chunks
 from baton.gateway.requests.gateway import Gateway
 
-BATCH = "batch"
+BATCH: Final = "batch"
 MAX_FIELD_BYTES = 1024
 """Of what a form has beside its file."""
 MAX_OTHER_BYTES = 64 << 10

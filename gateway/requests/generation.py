@@ -106,6 +106,8 @@ class DecodeRoom:
     """That this gateway may take."""
     num_taken: int
     """By its requests."""
+    num_awaited: int
+    """Of these, by requests that somebody waits for."""
     num_waiting: int
     """Requests without a place that somebody waits for."""
 

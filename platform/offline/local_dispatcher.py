@@ -83,7 +83,9 @@ class LocalDispatcher:
 
     def room(self) -> DecodeRoom:
         max_open, num_open = self._worker.max_open, len(self._running_by_id)
-        return DecodeRoom(num_places=max_open, num_taken=num_open, num_waiting=0)
+        return DecodeRoom(
+            num_places=max_open, num_taken=num_open, num_awaited=num_open, num_waiting=0
+        )
 
     async def start(self, generation: Generation) -> LocalGeneration:
         running = LocalGeneration(self, generation.request_id)

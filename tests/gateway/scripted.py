@@ -141,7 +141,7 @@ class ScriptedDispatcher:
 
     decisions: Decisions = field(default_factory=lambda: Decisions(0))
     decode_room: DecodeRoom = field(
-        default_factory=lambda: DecodeRoom(num_places=64, num_taken=0, num_waiting=0)
+        default_factory=lambda: DecodeRoom(num_places=64, num_taken=0, num_awaited=0, num_waiting=0)
     )
 
     def captured(self) -> Iterator[bytes]:

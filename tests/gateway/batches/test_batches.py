@@ -18,7 +18,7 @@ from baton.core.errors import Overloaded
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.batches import batches as batches_module
-from baton.gateway.requests.generation import DecodeRoom, Generation
+from baton.gateway.requests.generation import Generation
 from baton.gateway.storage.config import StorageConfig
 
 CHAT = "/v1/chat/completions"
@@ -222,28 +222,6 @@ async def test_a_refused_line_is_tried_again_until_the_window_is_over(
     assert len(gateway.dispatcher.generations) > 3
     assert failures["a"]["error"]["code"] == "batch_expired"
     assert failures["a"]["response"] is None
-
-
-async def test_lines_leave_places_to_others(tmp_path: Path) -> None:
-    full = ScriptedDispatcher(Script(stalls_after=0))
-    full.decode_room = DecodeRoom(num_places=6, num_taken=0, num_waiting=0)
-    async with keeping(tmp_path, dispatcher=full) as gateway:
-        client = openai_of(gateway)
-        batch = await begun(client, [chat_line(str(i)) for i in range(9)])
-        while len(full.generations) < 3:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.15)
-        assert len(full.generations) == 3
-        full.decode_room = DecodeRoom(num_places=6, num_taken=6, num_waiting=1)
-        await asyncio.wait_for(full.stopped.wait(), 20)
-        await asyncio.sleep(0.1)
-        assert (len(full.generations), len(full.stops)) == (3, 1)
-        full.script.continues.set()
-        full.decode_room = DecodeRoom(num_places=6, num_taken=0, num_waiting=0)
-        batch = await ended(client, batch)
-
-    assert batch.request_counts is not None and batch.request_counts.completed == 9
-    assert len(full.generations) == 10
 
 
 async def test_uploads_are_bounded_and_whole(tmp_path: Path) -> None:

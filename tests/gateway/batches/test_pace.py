@@ -1,0 +1,106 @@
+"""Lines run in the room that others leave, and make room for who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from baton.core.clock import ManualClock
+from baton.gateway.batches import pace as pace_module
+from baton.gateway.batches.pace import BESIDE_S, PATIENCE_S, GivenUp, Pace
+from baton.gateway.requests.generation import DecodeRoom
+
+
+def room_of(*, places: int = 20, others: int = 0, waiting: int = 0) -> DecodeRoom:
+    return DecodeRoom(num_places=places, num_taken=others, num_awaited=others, num_waiting=waiting)
+
+
+class Lines:
+    """Lines of a pace, each of which runs until it is ended."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(100.0)
+        self.room = room_of()
+        self.pace = Pace(
+            lambda: self.room, max_running=6, max_beside=2, max_share=0.5, clock=self.clock
+        )
+        self.begun: list[int] = []
+        self.given_up: list[int] = []
+        self.ends = asyncio.Event()
+
+    async def ask(self, number: int) -> None:
+        try:
+            await self.pace.run(lambda: self._line(number))
+        except GivenUp:
+            self.given_up.append(number)
+
+    async def _line(self, number: int) -> None:
+        self.begun.append(number)
+        await self.ends.wait()
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def lines(num: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lines]:
+    monkeypatch.setattr(pace_module, "LOOK_S", 0.001)
+    made = Lines()
+    watching = asyncio.create_task(made.pace.watch())
+    asking = [asyncio.create_task(made.ask(number)) for number in range(num)]
+    try:
+        yield made
+    finally:
+        for task in (watching, *asking):
+            task.cancel()
+        await asyncio.gather(watching, *asking, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("room", "num_begun"),
+    [
+        (room_of(), 6),  # max_running
+        (room_of(places=8), 4),  # the share
+        (room_of(places=1), 1),
+        (room_of(others=1), 2),  # max_beside
+        (room_of(others=9), 1),  # the rest of the share
+        (room_of(waiting=1), 0),
+        (room_of(places=0), 0),
+    ],
+)
+async def test_so_many_lines_begin(
+    room: DecodeRoom, num_begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lines(0, monkeypatch) as made:
+        made.room = room
+        await made.settle()
+        asking = [asyncio.create_task(made.ask(number)) for number in range(9)]
+        await made.settle()
+
+        assert made.begun == list(range(num_begun))
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_the_youngest_lines_make_room_for_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lines(6, monkeypatch) as made:
+        await made.settle()
+        made.room = replace(made.room, num_waiting=2)
+        await made.settle()
+        assert made.given_up == []
+        made.clock.advance(PATIENCE_S)
+        await made.settle()
+        assert made.given_up == [5, 4]
+        made.room = replace(made.room, num_waiting=0)
+        made.ends.set()
+        again = asyncio.create_task(made.ask(6))
+        made.clock.advance(BESIDE_S)
+        await asyncio.wait_for(again, 20)
+
+    assert made.begun == [0, 1, 2, 3, 4, 5, 6]
