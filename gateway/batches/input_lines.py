@@ -7,6 +7,7 @@ What is wrong with the file fails the batch; what is wrong with a body is answer
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -49,6 +50,8 @@ def look_through(path: Path, endpoint: str, max_lines: int) -> InputLines:
     found, seen, offset = InputLines(), dict[str, int](), 0
     with path.open("rb") as file:
         for number, text in enumerate(file, start=1):
+            if number == 1 and text.startswith(BOM_UTF8):
+                text, offset = text.removeprefix(BOM_UTF8), len(BOM_UTF8)
             if text.strip():
                 place = LinePlace(number, offset, len(text))
                 fault = _fault(text, number, endpoint, seen)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,8 +33,8 @@ MAX_BATCHES = 4
 """That one gateway works on at once: they share the lines that it runs."""
 BEATS = 5
 """Of a holder, within the time after which it counts as gone."""
-AGAIN_S = 15.0
-"""A batch that could not be worked on is tried again after so long."""
+AGAIN_S, MOST_AGAIN_S = 5.0, 120.0
+"""A batch that could not be worked on is tried again after so long, then after twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,17 @@ class _Heard:
     word: Word
     since: float
     """For so long it has been the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """To be worked on."""
+
+    not_before: float
+    again_s: float
+
+
+NEVER = _Failed(-math.inf, AGAIN_S / 2)
 
 
 class BatchRunner:
@@ -58,8 +70,7 @@ class BatchRunner:
         self._count = count
         self._clock = clock
         self._heard: dict[str, _Heard] = {}
-        self._not_before: dict[str, float] = {}
-        """Batches that failed to be worked on."""
+        self._failed: dict[str, _Failed] = {}
         self._working: dict[str, tuple[BatchOrder, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_away = False
@@ -100,9 +111,11 @@ class BatchRunner:
         means, now = self._means, self._clock()
         ids = await means.disk(means.folder.ids)
         self._heard = {one: heard for one, heard in self._heard.items() if one in ids}
-        self._not_before = {one: at for one, at in self._not_before.items() if one in ids}
+        self._failed = {one: failed for one, failed in self._failed.items() if one in ids}
         free = [
-            one for one in ids if one not in self._working and self._not_before.get(one, now) <= now
+            one
+            for one in ids
+            if one not in self._working and self._failed.get(one, NEVER).not_before <= now
         ]
         orders: list[tuple[BatchOrder, Word]] = []
         for batch_id in free:
@@ -144,15 +157,19 @@ class BatchRunner:
             log.warning("%s", lost.exceptions[0])
         except* (OSError, BatonError) as failed:
             log.error("%s waits: %s", batch_id, failed.exceptions[0])
-            self._not_before[batch_id] = self._clock() + AGAIN_S
+            self._try_later(batch_id)
         except* Exception:
             log.exception("%s could not be worked on", batch_id)
-            self._not_before[batch_id] = self._clock() + AGAIN_S
+            self._try_later(batch_id)
         finally:
             del self._working[batch_id]
             self._batches.is_new.set()  # there is room for another
             with suppress(OSError, RuntimeError):
                 await self._means.disk(lease.give_up)
+
+    def _try_later(self, batch_id: str) -> None:
+        again_s = min(self._failed.get(batch_id, NEVER).again_s * 2, MOST_AGAIN_S)
+        self._failed[batch_id] = _Failed(self._clock() + again_s, again_s)
 
     async def _beat(self, lease: Lease) -> None:
         """For ever. Raises LeaseLost; so long a silence is as good."""

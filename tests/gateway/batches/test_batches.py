@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import openai
 import pytest
@@ -21,7 +21,7 @@ from baton.gateway.batches import batches as batches_module
 from baton.gateway.requests.generation import Generation
 from baton.gateway.storage.config import StorageConfig
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 @asynccontextmanager
