@@ -18,16 +18,24 @@ from baton.core.errors import Overloaded
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.batches import batches as batches_module
+from baton.gateway.batches import runner as runner_module
+from baton.gateway.batches import work as work_module
 from baton.gateway.requests.generation import Generation
 from baton.gateway.storage.config import StorageConfig
 
 CHAT: Final = "/v1/chat/completions"
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(work_module, "LOOK_S", 0.02)
+
+
 @asynccontextmanager
 async def keeping(folder: Path, **settings: Any) -> AsyncIterator[Serving]:
     storage = StorageConfig(folder=str(folder))
-    settings = {"batches": BatchConfig(takeover_s=0.4), **settings}
+    settings = {"batches": BatchConfig(takeover_s=0.2), **settings}
     async with serving(storage=storage, **settings) as gateway:
         yield gateway
 
@@ -112,7 +120,7 @@ async def test_another_gateway_goes_on_where_one_died(tmp_path: Path) -> None:
     """The first is stopped as a crash does it: nothing is told, and its lease is not left."""
     dying = DyingDispatcher(num_before=5)
     lines = [chat_line(f"line {i}") for i in range(12)]
-    settings = {"batches": BatchConfig(takeover_s=0.4, max_running=1)}
+    settings = {"batches": BatchConfig(takeover_s=0.2, max_running=1)}
     async with keeping(tmp_path, dispatcher=dying, **settings) as first:
         batch = await begun(openai_of(first), lines)
         await asyncio.wait_for(dying.is_stuck.wait(), 20)
@@ -147,6 +155,7 @@ class DyingDispatcher(ScriptedDispatcher):
         return await super().start(generation)
 
 
+@pytest.mark.wide
 async def test_tenants_see_only_their_own_and_keep_half_of_their_limits(tmp_path: Path) -> None:
     tenants = {
         "a": TenantConfig(api_keys=frozenset({"key-a"}), requests_per_second=4),
@@ -208,10 +217,11 @@ async def test_a_cancelled_batch_gives_what_it_has(tmp_path: Path) -> None:
     assert batch.request_counts is not None and batch.request_counts.completed == 2
 
 
+@pytest.mark.wide
 async def test_a_refused_line_is_tried_again_until_the_window_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches_module, "WINDOW_S", 2)
+    monkeypatch.setattr(batches_module, "WINDOW_S", 2)  # in whole seconds
     script = Script(start_error=Overloaded("full", retry_after_s=0.01))
     async with keeping(tmp_path, script=script) as gateway:
         client = openai_of(gateway)

@@ -43,7 +43,7 @@ class Lines:
         await self.ends.wait()
 
     async def settle(self) -> None:
-        for _ in range(20):
+        for _ in range(8):
             await asyncio.sleep(0.001)
 
 
