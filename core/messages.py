@@ -28,12 +28,15 @@ class Role(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the hidden states of a prompt become one vector: after the last norm, before the head."""
+    """How a prompt becomes one vector. Hidden states: after the last norm, before the head."""
 
     MEAN = "mean"
-    """Their mean over all tokens."""
+    """The mean of the hidden states of all tokens."""
     LAST = "last"
     """The last token's."""
+    LOGITS = "logits"
+    """The last token's logits: of a classifier all labels', in their order; of a model that
+    generates those of the `allowed_token_ids`, in theirs."""
 
 
 class GrammarKind(StrEnum):
@@ -149,7 +152,7 @@ class GenerateRequest:
     priority: int = 0
     """Smaller comes first, and is preempted last."""
     pooling: Pooling | None = None
-    """Set: nothing is generated, the answer is an embedding of the prompt."""
+    """Set: nothing is generated, the answer is a vector that the prompt becomes."""
     tenant: str = ""
     """On whose account its blocks are."""
     cache_points: tuple[CachePoint, ...] = ()

@@ -458,7 +458,7 @@ class Engine:
             raise InvalidRequest(message, field="request_id")
         check_request(
             request,
-            vocab_size=self.info.vocab_size,
+            info=self.info,
             max_len=self.max_len_for(request.tenant),
             max_model_len=self.max_model_len,
             finish_reason=self.finish_reason(request),

@@ -51,12 +51,14 @@ class _PoolingEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueT
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
     POOLING_MEAN: _Pooling.ValueType  # 1
     POOLING_LAST: _Pooling.ValueType  # 2
+    POOLING_LOGITS: _Pooling.ValueType  # 3
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper): ...
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
 POOLING_MEAN: Pooling.ValueType  # 1
 POOLING_LAST: Pooling.ValueType  # 2
+POOLING_LOGITS: Pooling.ValueType  # 3
 
 class _FinishReason:
     ValueType = typing.NewType("ValueType", builtins.int)

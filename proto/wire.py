@@ -52,6 +52,7 @@ _POOLING_TO_PROTO = {
     None: pb.POOLING_UNSPECIFIED,
     Pooling.MEAN: pb.POOLING_MEAN,
     Pooling.LAST: pb.POOLING_LAST,
+    Pooling.LOGITS: pb.POOLING_LOGITS,
 }
 _POOLING_FROM_PROTO = {number: pooling for pooling, number in _POOLING_TO_PROTO.items()}
 

@@ -31,6 +31,7 @@ def fingerprint(
     """32 bytes. Raises CheckpointError if a file cannot be read."""
     architecture = {**asdict(config), "dtype": dtype, "rounding": rounding}
     del architecture["eos_token_ids"]  # decides when to stop, not what is computed
+    del architecture["num_labels"]  # the shape of a tensor
     del architecture["max_model_len"]  # nor does this, but for the angles that depend on it
     architecture["frequencies"] = [
         rope.frequencies(config.max_model_len).tolist() for rope in config.ropes

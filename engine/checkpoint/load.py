@@ -159,6 +159,7 @@ def _info(config: ModelConfig, dtype: str, quantize: str, name: bytes) -> ModelI
         max_model_len=config.max_model_len,
         eos_token_ids=config.eos_token_ids,
         dtype=dtype,
+        num_labels=config.num_labels,
         quantize=quantize,
         fingerprint=name,
         num_layers=config.num_layers,

@@ -55,12 +55,13 @@ def check_tensors(
 
 
 def _is_redundant(name: str, config: ModelConfig, family: Family) -> bool:
-    """Old checkpoints store buffers, and some with a tied head store the head as well; others have
-    layers that plain decoding does without, or see as well as read."""
+    """Old checkpoints store buffers, and some with a tied head, or one for labels, store a head as
+    well; others have layers that plain decoding does without, or see as well as read."""
+    has_no_own_head = config.tie_word_embeddings or config.num_labels is not None
     return (
         name.endswith(family.buffers)
         or name.startswith(family.foreign)
-        or (config.tie_word_embeddings and name.endswith("lm_head.weight"))
+        or (has_no_own_head and name.endswith("lm_head.weight"))
         or family.is_of_further_layer(name, config.num_layers)
     )
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from baton.core.errors import CheckpointError
+from baton.engine.models.config.description import CLASSIFIER
 
 if TYPE_CHECKING:
     from baton.engine.models.skeleton.family import Family
@@ -38,12 +39,33 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "Llama4ForConditionalGeneration": ("llama4", "LLAMA4_OF_SEEING"),
 }
 """Modules of `baton.engine.models.families`, and what they call the family."""
-ARCHITECTURES = tuple(_FAMILIES)
+_CLASSIFIERS: Mapping[str, str] = {
+    f"{stem}{CLASSIFIER}": architecture
+    for stem, architecture in (
+        ("Llama", "LlamaForCausalLM"),
+        ("Mistral", "MistralForCausalLM"),
+        ("Qwen2", "Qwen2ForCausalLM"),
+        ("Qwen3", "Qwen3ForCausalLM"),
+        ("Gemma2", "Gemma2ForCausalLM"),
+        ("Gemma3Text", "Gemma3ForCausalLM"),
+        ("Phi3", "Phi3ForCausalLM"),
+        ("GPT2", "GPT2LMHeadModel"),
+        ("Falcon", "FalconForCausalLM"),
+        ("DeepseekV2", "DeepseekV2ForCausalLM"),
+        ("DeepseekV3", "DeepseekV3ForCausalLM"),
+        ("GptOss", "GptOssForCausalLM"),
+        ("Mixtral", "MixtralForCausalLM"),
+        ("Qwen2Moe", "Qwen2MoeForCausalLM"),
+        ("Qwen3Moe", "Qwen3MoeForCausalLM"),
+    )
+}
+"""The same models with a head for labels, by the architecture that they are but for that."""
+ARCHITECTURES = (*_FAMILIES, *_CLASSIFIERS)
 
 
 def check_architecture(architecture: str) -> None:
     """Raises CheckpointError, with those that are known, on any other."""
-    if architecture not in _FAMILIES:
+    if architecture not in ARCHITECTURES:
         meant = get_close_matches(architecture, ARCHITECTURES, n=1, cutoff=0.8)
         hint = f" (did you mean {meant[0]}?)" if meant else ""
         raise CheckpointError(
@@ -55,6 +77,9 @@ def check_architecture(architecture: str) -> None:
 def family_of(architecture: str) -> Family:
     """Raises CheckpointError as `check_architecture`."""
     check_architecture(architecture)
-    module, name = _FAMILIES[architecture]
+    module, name = _FAMILIES[_CLASSIFIERS.get(architecture, architecture)]
     family: Family = getattr(import_module(f"baton.engine.models.families.{module}"), name)
-    return family
+    if architecture not in _CLASSIFIERS:
+        return family
+    made: Family = import_module("baton.engine.models.skeleton.classifier").classifying(family)
+    return made

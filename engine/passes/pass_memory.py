@@ -110,6 +110,8 @@ def measure(
     def run(chunks: Sequence[Chunk]) -> None:
         batch = make_batch(chunks, layout.block_size, cache.device)
         logits = loaded.model.logits(loaded.model(batch, cache.layers, ignore_layer))
+        if loaded.info.num_labels is not None:
+            return  # nothing is drawn
         rows = [SamplingRow(DRAWN, (0,), ()) for _ in range(len(logits))]
         drafted = [0] * (len(logits) - 1) if limits.max_drafted else ()  # judged by the rule, too
         draw(logits, SamplingPlan(rows, cache.device, drafted), loaded.info.eos_token_ids)
@@ -192,4 +194,4 @@ def estimated_bytes(loaded: LoadedModel, limits: PassLimits) -> int:
     )
     item_bytes = torch.empty(0, dtype=getattr(torch, loaded.info.dtype)).element_size()
     of_tokens = limits.max_tokens * item_bytes * (4 * width + 2 * widest + pairs)
-    return of_tokens + limits.max_logits * 4 * COPIES_OF_LOGITS * loaded.info.vocab_size
+    return of_tokens + limits.max_logits * 4 * COPIES_OF_LOGITS * loaded.info.num_logits

@@ -93,7 +93,7 @@ class StageRunner(ModelRunner):
             return logits
         if not (self._is_first and self._has_lead):
             return hidden
-        logits = hidden.new_empty(len(hidden), self.info.vocab_size, dtype=torch.float32)
+        logits = hidden.new_empty(len(hidden), self.info.num_logits, dtype=torch.float32)
         return self._ranks.receive_(logits, self._ranks.size - 1)
 
     def _through(self, batch: Batch, on_layer: OnLayer) -> Tensor:

@@ -37,6 +37,7 @@ def read_prompts(
 
 def _read(request: Request, start: int, hidden: Tensor, runner: Runner) -> None:
     if request.embedding is not None:
-        request.embedding.read(start, hidden)
+        is_of_logits = request.embedding.is_of_logits
+        request.embedding.read(start, runner.logits(hidden) if is_of_logits else hidden)
     elif request.prompt_logprobs is not None:
         request.prompt_logprobs.read(start, hidden, runner)

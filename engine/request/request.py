@@ -79,8 +79,10 @@ class Request:
         """Smaller comes first."""
         self.matcher = matcher
         """The matcher of the grammar in `sampling`, behind all of `output`."""
-        self.embedding = None if pooling is None else Embedding(pooling)
+        self.embedding: Embedding | None = None
         """Set: nothing is sampled, the embedding is the answer."""
+        if pooling is not None:
+            self.embedding = Embedding(pooling, sampling.allowed_token_ids)
         self.prompt_logprobs: PromptLogprobs | None = None
         """Set while they are wanted: until the first token, and never in a continuation."""
         if sampling.num_prompt_logprobs is not None and not output and pooling is None:

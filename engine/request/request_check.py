@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from baton.core.errors import InvalidRequest
 from baton.core.messages import FinishReason
+from baton.engine.models.config.info import ModelInfo
+from baton.engine.request.pooling import Embedding
 from baton.engine.request.request import Request
 
 
 def check_request(
     request: Request,
     *,
-    vocab_size: int,
+    info: ModelInfo,
     max_len: int,
     max_model_len: int,
     finish_reason: FinishReason | None,
@@ -20,19 +22,44 @@ def check_request(
     `max_len` is what its tenant may have of `max_model_len`.
     `finish_reason` says why the request is over with what it brings; None if it is not.
     """
-    name = request.request_id
+    name, vocab_size = request.request_id, info.vocab_size
     if not request.prompt:
         raise InvalidRequest(f"{name} has an empty prompt; give at least 1 token", field="prompt")
     _check_length(request, max_len, is_all=max_len == max_model_len)
     if not 0 <= min(request.tokens) <= max(request.tokens) < vocab_size:
         raise InvalidRequest(f"{name} has token ids outside 0..{vocab_size - 1}", field="prompt")
     if request.embedding is not None:
+        _check_logits(request, request.embedding, info)
         return
+    if info.num_labels is not None:
+        raise InvalidRequest(
+            f"{name} wants tokens of a classifier ({info.architecture}), which generates none; ask "
+            "for its logits",
+            field="prompt",
+        )
     if finish_reason is not None or request.has_reached_own_limit:
         raise InvalidRequest(
             f"{name} has nothing left to generate after {len(request.output)} output tokens; "
             "raise max_tokens",
             field="max_tokens",
+        )
+
+
+def _check_logits(request: Request, embedding: Embedding, info: ModelInfo) -> None:
+    """All of a vocabulary would be as much as thousands of tokens are."""
+    if not embedding.is_of_logits:
+        return
+    tokens = embedding.tokens
+    if not tokens and info.num_labels is None:
+        raise InvalidRequest(
+            f"{request.request_id} wants logits of {info.architecture}, which is no classifier; "
+            "name the tokens in allowed_token_ids",
+            field="allowed_token_ids",
+        )
+    if tokens and not 0 <= min(tokens) <= max(tokens) < info.num_logits:
+        raise InvalidRequest(
+            f"{request.request_id} wants logits outside 0..{info.num_logits - 1}",
+            field="allowed_token_ids",
         )
 
 

@@ -144,7 +144,8 @@ def join_ranks(model: Decoder, groups: MeshGroups, *, splits_vocabulary: bool) -
         for name, part in model.named_children():
             if name in ("embed", "head"):  # of which a stage may have neither
                 assert isinstance(part, Embedding | Linear)
-                part.ranks = groups.tensor
+                if not (isinstance(part, Linear) and part.split is Split.NONE):
+                    part.ranks = groups.tensor
 
 
 def adds_up(module: nn.Module) -> bool:

@@ -9,6 +9,12 @@ from pathlib import Path
 from baton.core.errors import CheckpointError
 
 
+CLASSIFIER_FROM_TOKEN = "classifier_from_token"
+"""The key, as vLLM has it, that names the tokens whose logits are the labels'."""
+CLASSIFIER, GENERATOR = "ForSequenceClassification", "ForCausalLM"
+"""How the names of architectures end."""
+
+
 def read_json(path: Path) -> dict[str, object]:
     """Raises CheckpointError if there is no such file or it holds no JSON object."""
     try:
@@ -25,8 +31,11 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def architecture_of(raw: Mapping[str, object]) -> str:
+    """Of a classifier that is made of some rows of a head, that of the model with that head."""
     match raw.get("architectures"):
         case [str(architecture)]:
+            if raw.get(CLASSIFIER_FROM_TOKEN):
+                return architecture.replace(CLASSIFIER, GENERATOR)
             return architecture
         case other:
             raise CheckpointError(

@@ -19,6 +19,8 @@ class ModelInfo:
     """Tokens that end an output; may be empty."""
     dtype: str
     """The dtype of weights, and of KV unless the cache is told otherwise, while serving."""
+    num_labels: int | None = None
+    """The labels of a classifier; None: the model generates."""
     quantize: str = "none"
     """What matrices are multiplied in instead: none, int8 or int4."""
     fingerprint: bytes
@@ -30,6 +32,11 @@ class ModelInfo:
     """The vectors of a token and KV head: a key and a value, or a latent that is both."""
     side_caches: tuple[SideCache, ...] = ()
     """What layers keep beside that."""
+
+    @property
+    def num_logits(self) -> int:
+        """Of a token: one for each label, or each token."""
+        return self.num_labels or self.vocab_size
 
     def layout(self, block_size: int, kv_dtype: str = "auto") -> KvLayout:
         """`auto`: KV of the dtype that the model computes in.

@@ -19,7 +19,7 @@ from baton.engine.layers.indexer import IndexConfig
 from baton.engine.layers.mla import LatentConfig
 from baton.engine.layers.rope import Rope
 from baton.engine.layers.rope_scaling import DynamicScaling, YarnScaling
-from baton.engine.models.config.description import architecture_of
+from baton.engine.models.config.description import CLASSIFIER_FROM_TOKEN, architecture_of
 from baton.engine.models.config.keys import ConfigKeys
 from baton.engine.models.config.moe import MoeConfig
 from baton.kernels.paging.window import Streaming
@@ -74,6 +74,8 @@ class ModelConfig:
     has_ffn_norm: bool = True
     """Else the feed-forward reads what attention reads."""
     logit_softcap: float | None = None
+    num_labels: int | None = None
+    """Set: the head gives a logit for each label, and nothing can be generated."""
     latent: LatentConfig | None = None
     """Heads share a latent, which alone is cached; `heads` are then what attends to it."""
     compressed: CompressedConfig | None = None
@@ -148,7 +150,9 @@ def parse_decoder(
     """The customary keys. Raises CheckpointError on values missing, odd or unsupported."""
     max_position_embeddings = keys.count("max_position_embeddings", 2048)
     return ModelConfig(
-        architecture=architecture_of({"architectures": keys.value("architectures")}),
+        architecture=architecture_of(
+            {key: keys.value(key) for key in ("architectures", CLASSIFIER_FROM_TOKEN)}
+        ),
         vocab_size=keys.count("vocab_size"),
         hidden_size=keys.count("hidden_size"),
         intermediate_size=keys.count("intermediate_size"),

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from baton.engine.batch.batch import Batch, OnLayer
 from baton.engine.layers.embedding import Embedding
-from baton.engine.layers.linear import Linear
+from baton.engine.layers.linear import ExactLinear, Linear
 from baton.engine.layers.rope import RotaryAngles
+from baton.engine.mesh.split import Split
 from baton.engine.models.config.model_config import LayerConfig, ModelConfig
 from baton.engine.models.skeleton.taps import Tapping, Taps
 from baton.kernels.attention.layer_kv import LayerCache
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
         self.layers = range(config.num_layers)
         """Layers computed here; others may be elsewhere: see `baton.engine.sharding.stages`."""
         self.norm = norm
-        self.head = None if config.tie_word_embeddings else Linear(width, config.vocab_size)
+        self.head = _head(config)
         self.logit_softcap = config.logit_softcap
         self.latent = None if config.latent is None else config.latent.shape
         self.angles = nn.ModuleList(
@@ -115,9 +116,16 @@ class Decoder(nn.Module):
         return x
 
     def logits(self, x: Tensor) -> Tensor:
-        """[S, D] -> float32 [S, V]"""
+        """[S, D] -> float32 [S, V]; of a classifier V counts labels."""
         last = self.embed if self.head is None else self.head
         wide: Tensor = logits(x, last.weight)
         if last.ranks.size > 1:
             wide = torch.cat(last.ranks.all_gather(wide), dim=1)
         return wide if self.logit_softcap is None else soft_cap_(wide, self.logit_softcap)
+
+
+def _head(config: ModelConfig) -> Linear | None:
+    """None: the embedding is the head as well."""
+    if config.num_labels is not None:  # on every rank: it is small
+        return ExactLinear(config.hidden_size, config.num_labels, split=Split.NONE)
+    return None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
