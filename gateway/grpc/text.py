@@ -12,14 +12,15 @@ from baton.gateway.grpc.answers import usage
 from baton.gateway.grpc.chat import conversation_of
 from baton.gateway.grpc.prompts import prompt_values
 from baton.gateway.requests.call_span import named_call
-from baton.gateway.requests.embedding import MAX_INPUTS, EmbeddingOrder, embed
+from baton.gateway.requests.embedding import EmbeddingOrder, embed, pooling_of
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.sampling_options import check_tokens
 from baton.proto import inference_pb2 as pb
 
 POOLINGS = {
-    pb.Pooling.POOLING_UNSPECIFIED: Pooling.MEAN,
+    pb.Pooling.POOLING_UNSPECIFIED: None,
     pb.Pooling.POOLING_MEAN: Pooling.MEAN,
     pb.Pooling.POOLING_LAST: Pooling.LAST,
 }
@@ -65,8 +66,7 @@ async def answer_embed(
     gateway: Gateway, request: pb.EmbedRequest, caller: Caller, time_left_s: float | None
 ) -> pb.EmbedResponse:
     gateway.model.check_name(request.model)
-    pooling = POOLINGS.get(request.pooling)
-    if pooling is None:
+    if request.pooling not in POOLINGS:
         raise InvalidRequest(f"pooling {request.pooling} is not known here", field="pooling")
     order = EmbeddingOrder(
         request_id=named_call(caller.call, request.request_id),
@@ -77,7 +77,7 @@ async def answer_embed(
             adds_special=True,
             max_prompts=MAX_INPUTS,
         ),
-        pooling=pooling,
+        pooling=pooling_of(gateway, POOLINGS[request.pooling]),
         is_normalized=not request.HasField("normalize") or request.normalize,
         dimensions=request.dimensions if request.HasField("dimensions") else None,
         priority=request.priority or None,

@@ -16,11 +16,20 @@ from baton.core.errors import BatonError
 from baton.gateway.batches.service import BatchService
 from baton.gateway.http.batches import BatchesApi
 from baton.gateway.http.chat import ChatApi
+from baton.gateway.http.classify import ClassifyApi
 from baton.gateway.http.completions import CompletionsApi
 from baton.gateway.http.console_page import ConsoleApi
 from baton.gateway.http.decisions import DecisionsApi
 from baton.gateway.http.docs_page import DocsApi
-from baton.gateway.http.edge import ANTHROPICS_REQUEST_ID, LIMIT_HEADERS, REQUEST_ID, Edge
+from baton.gateway.http.edge import (
+    ANTHROPICS_REQUEST_ID,
+    CLASSIFY_PATHS,
+    LIMIT_HEADERS,
+    REQUEST_ID,
+    RERANK_PATHS,
+    SCORE_PATHS,
+    Edge,
+)
 from baton.gateway.http.embeddings import EmbeddingsApi
 from baton.gateway.http.endpoint import Endpoint
 from baton.gateway.http.endpoints import ADMIN_ENDPOINTS, ENDPOINTS
@@ -36,6 +45,7 @@ from baton.gateway.http.models import ModelsApi
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.responses.kept_api import KeptResponsesApi
 from baton.gateway.http.resuming import ResumableRequests, StreamsApi
+from baton.gateway.http.scores import ScoresApi
 from baton.gateway.http.status_pages import StatusPages
 from baton.gateway.http.tokenization import TokenizationApi
 from baton.gateway.requests.gateway import Gateway
@@ -81,6 +91,7 @@ def _routes(gateway: Gateway) -> list[Route]:
     models, pages, streams = ModelsApi(gateway), StatusPages(gateway), StreamsApi(gateway)
     texts, messages = TokenizationApi(gateway), MessagesApi(gateway)
     explained, kept = DecisionsApi(gateway, tells_all=False), KeptResponsesApi(gateway)
+    scores, classify = ScoresApi(gateway), ClassifyApi(gateway).create
     return [
         Route("/v1/completions", CompletionsApi(gateway).create, methods=["POST"]),
         Route("/v1/chat/completions", ChatApi(gateway).create, methods=["POST"]),
@@ -92,6 +103,9 @@ def _routes(gateway: Gateway) -> list[Route]:
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/embeddings", EmbeddingsApi(gateway).create, methods=["POST"]),
+        *(Route(path, classify, methods=["POST"]) for path in CLASSIFY_PATHS),
+        *(Route(path, scores.score, methods=["POST"]) for path in SCORE_PATHS),
+        *(Route(path, scores.rerank, methods=["POST"]) for path in RERANK_PATHS),
         *(
             Route(f"{prefix}/{name}", getattr(texts, name), methods=["POST"])
             for prefix in ("", "/v1")

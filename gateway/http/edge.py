@@ -33,7 +33,11 @@ from baton.gateway.requests.request_ids import public_request_id
 
 log = logging.getLogger(__name__)
 
-GUARDED = ("/v1/", "/tokenize", "/detokenize")
+CLASSIFY_PATHS = ("/v1/classify", "/classify")
+SCORE_PATHS = ("/v1/score", "/score")
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""Where clients of vLLM, Jina and Cohere look for the same."""
+GUARDED = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/classify", "/score", "/rerank")
 """Public paths that need a key, where keys are needed. Probes have none to show."""
 OPEN = ("/", "/version", "/console")
 """Paths of the admin port that need no key, and those below the last: pages that tell of nothing,
@@ -46,6 +50,9 @@ OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
+    **dict.fromkeys(CLASSIFY_PATHS, "classify"),
+    **dict.fromkeys(SCORE_PATHS, "score"),
+    **dict.fromkeys(RERANK_PATHS, "rerank"),
 }
 """What a path asks of the model, as OpenTelemetry names it."""
 REQUEST_ID = "x-request-id"

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
-from baton.core.errors import Cancelled, InvalidRequest
-from baton.core.messages import Pooling
-from baton.gateway.http.disconnect import while_connected
-from baton.gateway.http.errors import json_response
+from baton.core.errors import InvalidRequest
+from baton.gateway.http.awaited_response import AwaitedResponse
 from baton.gateway.http.unknown_fields import read_known
-from baton.gateway.requests.embedding import MAX_INPUTS, EmbeddingOrder, embed
+from baton.gateway.requests.embedding import EmbeddingOrder, embed, pooling_of
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.order import Prompt
+from baton.gateway.requests.pooled import MAX_INPUTS
 from baton.gateway.requests.prompts import read_prompts
 from baton.gateway.requests.unsupported import Ignored
-
-
-class AwaitedResponse:
-    """An ASGI response that is still to be computed, while its client waits."""
-
-    def __init__(self, answer: Coroutine[Any, Any, msgspec.Struct]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            answer = await while_connected(receive, self._answer)
-        except Cancelled:
-            return  # nobody is left to be told
-        await json_response(answer)(scope, receive, send)
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +36,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dimensions: Annotated[
         int | None,
         Meta(
-            description="Only the first so many of the vector.",
+            description="Only the first so many of the vector, at length 1 again.",
             extra_json_schema={"minimum": 1},
         ),
     ] = None
@@ -61,7 +44,10 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     pooling: Annotated[
         Literal["mean", "last"] | None,
-        Meta(description="Baton's: of the hidden states after the last norm. mean by default."),
+        Meta(
+            description="Baton's: of the hidden states after the last norm. As the model's own "
+            "files say (sentence-transformers' Pooling), else mean."
+        ),
     ] = None
     normalize: Annotated[
         bool | None, Meta(description="Baton's: to length 1. True by default.")
@@ -114,7 +100,7 @@ class EmbeddingsApi:
         order = EmbeddingOrder(
             request_id=request.state.request_id,
             inputs=_truncated(inputs, body.truncate_prompt_tokens, gateway.max_model_len),
-            pooling=Pooling(body.pooling or Pooling.MEAN),
+            pooling=pooling_of(gateway, body.pooling),
             is_normalized=body.normalize is not False,
             dimensions=body.dimensions,
             priority=body.priority,

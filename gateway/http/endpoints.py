@@ -9,7 +9,9 @@ from typing import Any
 
 from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
 from baton.gateway.http.batch_endpoints import BATCH_PATHS
+from baton.gateway.http.classify import ClassifyAnswer, ClassifyBody
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
+from baton.gateway.http.edge import CLASSIFY_PATHS, RERANK_PATHS, SCORE_PATHS
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
 from baton.gateway.http.endpoint import Endpoint
 from baton.gateway.http.estimates import EstimateAnswer
@@ -20,6 +22,7 @@ from baton.gateway.http.models import ModelAnswer, ModelListAnswer
 from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer, ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.schemas import ChatBody, CompletionBody
+from baton.gateway.http.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (
     DrainAnswer,
     DrainBody,
@@ -195,11 +198,52 @@ ENDPOINTS = (
         summary="Turn texts into vectors",
         details=(
             "The hidden states after the last norm, their mean over the input's tokens or the "
-            "last one's, scaled to length 1."
+            "last one's, as the model's authors say, scaled to length 1."
         ),
         body=EmbeddingBody,
         answer=EmbeddingListAnswer,
         example={"input": ["Hello", "world"]},
+    ),
+    *(
+        Endpoint(
+            path=path,
+            method="post",
+            tag=TEXT,
+            summary="Sort texts by how relevant they are to a query",
+            details=(
+                "By a classifier with one label, or yes-and-no tokens, that reads query and "
+                "document together; or by the cosine of their embeddings."
+            ),
+            body=RerankBody,
+            answer=RerankAnswer,
+            example={"query": "Who reads JSON?", "documents": ["json", "math"], "top_n": 1},
+        )
+        for path in RERANK_PATHS
+    ),
+    *(
+        Endpoint(
+            path=path,
+            method="post",
+            tag=TEXT,
+            summary="How alike, or how relevant to each other, two texts are",
+            details="As `/v1/rerank`, of one text and several, or of as many of both.",
+            body=ScoreBody,
+            answer=ScoreAnswer,
+            example={"text_1": "Who reads JSON?", "text_2": ["json", "math"]},
+        )
+        for path in SCORE_PATHS
+    ),
+    *(
+        Endpoint(
+            path=path,
+            method="post",
+            tag=TEXT,
+            summary="The probabilities of a classifier's labels",
+            body=ClassifyBody,
+            answer=ClassifyAnswer,
+            example={"input": ["I like it", "I do not"]},
+        )
+        for path in CLASSIFY_PATHS
     ),
     *(
         Endpoint(

@@ -102,21 +102,30 @@ class Gateway:
         return page
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, prompt_field: str
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool,
+        prompt_field: str,
     ) -> tuple[int, ...]:
-        """Raises ContextExceeded, naming the field, if `text` is far too long to be read at all."""
+        """Two texts are joined as the tokenizer does.
+
+        Raises ContextExceeded, naming the field, if one is far too long to be read at all.
+        """
         tokenizer = self.model.tokenizer
-        if len(text) <= LONG_TEXT_CHARS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        texts = (text,) if pair is None else (text, pair)
+        if sum(map(len, texts)) <= LONG_TEXT_CHARS:
+            return tokenizer.encode(*texts, add_special_tokens=add_special_tokens)
         limit = self.max_model_len
-        if await asyncio.to_thread(tokenizer.exceeds, text, limit):
+        if any([await asyncio.to_thread(tokenizer.exceeds, each, limit) for each in texts]):
             raise ContextExceeded(
                 f"this model's maximum context length is {limit} tokens, and the prompt has more "
                 "than twice as many; shorten it",
                 field=prompt_field,
             )
         return await asyncio.to_thread(
-            tokenizer.encode, text, add_special_tokens=add_special_tokens
+            tokenizer.encode, *texts, add_special_tokens=add_special_tokens
         )
 
     def complete(self, order: CompletionOrder) -> Completion:
@@ -138,6 +147,7 @@ class Gateway:
 
         Raises InvalidRequest, naming the field as the caller did.
         """
+        self.model.check_generates()
         plan = plan_completion(
             order,
             self.sampling_rules(order),

@@ -24,20 +24,24 @@ async def read_prompts(
     *,
     adds_special: bool,
     max_prompts: int,
+    max_chars: int | None = None,
 ) -> tuple[Prompt, ...]:
-    """Raises InvalidRequest, naming what is wrong below `field`."""
+    """Of texts no more than `max_chars` is read.
+
+    Raises InvalidRequest, naming what is wrong below `field`.
+    """
     if given is None:
         raise InvalidRequest(f"{field} is missing", field=field)
     if not given:
         raise InvalidRequest(f"{field} is empty; it needs at least one token", field=field)
     if isinstance(given, str):
-        return (await _of_text(gateway, given, field, adds_special),)
+        return (await _of_text(gateway, given[:max_chars], field, adds_special),)
     if not isinstance(given[0], str | list):
         return (Prompt(tokens=_token_ids(gateway, given, field), field=field),)
     if len(given) > max_prompts:
         message = f"{field} has {len(given)} items; at most {max_prompts} can be"
         raise InvalidRequest(f"{message}: send several requests", field=field)
-    return await _several(gateway, given, field, adds_special=adds_special)
+    return await _several(gateway, given, field, adds_special=adds_special, max_chars=max_chars)
 
 
 def with_cache_point(
@@ -77,7 +81,7 @@ def truncated(
 
 
 async def _several(
-    gateway: Gateway, given: list[Any], field: str, *, adds_special: bool
+    gateway: Gateway, given: list[Any], field: str, *, adds_special: bool, max_chars: int | None
 ) -> tuple[Prompt, ...]:
     kind = type(given[0])
     prompts: list[Prompt] = []
@@ -89,7 +93,7 @@ async def _several(
         if not item:
             raise InvalidRequest(f"{path} is empty; it needs at least one token", field=path)
         if isinstance(item, str):
-            prompts.append(await _of_text(gateway, item, path, adds_special))
+            prompts.append(await _of_text(gateway, item[:max_chars], path, adds_special))
         else:
             prompts.append(Prompt(tokens=_token_ids(gateway, item, path), field=path))
         await asyncio.sleep(0)  # many texts take a while; streams of others go on meanwhile

@@ -24,6 +24,8 @@ MAX_REASON = 500
 RESERVED_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 )
+PAIR_ROLES = ("query", "document")
+"""The roles of the two texts of a pair, in templates of rerankers."""
 ARGUMENTS_AS_JSON = re.compile(r"arguments['\"]?\]?\s*\|\s*tojson")
 ARGUMENTS_AS_TEXT = re.compile(r"arguments['\"]?\]?\s*[+~]|[+~]\s*[\w.\[\]'\"]+arguments\b")
 
@@ -52,6 +54,23 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except (TemplateSyntaxError, RecursionError) as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
+
+    @staticmethod
+    def takes_pairs(source: str) -> bool:
+        """Whether it is about a query and a document."""
+        return all(re.search(rf"['\"]{role}['\"]", source) for role in PAIR_ROLES)
+
+    def render_pair(self, query: str, document: str, instruction: str | None) -> str:
+        """The prompt of a pair. Raises InvalidRequest as `render` does."""
+        messages = [
+            {"role": role, "content": text}
+            for role, text in zip(PAIR_ROLES, (query, document), strict=True)
+        ]
+        variables = {}
+        if instruction is not None:
+            messages.insert(0, {"role": "system", "content": instruction})
+            variables["instruction"] = instruction
+        return self.render(messages, variables=variables)
 
     def render(
         self,

@@ -5,6 +5,8 @@ generation_config.json     defaults of sampling                                 
 tokenizer.json             the tokenizer itself
 tokenizer_config.json      special tokens, chat template                          optional
 chat_template.jinja        chat template; comes before tokenizer_config's         optional
+
+What they, and others, say of labels, pairs and embeddings is in `pooling_files.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import msgspec
 from baton.core.errors import CheckpointError
 from baton.core.messages import SamplingParams
 from baton.gateway.text.byte_tokenizer import byte_tokenizer_json
+from baton.gateway.text.pooling_files import PoolingFiles
 
 BATON_DEFAULTS = SamplingParams()
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -49,6 +52,7 @@ class ModelFiles:
     eos_token_ids: tuple[int, ...]
     context_len: int
     """Tokens of prompt and output that the model was made for."""
+    pooling: PoolingFiles
 
     @classmethod
     def read(cls, folder: Path, *, needs_tokenizer: bool = True) -> ModelFiles:
@@ -67,6 +71,7 @@ class ModelFiles:
             vocab_size=_positive_int(folder, text_config, ("vocab_size",)),
             eos_token_ids=_eos_token_ids(folder / "generation_config.json", text_config),
             context_len=_positive_int(folder, text_config, CONTEXT_KEYS),
+            pooling=PoolingFiles.read(folder, config),
         )
 
 

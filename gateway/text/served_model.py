@@ -8,7 +8,9 @@ from pathlib import Path
 
 from baton.core.errors import InvalidRequest, ModelNotFound
 from baton.gateway.text.chat_template import ChatTemplate
+from baton.gateway.text.classifier import Classifier
 from baton.gateway.text.model_files import ModelFiles, SamplingDefaults
+from baton.gateway.text.pooling_files import PoolingFiles
 from baton.gateway.text.tokenizer import TextTokenizer
 
 
@@ -21,6 +23,11 @@ class ServedModel:
     vocab_size: int
     context_len: int
     eos_token_ids: tuple[int, ...] = ()
+    generates: bool = True
+    """Else it has a head for labels in place of one for tokens."""
+    classifier: Classifier | None = None
+    pooling: PoolingFiles = field(default_factory=PoolingFiles)
+    """What its authors say of embeddings."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
@@ -29,14 +36,18 @@ class ServedModel:
         """Raises CheckpointError, naming the file, if the folder is missing something or broken."""
         files = ModelFiles.read(folder, needs_tokenizer=needs_tokenizer)
         source = files.chat_template
+        tokenizer = TextTokenizer(files.tokenizer_json)
         return cls(
             name=name,
-            tokenizer=TextTokenizer(files.tokenizer_json),
+            tokenizer=tokenizer,
             chat_template=None if source is None else ChatTemplate(source, files.special_tokens),
             sampling=files.sampling,
             vocab_size=files.vocab_size,
             context_len=files.context_len,
             eos_token_ids=files.eos_token_ids,
+            generates=files.pooling.labels is None,
+            classifier=Classifier.of(files, tokenizer),
+            pooling=files.pooling,
         )
 
     def check_name(self, name: str | None) -> None:
@@ -44,6 +55,15 @@ class ServedModel:
         if name and name != self.name:
             raise ModelNotFound(
                 f"the model `{name}` does not exist; this server has `{self.name}`", field="model"
+            )
+
+    def check_generates(self) -> None:
+        """Raises InvalidRequest."""
+        if not self.generates:
+            raise InvalidRequest(
+                f"`{self.name}` is a classifier and generates no text; use /v1/classify, or "
+                "/v1/score and /v1/rerank if it has one label",
+                field="model",
             )
 
     def require_chat_template(self) -> ChatTemplate:

@@ -45,12 +45,29 @@ class TextTokenizer:
         found = {name: self._tokenizer.token_to_id(name) for name in names}
         return {name: token for name, token in found.items() if token in self.special}
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Long texts take a while; this call lets go of the interpreter lock meanwhile."""
+    def id_of(self, name: str) -> int | None:
+        """The token that is called so."""
+        found: int | None = self._tokenizer.token_to_id(name)
+        return found
+
+    def encode(
+        self, text: str, pair: str | None = None, *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        """Two texts are joined by what the tokenizer has for pairs.
+
+        Long texts take a while; this call lets go of the interpreter lock meanwhile.
+        """
+        given = text if pair is None else (text, pair)
         (encoding,) = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
+            [given], add_special_tokens=add_special_tokens
         )
         return tuple(encoding.ids)
+
+    def without_last(self, text: str, num_tokens: int) -> str:
+        """What is left of `text` without so many of its tokens, the last ones."""
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        num_kept = len(offsets) - num_tokens
+        return text[: offsets[num_kept - 1][1]] if num_kept > 0 else ""
 
     def exceeds(self, text: str, max_tokens: int) -> bool:
         """Whether `text` has far more tokens than these, found out without reading much more.

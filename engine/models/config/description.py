@@ -8,7 +8,6 @@ from pathlib import Path
 
 from baton.core.errors import CheckpointError
 
-
 CLASSIFIER_FROM_TOKEN = "classifier_from_token"
 """The key, as vLLM has it, that names the tokens whose logits are the labels'."""
 CLASSIFIER, GENERATOR = "ForSequenceClassification", "ForCausalLM"

@@ -1,6 +1,6 @@
 """A family whose head gives labels in place of tokens: `...ForSequenceClassification`.
 
-    hidden state of the prompt's last token [D]  --score.weight [labels, D]-->  logits [labels]
+hidden state of the prompt's last token [D]  --score.weight [labels, D]-->  logits [labels]
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_what_a_model_cannot_give_is_refused(tmp_path: Path) -> None:
         generator.add(label_logits("too high", [3], (VOCAB_SIZE,)))
     with pytest.raises(InvalidRequest, match=r"logits outside 0\.\.2"):
         classifier.add(label_logits("too high", [3], (3,)))
-    with pytest.raises(InvalidRequest, match="classifier .* generates none"):
+    with pytest.raises(InvalidRequest, match=r"classifier .* generates none"):
         classifier.add(Request("text", [3], sampling=GREEDY))
 
 

@@ -1,0 +1,165 @@
+"""POST /v1/score as vLLM has it, and /v1/rerank as Jina, Cohere and vLLM have it."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from baton.core.errors import InvalidRequest
+from baton.core.messages import Pooling
+from baton.gateway.http.awaited_response import AwaitedResponse
+from baton.gateway.http.pooled_body import PooledBody, PooledUsage, order_of
+from baton.gateway.http.unknown_fields import read_known
+from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.scoring import ScoreOrder, Side, score
+
+Texts = str | list[str]
+
+
+class PairsBody(PooledBody, kw_only=True, forbid_unknown_fields=True):
+    instruction: Annotated[
+        str | None,
+        Meta(description="What is asked of the pairs, where the model's template has a place."),
+    ] = None
+    pooling: Annotated[
+        Literal["mean", "last"] | None,
+        Meta(description="Baton's: compare hidden states, pooled so, of whatever model."),
+    ] = None
+
+
+class ScoreBody(PairsBody, kw_only=True, forbid_unknown_fields=True):
+    """One text and several, or as many of both."""
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Annotated[Texts | None, Meta(description="vLLM's later name of `text_1`.")] = None
+    documents: Annotated[Texts | None, Meta(description="vLLM's later name of `text_2`.")] = None
+
+
+class ScoreEntry(msgspec.Struct, kw_only=True):
+    index: int
+    object: Literal["score"] = "score"
+    score: float
+
+
+class ScoreAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    usage: PooledUsage
+
+
+class RerankDocument(msgspec.Struct, kw_only=True):
+    text: str
+
+
+class RerankBody(PairsBody, kw_only=True, forbid_unknown_fields=True):
+    query: str
+    documents: list[str | RerankDocument]
+    top_n: Annotated[
+        int | None,
+        Meta(description="So many of the best; 0: all.", extra_json_schema={"minimum": 0}),
+    ] = None
+    return_documents: Annotated[
+        bool | None, Meta(description="Jina's and Cohere's. True by default.")
+    ] = None
+
+
+class RerankEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: int
+    """In the request."""
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankAnswer(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    results: list[RerankEntry]
+    """Best first."""
+    usage: PooledUsage
+
+
+class ScoresApi:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def score(self, request: Request) -> AwaitedResponse:
+        gateway = self._gateway
+        body = await read_known(request, gateway.config, ScoreBody)
+        gateway.model.check_name(body.model)
+        first = _side(("text_1", body.text_1), ("queries", body.queries))
+        second = _side(("text_2", body.text_2), ("documents", body.documents))
+        return AwaitedResponse(self._scored(_order(request, body, first, second)))
+
+    async def rerank(self, request: Request) -> AwaitedResponse:
+        gateway = self._gateway
+        body = await read_known(request, gateway.config, RerankBody)
+        gateway.model.check_name(body.model)
+        if body.top_n is not None and body.top_n < 0:
+            raise InvalidRequest(f"top_n must be at least 0; got {body.top_n}", field="top_n")
+        query = Side(texts=(body.query,), field="query", is_list=False)
+        texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
+        documents = Side(texts=texts, field="documents", is_list=True)
+        return AwaitedResponse(self._ranked(_order(request, body, query, documents), body))
+
+    async def _scored(self, order: ScoreOrder) -> ScoreAnswer:
+        found = await score(self._gateway, order)
+        num_tokens = found.usage.prompt_tokens
+        return ScoreAnswer(
+            id=f"score-{order.asked.request_id}",
+            created=int(time.time()),
+            model=self._gateway.model.name,
+            data=[ScoreEntry(index=i, score=value) for i, value in enumerate(found.scores)],
+            usage=PooledUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+        )
+
+    async def _ranked(self, order: ScoreOrder, body: RerankBody) -> RerankAnswer:
+        found = await score(self._gateway, order)
+        num_tokens = found.usage.prompt_tokens
+        best = sorted(range(len(found.scores)), key=lambda i: -found.scores[i])
+        shows = body.return_documents is not False
+        return RerankAnswer(
+            id=f"rerank-{order.asked.request_id}",
+            model=self._gateway.model.name,
+            results=[
+                RerankEntry(
+                    index=i,
+                    relevance_score=found.scores[i],
+                    document=RerankDocument(text=order.second.texts[i]) if shows else None,
+                )
+                for i in best[: body.top_n or None]
+            ],
+            usage=PooledUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+        )
+
+
+def _side(*named: tuple[str, Texts | None]) -> Side:
+    """Raises InvalidRequest unless one of the names is there."""
+    given = [(name, texts) for name, texts in named if texts is not None]
+    if not given:
+        raise InvalidRequest(f"{named[0][0]} is missing", field=named[0][0])
+    if len(given) > 1:
+        names = " and ".join(name for name, _ in given)
+        raise InvalidRequest(f"{names} are the same; leave one out", field=given[1][0])
+    name, texts = given[0]
+    is_list = not isinstance(texts, str)
+    return Side(texts=tuple(texts) if is_list else (str(texts),), field=name, is_list=is_list)
+
+
+def _order(request: Request, body: PairsBody, first: Side, second: Side) -> ScoreOrder:
+    return ScoreOrder(
+        first=first,
+        second=second,
+        asked=order_of(request, body),
+        pooling=Pooling(body.pooling) if body.pooling else None,
+        instruction=body.instruction,
+        is_activated=body.is_activated,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+    )
