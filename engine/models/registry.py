@@ -70,7 +70,7 @@ def check_architecture(architecture: str) -> None:
         hint = f" (did you mean {meant[0]}?)" if meant else ""
         raise CheckpointError(
             f"config.json: architecture {architecture!r} is not supported{hint}; "
-            f"known are {', '.join(ARCHITECTURES)}"
+            f"known are {', '.join(_FAMILIES)}; most also as ...{CLASSIFIER}"
         )
 
 

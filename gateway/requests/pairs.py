@@ -116,12 +116,11 @@ async def _fitted(
     text = text[: CHARS_PER_TOKEN * max_tokens]
     tokens = await encode(text)
     while len(tokens) > max_tokens:
+        text = gateway.model.tokenizer.without_last(text, len(tokens) - max_tokens)
         if not text:
             raise InvalidRequest(
-                f"{TRUNCATE} is {max_tokens}, and {field} is within a prompt of {len(tokens)} "
-                "tokens even when nothing of it is left; raise it",
+                f"{TRUNCATE} is {max_tokens}, which what is around {field} takes already; raise it",
                 field=TRUNCATE,
             )
-        text = gateway.model.tokenizer.without_last(text, len(tokens) - max_tokens)
         tokens = await encode(text)
     return Prompt(tokens=tokens, field=field, text=text)

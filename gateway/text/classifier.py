@@ -9,17 +9,16 @@ regression                           as they are             the same
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import CheckpointError
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.model_files import ModelFiles
-from baton.gateway.text.pooling_files import LabelTokens
+from baton.gateway.text.pooling_files import ACTIVATIONS, LabelTokens
 from baton.gateway.text.tokenizer import TextTokenizer
 
 Activation = Callable[[Sequence[float]], list[float]]
-PROBLEM_TYPES = ("", "regression", "single_label_classification", "multi_label_classification")
 
 QWEN3_RERANKER = """\
 <|im_start|>system
@@ -55,12 +54,13 @@ def softmax(logits: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
-ACTIVATIONS: dict[str, Activation] = {
-    "Identity": as_they_are,
-    "Sigmoid": sigmoid,
-    "Tanh": lambda logits: [math.tanh(logit) for logit in logits],
-}
-"""By the names that torch has for them."""
+def tanh(logits: Sequence[float]) -> list[float]:
+    return [math.tanh(logit) for logit in logits]
+
+
+BY_NAME: Mapping[str, Activation] = dict(
+    zip(ACTIVATIONS, (as_they_are, sigmoid, tanh), strict=True)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,26 +123,14 @@ def _token_ids(given: LabelTokens, tokenizer: TextTokenizer, vocab_size: int) ->
 
 
 def _label_activation(problem_type: str, num_labels: int) -> Activation:
-    if problem_type not in PROBLEM_TYPES:
-        known = ", ".join(PROBLEM_TYPES[1:])
-        raise CheckpointError(
-            f"config.json: `problem_type` is {problem_type!r}; supported are {known}"
-        )
     if problem_type == "regression":
         return as_they_are
-    return sigmoid if problem_type.startswith("multi") or num_labels == 1 else softmax
+    is_multi = problem_type == "multi_label_classification"
+    return sigmoid if is_multi or num_labels == 1 else softmax
 
 
 def _pair_activation(name: str, num_labels: int) -> Activation:
-    if not name:
-        return sigmoid if num_labels == 1 else softmax
-    known = name.rpartition(".")[2]
-    if known not in ACTIVATIONS:
-        raise CheckpointError(
-            f"config.json: the activation of pairs is {name!r}; supported are "
-            + ", ".join(ACTIVATIONS)
-        )
-    return ACTIVATIONS[known]
+    return BY_NAME[name] if name else _label_activation("", num_labels)
 
 
 def _pair_template(files: ModelFiles) -> ChatTemplate | None:

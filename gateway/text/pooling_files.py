@@ -24,6 +24,9 @@ from baton.core.messages import Pooling
 CLASSIFIER = "ForSequenceClassification"
 TWO_WAY = "from_2_way_softmax"
 METHODS = (TWO_WAY, "no_post_processing")
+PROBLEM_TYPES = ("", "regression", "single_label_classification", "multi_label_classification")
+ACTIVATIONS = ("Identity", "Sigmoid", "Tanh")
+"""As torch calls what a pair's logits may go through."""
 POOLING_MODES = {
     "pooling_mode_lasttoken": Pooling.LAST,
     "pooling_mode_mean_tokens": Pooling.MEAN,
@@ -47,7 +50,7 @@ class PoolingFiles:
     """Of a model that generates."""
     problem_type: str = ""
     pair_activation: str = ""
-    """What a pair's logits go through, by torch's name; empty: what is customary."""
+    """One of ACTIVATIONS; empty: what is customary."""
     is_original_qwen3_reranker: bool = False
     joins_pairs: bool = False
     """Two texts are one after the other, without what the tokenizer puts between them."""
@@ -72,7 +75,7 @@ class PoolingFiles:
         return cls(
             labels=labels_of(config) if is_classifier and tokens is None else None,
             label_tokens=tokens,
-            problem_type=str(config.get("problem_type") or ""),
+            problem_type=_problem_type(config),
             pair_activation=_activation(config),
             is_original_qwen3_reranker=config.get("is_original_qwen3_reranker") is True,
             joins_pairs=config.get("use_sep_token", not has_tokens) is False,
@@ -140,11 +143,26 @@ def _pooling(config: Mapping[str, Any]) -> Pooling | None:
     return found[0] if len(found) == 1 else None
 
 
+def _problem_type(config: Mapping[str, Any]) -> str:
+    found = config.get("problem_type") or ""
+    if found not in PROBLEM_TYPES:
+        known = ", ".join(PROBLEM_TYPES[1:])
+        raise CheckpointError(f"config.json: `problem_type` is {found!r}; supported are {known}")
+    return str(found)
+
+
 def _activation(config: Mapping[str, Any]) -> str:
     """As sentence-transformers writes it down, now or formerly."""
     described = config.get("sentence_transformers")
     now = described.get("activation_fn") if isinstance(described, Mapping) else None
-    return str(now or config.get("sbert_ce_default_activation_function") or "")
+    found = str(now or config.get("sbert_ce_default_activation_function") or "")
+    name = found.rpartition(".")[2]
+    if name and name not in ACTIVATIONS:
+        raise CheckpointError(
+            f"config.json: the activation of pairs is {found!r}; supported are "
+            + ", ".join(ACTIVATIONS)
+        )
+    return name
 
 
 def _optional_flag(config: Mapping[str, Any], key: str) -> bool | None:

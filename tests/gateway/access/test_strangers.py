@@ -81,6 +81,8 @@ ROWS: dict[str, Row] = {
     "models without a key": ("GET /v1/models", None, {}, "", 401),
     "tokenising without a key": ("POST /tokenize", None, {}, "{}", 401),
     "embeddings without a key": ("POST /v1/embeddings", None, {}, "{}", 401),
+    "reranking without a key": ("POST /v2/rerank", None, {}, "{}", 401),
+    "scoring without a key": ("POST /score", None, {}, "{}", 401),
     "an estimate without a key": ("POST /v1/estimate", None, {}, "{}", 401),
     "a stream without a key": ("GET /v1/streams", None, {}, "", 401),
     "status": ("GET /debug/status", None, {}, "", 404),
