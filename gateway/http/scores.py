@@ -15,7 +15,9 @@ from baton.gateway.http.awaited_response import AwaitedResponse
 from baton.gateway.http.pooled_body import PooledBody, PooledUsage, order_of
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
+from baton.gateway.requests.pooled import MAX_INPUTS
 from baton.gateway.requests.scoring import ScoreOrder, Side, score
+from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
 
 Texts = str | list[str]
 
@@ -66,6 +68,13 @@ class RerankBody(PairsBody, kw_only=True, forbid_unknown_fields=True):
         int | None,
         Meta(description="So many of the best; 0: all.", extra_json_schema={"minimum": 0}),
     ] = None
+    max_tokens_per_doc: Annotated[
+        int | None,
+        Meta(
+            description="Cohere's: so many tokens of a document are read.",
+            extra_json_schema={"minimum": 1},
+        ),
+    ] = None
     return_documents: Annotated[
         bool | None, Meta(description="Jina's and Cohere's. True by default.")
     ] = None
@@ -104,10 +113,21 @@ class ScoresApi:
         gateway.model.check_name(body.model)
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be at least 0; got {body.top_n}", field="top_n")
-        query = Side(texts=(body.query,), field="query", is_list=False)
         texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
-        documents = Side(texts=texts, field="documents", is_list=True)
-        return AwaitedResponse(self._ranked(_order(request, body, query, documents), body))
+        query = Side(texts=(body.query,), field="query", is_list=False)
+        documents = Side(texts=self._read(texts, body), field="documents", is_list=True)
+        return AwaitedResponse(self._ranked(_order(request, body, query, documents), body, texts))
+
+    def _read(self, texts: tuple[str, ...], body: RerankBody) -> tuple[str, ...]:
+        """What is read of the documents. Raises InvalidRequest."""
+        limit, beginning = body.max_tokens_per_doc, self._gateway.model.tokenizer.beginning
+        if limit is None or len(texts) > MAX_INPUTS:
+            return texts
+        if limit < 1:
+            raise InvalidRequest(
+                f"max_tokens_per_doc must be at least 1; got {limit}", field="max_tokens_per_doc"
+            )
+        return tuple(beginning(text[: CHARS_PER_TOKEN * limit], limit) for text in texts)
 
     async def _scored(self, order: ScoreOrder) -> ScoreAnswer:
         found = await score(self._gateway, order)
@@ -120,7 +140,9 @@ class ScoresApi:
             usage=PooledUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
         )
 
-    async def _ranked(self, order: ScoreOrder, body: RerankBody) -> RerankAnswer:
+    async def _ranked(
+        self, order: ScoreOrder, body: RerankBody, texts: tuple[str, ...]
+    ) -> RerankAnswer:
         found = await score(self._gateway, order)
         num_tokens = found.usage.prompt_tokens
         best = sorted(range(len(found.scores)), key=lambda i: -found.scores[i])
@@ -132,7 +154,7 @@ class ScoresApi:
                 RerankEntry(
                     index=i,
                     relevance_score=found.scores[i],
-                    document=RerankDocument(text=order.second.texts[i]) if shows else None,
+                    document=RerankDocument(text=texts[i]) if shows else None,
                 )
                 for i in best[: body.top_n or None]
             ],

@@ -68,6 +68,7 @@ class ServedModel:
 
     def require_chat_template(self) -> ChatTemplate:
         if self.chat_template is None:
+            self.check_generates()
             raise InvalidRequest(
                 f"`{self.name}` has no chat template; use /v1/completions", field="messages"
             )

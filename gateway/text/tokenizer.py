@@ -63,11 +63,17 @@ class TextTokenizer:
         )
         return tuple(encoding.ids)
 
-    def without_last(self, text: str, num_tokens: int) -> str:
-        """What is left of `text` without so many of its tokens, the last ones."""
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """The text of its first tokens; of all but so many of the last if `num_tokens` is negative.
+
+        A character that they are only a part of is left out.
+        """
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        num_kept = len(offsets) - num_tokens
-        return text[: offsets[num_kept - 1][1]] if num_kept > 0 else ""
+        num_kept = num_tokens if num_tokens >= 0 else max(0, len(offsets) + num_tokens)
+        if num_kept >= len(offsets):
+            return text
+        end = offsets[num_kept - 1][1] if num_kept else 0
+        return text[: min(end, offsets[num_kept][0])]
 
     def exceeds(self, text: str, max_tokens: int) -> bool:
         """Whether `text` has far more tokens than these, found out without reading much more.

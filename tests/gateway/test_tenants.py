@@ -210,13 +210,14 @@ async def test_who_has_used_its_limit_is_refused_alike_whatever_it_asks_and_othe
 ):
     tenants = {
         **TENANTS,
-        "small": TenantConfig(api_keys=frozenset({"s"}), requests_per_minute=4, weight=2),
+        "small": TenantConfig(api_keys=frozenset({"s"}), requests_per_minute=5, weight=2),
     }
     asked: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/completions", {"prompt": "Hello", "max_tokens": 1}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
         ("/v1/responses", {"input": "Hello"}),
         ("/v1/embeddings", {"input": "Hello"}),
+        ("/rerank", {"query": "Hello", "documents": ["a", "b"], "pooling": "mean"}),
     )
     async with serving(Script(), tenants=tenants, clock=ManualClock()) as gateway:
 
@@ -230,12 +231,12 @@ async def test_who_has_used_its_limit_is_refused_alike_whatever_it_asks_and_othe
         others = await ask("bell-1", *asked[0])
 
     left = [answer.headers["x-ratelimit-remaining-requests"] for answer in answered]
-    assert left == ["3", "2", "1", "0"]
-    assert [answer.status_code for answer in refused] == [429] * 4
+    assert left == ["4", "3", "2", "1", "0"]
+    assert [answer.status_code for answer in refused] == [429] * 5
     for answer in refused:
         assert answer.json()["error"]["code"] == "rate_limit_exceeded"
         assert 1 <= int(answer.headers["retry-after"]) <= 15
-        assert answer.headers["x-ratelimit-limit-requests"] == "4"
+        assert answer.headers["x-ratelimit-limit-requests"] == "5"
         assert answer.headers["x-ratelimit-reset-requests"] == "1m0s"
     assert others.status_code == 200
     assert "x-ratelimit-limit-requests" not in others.headers

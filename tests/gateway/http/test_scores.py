@@ -144,16 +144,19 @@ async def test_the_end_of_a_long_document_is_left_out_and_nothing_else(
     async with serving(model=model) as gateway:
         await post(gateway, "/rerank", **body, truncate_prompt_tokens=40)
         await post(gateway, "/rerank", **body, truncate_prompt_tokens=-1)
+        each = await post(gateway, "/rerank", **body, max_tokens_per_doc=3)
         long = await gateway.http.post("/rerank", json=body)
         little = await gateway.http.post("/rerank", json={**body, "truncate_prompt_tokens": 1})
 
-    short, whole = prompts_of(gateway)
+    short, whole, three = prompts_of(gateway)
     assert (38 <= len(short) <= 40, 98 <= len(whole) <= 100) == (True, True)
     text = text_tokenizer().decode(short)
     assert text.removeprefix(BOS).startswith(
         "Which?<system>Which?<query>Hello" if template else "Hello"
     )
     assert text.endswith("!") == bool(template)
+    assert "the quick brown" in (read := text_tokenizer().decode(three)) and "fox" not in read
+    assert each["results"][0]["document"]["text"] == body["documents"][0]
     assert error_of(long)["code"] == "context_length_exceeded"
     assert error_of(long)["param"] == "documents[0]"
     assert error_of(little)["param"] == "truncate_prompt_tokens"
@@ -175,6 +178,7 @@ REFUSED: tuple[tuple[ServedModel, tuple[tuple[str, dict[str, Any], str], ...]], 
         ("rerank", {**RANKED, "documents": ["b"] * 2049}, "documents"),
         ("rerank", {**RANKED, "top_n": -1}, "top_n"),
         ("rerank", {**RANKED, "priority": 2**31}, "priority"),
+        ("rerank", {**RANKED, "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
         ("rerank", {**RANKED, "top_k": 1}, "top_k"),
         ("classify", {}, "input"),
         ("classify", {"input": ["a", 1]}, "input[1]"),
