@@ -13,6 +13,7 @@ import torch
 from tests.engine.rank_processes import RankProcesses, engine_on_ranks
 from tests.far_apart import with_wide
 from tests.tiny_checkpoints import make_deepseek_v3, make_llama
+from tests.tiny_classifiers import as_classifier, transformers_label_logits
 
 from baton.core.messages import Pooling, SamplingParams
 from baton.engine.assemble import assemble_engine
@@ -106,6 +107,24 @@ def test_clients_are_told_the_same(case: str, ranks: RankProcesses, tmp_path: Pa
     for name, one in expected.items():
         assert found[name].tokens == one.tokens, name
         assert found[name].numbers == pytest.approx(one.numbers, abs=1e-4), name
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("mesh", [TWO, STAGES, STAGES_OF_TWO], ids=str)
+def test_labels_are_those_of_transformers(mesh: Mesh, ranks: RankProcesses, tmp_path: Path) -> None:
+    """Every rank has all of the head for them, or those of the last stage."""
+    folder = as_classifier(make_llama(tmp_path))
+    found = {}
+    with engine_on_ranks(ranks, folder, CONFIG, mesh, dtype="float32") as (engine, _):
+        for name, prompt in enumerate(PROMPTS):
+            sampling = SamplingParams(max_tokens=1)
+            engine.add(Request(str(name), prompt, sampling=sampling, pooling=Pooling.LOGITS))
+        while engine.has_work:
+            for output in engine.step().outputs:
+                found[output.request.request_id] = output.embedding
+
+    for name, wanted in enumerate(transformers_label_logits(folder, PROMPTS)):
+        assert found[str(name)] == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
