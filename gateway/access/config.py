@@ -132,6 +132,10 @@ class GatewayConfig(ConfigNode, frozen=True, kw_only=True):
     Hermes' format. `none`: no calls but those that a request forces."""
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     """How the model marks its reasoning. `auto` reads it off the chat template."""
+    reranker: Literal["auto", "qwen3"] = "auto"
+    """How pairs of texts are judged. `auto`: as the model's files say. `qwen3`: as Qwen3-Reranker,
+    whose first checkpoints do not say it: by the logits of yes and no, behind its authors' prompt.
+    """
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
     """Fields of a request's body that Baton does not know. `ignore`: the header `x-baton-ignored`
     names them; those that would change the output are refused all the same."""

@@ -11,13 +11,13 @@ modules.json         sentence-transformers': which modules the model is made of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from baton.core.errors import CheckpointError
+from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.labels import labels_of
 from baton.core.messages import Pooling
 
@@ -60,6 +60,21 @@ class PoolingFiles:
     """Whether the first dimensions of an embedding are one; None: they do not say."""
     matryoshka_dimensions: tuple[int, ...] = ()
     """The numbers of them that are; empty: any."""
+
+    def judging_as(self, reranker: str) -> PoolingFiles:
+        """As `gateway.reranker` wants it. Raises InvalidConfig."""
+        if reranker == "auto":
+            return self
+        if self.labels is not None:
+            raise InvalidConfig(
+                f"gateway.reranker {reranker!r}: the model has a head for labels, and judges by "
+                "that; leave it out"
+            )
+        return replace(
+            self,
+            label_tokens=LabelTokens(tokens=("no", "yes"), is_two_way=True),
+            is_original_qwen3_reranker=True,
+        )
 
     @classmethod
     def read(cls, folder: Path, config: Mapping[str, Any]) -> PoolingFiles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton.core.errors import InvalidRequest, ModelNotFound
@@ -32,9 +32,16 @@ class ServedModel:
     """Unix seconds."""
 
     @classmethod
-    def load(cls, folder: Path, name: str, *, needs_tokenizer: bool = True) -> ServedModel:
-        """Raises CheckpointError, naming the file, if the folder is missing something or broken."""
+    def load(
+        cls, folder: Path, name: str, *, needs_tokenizer: bool = True, reranker: str = "auto"
+    ) -> ServedModel:
+        """`reranker`: as the configuration has it.
+
+        Raises CheckpointError, naming the file, if the folder is missing something or broken, and
+        InvalidConfig if the model does not judge so.
+        """
         files = ModelFiles.read(folder, needs_tokenizer=needs_tokenizer)
+        files = replace(files, pooling=files.pooling.judging_as(reranker))
         source = files.chat_template
         tokenizer = TextTokenizer(files.tokenizer_json)
         return cls(

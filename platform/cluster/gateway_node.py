@@ -85,7 +85,12 @@ class GatewayNode:
             channels=Channels(load_security(config.security)),
         )
         self._planner = PlannerLink(self.dispatcher, config.wanted_replicas)
-        model = ServedModel.load(folder, config.model_name, needs_tokenizer=config.wants_weights)
+        model = ServedModel.load(
+            folder,
+            config.model_name,
+            needs_tokenizer=config.wants_weights,
+            reranker=gateway.reranker,
+        )
         self.server = GatewayServer(
             model=model,
             dispatcher=self.dispatcher,

@@ -57,7 +57,8 @@ def serve(
                 drafted = with_draft(config, folder, wants_weights=wants_weights, report=bars)
             config = drafted if is_alone else _for_all_nodes(config)
             check_folder(folder, wants_weights=wants_weights)
-            ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+            files = ModelFiles.read(folder, needs_tokenizer=config.wants_weights)
+            files.pooling.judging_as(config.gateway.reranker)
             if is_alone:  # else they are needed where the gateway is placed
                 tls_identity(config.gateway)
                 load_security(config.security)

@@ -26,7 +26,7 @@ from tests.gateway.scripted import (
     write_model_folder,
 )
 
-from baton.core.errors import CheckpointError
+from baton.core.errors import CheckpointError, InvalidConfig
 from baton.core.messages import Pooling
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.classifier import Classifier, as_they_are, sigmoid, softmax
@@ -266,8 +266,12 @@ def test_what_a_folder_says_of_labels_and_pairs(tmp_path: Path) -> None:
     assert tokens.classifier is not None and tokens.generates and tokens.classifier.joins_pairs
     assert tokens.classifier.tokens == tuple(text_tokenizer().id_of(token) for token in "abc")
     assert tokens.classifier.label_activation is softmax
+    with pytest.raises(CheckpointError, match="`no` is to be the token of a label"):
+        ServedModel.load(tmp_path, "it", reranker="qwen3")
     with pytest.raises(CheckpointError, match="`nothing` is to be the token of a label"):
         loaded(tmp_path, classifier_from_token=["a", "nothing"])
+    with pytest.raises(InvalidConfig, match=r"gateway.reranker 'qwen3'"):
+        multi.pooling.judging_as("qwen3")
     with pytest.raises(CheckpointError, match="problem_type"):
         loaded(tmp_path, **seq_cls, problem_type="ranking")
 
