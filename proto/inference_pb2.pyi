@@ -55,14 +55,14 @@ class _Pooling:
 class _PoolingEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Pooling.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
-    """mean"""
+    """as the model says, else mean"""
     POOLING_MEAN: _Pooling.ValueType  # 1
     POOLING_LAST: _Pooling.ValueType  # 2
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper): ...
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
-"""mean"""
+"""as the model says, else mean"""
 POOLING_MEAN: Pooling.ValueType  # 1
 POOLING_LAST: Pooling.ValueType  # 2
 

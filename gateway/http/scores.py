@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Annotated, Literal
 
@@ -17,7 +18,6 @@ from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.pooled import MAX_INPUTS
 from baton.gateway.requests.scoring import ScoreOrder, Side, score
-from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
 
 Texts = str | list[str]
 
@@ -115,19 +115,23 @@ class ScoresApi:
             raise InvalidRequest(f"top_n must be at least 0; got {body.top_n}", field="top_n")
         texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
         query = Side(texts=(body.query,), field="query", is_list=False)
-        documents = Side(texts=self._read(texts, body), field="documents", is_list=True)
+        documents = Side(texts=await self._read(texts, body), field="documents", is_list=True)
         return AwaitedResponse(self._ranked(_order(request, body, query, documents), body, texts))
 
-    def _read(self, texts: tuple[str, ...], body: RerankBody) -> tuple[str, ...]:
+    async def _read(self, texts: tuple[str, ...], body: RerankBody) -> tuple[str, ...]:
         """What is read of the documents. Raises InvalidRequest."""
-        limit, beginning = body.max_tokens_per_doc, self._gateway.model.tokenizer.beginning
+        limit = body.max_tokens_per_doc
         if limit is None or len(texts) > MAX_INPUTS:
             return texts
         if limit < 1:
             raise InvalidRequest(
                 f"max_tokens_per_doc must be at least 1; got {limit}", field="max_tokens_per_doc"
             )
-        return tuple(beginning(text[: CHARS_PER_TOKEN * limit], limit) for text in texts)
+        read = []
+        for text in texts:
+            read.append(await self._gateway.beginning(text, limit))
+            await asyncio.sleep(0)  # many texts take a while; streams of others go on meanwhile
+        return tuple(read)
 
     async def _scored(self, order: ScoreOrder) -> ScoreAnswer:
         found = await score(self._gateway, order)

@@ -29,6 +29,7 @@ from baton.gateway.storage.storage import Storage, storage_of
 from baton.gateway.text.echo import EchoedPrompt
 from baton.gateway.text.output_text import OutputText
 from baton.gateway.text.served_model import ServedModel
+from baton.gateway.text.tokenizer import CHARS_PER_TOKEN
 
 LEFT_BY_BACKGROUND = 0.5
 """Of what a tenant may ask for: its own requests that somebody waits for find that much."""
@@ -127,6 +128,15 @@ class Gateway:
         return await asyncio.to_thread(
             tokenizer.encode, *texts, add_special_tokens=add_special_tokens
         )
+
+    async def beginning(self, text: str, num_tokens: int) -> str:
+        """See TextTokenizer; of a text, at most, that may have so many tokens."""
+        if num_tokens > 0:
+            text = text[: CHARS_PER_TOKEN * num_tokens]
+        cut = self.model.tokenizer.beginning
+        if len(text) <= LONG_TEXT_CHARS:
+            return cut(text, num_tokens)
+        return await asyncio.to_thread(cut, text, num_tokens)
 
     def complete(self, order: CompletionOrder) -> Completion:
         """Check the order, count it, and prepare its choices, as `prepare` does.

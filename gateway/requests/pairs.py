@@ -116,7 +116,7 @@ async def _fitted(
     text = text[: CHARS_PER_TOKEN * max_tokens]
     tokens = await encode(text)
     while len(tokens) > max_tokens:
-        shorter = gateway.model.tokenizer.beginning(text, max_tokens - len(tokens))
+        shorter = await gateway.beginning(text, max_tokens - len(tokens))
         text = shorter[: len(text) - 1]  # shorter it is in any case, whatever the tokenizer adds
         if not text:
             raise InvalidRequest(
