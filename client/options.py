@@ -99,7 +99,7 @@ class EmbedOptions(TypedDict, total=False):
     model: str
     """The only one served."""
     pooling: Literal["mean", "last"]
-    """mean"""
+    """What the model's authors say, else mean."""
     normalize: bool
     """True: vectors of length 1."""
     dimensions: int
