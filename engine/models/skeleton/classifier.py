@@ -27,7 +27,7 @@ def classifying(family: Family) -> Family:
 
     return replace(
         family,
-        description=f"{family.description}; with a head for labels",
+        description=f"{family.description.partition(':')[0]}: with a head for labels",
         parse=parse,
         checkpoint={**family.checkpoint, **HEAD},
     )

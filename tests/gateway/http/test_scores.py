@@ -123,7 +123,7 @@ async def test_embeddings_are_compared_by_their_angle() -> None:
     ("model", "template"),
     [
         (JUDGE, ""),
-        (replace(JUDGE, classifier=replace(JUDGE.classifier, joins_pairs=True)), ""),
+        (of_labels("good", joins_pairs=True), ""),
         (JUDGE, TEMPLATE),
     ],
     ids=["pair", "joined", "template"],
@@ -136,7 +136,7 @@ async def test_the_end_of_a_long_document_is_left_out_and_nothing_else(
         assert model.classifier is not None
         chosen = replace(model.classifier, pair_template=ChatTemplate(template, {}))
         model, instruction = replace(model, classifier=chosen), "Which?"
-    body = {
+    body: dict[str, Any] = {
         "query": "Hello",
         "documents": ["the quick brown fox " * 30],
         "instruction": instruction,
