@@ -11,20 +11,20 @@ TORCH ?= cuda
 
 WORKERS ?= 2
 VARIANTS ?= portable
-DEVICES := gpu or multi_gpu
+ELSEWHERE := gpu or multi_gpu or clients
 
 # Tests that may run beside each other, then those of the live Ray cluster, which have the machine to themselves. Of the
 # tests that ARGS names none may be of one kind (pytest then ends with 5), but some must be of one of them.
 APART := $(PYTEST) -n $(WORKERS) --dist worksteal
-TESTS = run $(APART) -m "not ($(DEVICES) or cluster or wide)" $(ARGS); \
+TESTS = run $(APART) -m "not ($(ELSEWHERE) or cluster or wide)" $(ARGS); \
   run $(PYTEST) -m "cluster and not wide" $(or $(ARGS),tests/cluster);
-WIDE_TESTS = run $(APART) -m "wide and not ($(DEVICES) or cluster)" $(ARGS); \
+WIDE_TESTS = run $(APART) -m "wide and not ($(ELSEWHERE) or cluster)" $(ARGS); \
   run $(PYTEST) -m "cluster and wide" $(or $(ARGS),tests/cluster);
 BEGIN := num_run=0; run() { \
   "$$@" && num_run=$$((num_run + 1)) || { status=$$?; [ $$status -eq 5 ] $(if $(ARGS),,&& false) || exit $$status; }; };
 END := [ $$num_run -gt 0 ] || { echo "no test ran: ARGS names none that are run here"; exit 5; }
 
-.PHONY: serve wheel test test-wide test-all check resolve format proto chart bench clean
+.PHONY: serve wheel test test-wide test-all test-clients check resolve format proto chart bench clean
 
 ## Serve the demo model on ports 8000 (HTTP) and 8001 (gRPC). ARGS="MODEL --prefill 2 ..." for others.
 serve: $(VENV)/.serve $(VENV)/.kernels
@@ -42,6 +42,11 @@ test-wide: $(VENV)/.dev $(VENV)/.kernels
 
 test-all: $(VENV)/.dev $(VENV)/.kernels
 	$(BEGIN) $(TESTS) $(WIDE_TESTS) $(END)
+
+## Other people's clients, as they are: each is installed once, below ~/.cache/baton (2 GB), and asks a gateway. ARGS="-k litellm".
+## Prints the table of docs/clients.md. Needs pip's registry, npm's, and Node.
+test-clients: $(VENV)/.dev
+	$(PYTEST) -m clients tests/clients $(ARGS)
 
 ## Formatting, lint, types and layers.
 check: $(VENV)/.dev

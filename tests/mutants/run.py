@@ -39,7 +39,7 @@ from tests.mutants.tree import Tree, copy_tree
 
 from baton.kernels.cpu.library import cache_folder
 
-HERE = "not gpu and not multi_gpu and not cluster"
+HERE = "not gpu and not multi_gpu and not cluster and not clients"
 MARKERS = {"test": f"{HERE} and not wide", "all": HERE}
 """What `make test` and `make test-all` run."""
 PASSED = (0, 5)

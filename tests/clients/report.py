@@ -1,0 +1,57 @@
+"""What came of each client's steps, as the table of docs/clients.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+HEADER = "| client | packages | answer | stream | tools, in its format | tools, generic | ignored |"
+RULE = "|---|---|---|---|---|---|---|"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one client before one model."""
+
+    client: str
+    version: str
+    model: str
+    failures: Mapping[str, str]
+    """By step: empty if it went as it should, else what the client said."""
+    ignored: Sequence[str] = field(default=())
+    """Fields that Baton told it has no use for."""
+
+
+ROWS = pytest.StashKey[list[Outcome]]()
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    by_client: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_client.setdefault(outcome.client, []).append(outcome)
+    return "\n".join([HEADER, RULE, *(_row(of_client) for of_client in by_client.values())])
+
+
+def _row(outcomes: Sequence[Outcome]) -> str:
+    by_model = {outcome.model: outcome for outcome in outcomes}
+    ignored = sorted({name for outcome in outcomes for name in outcome.ignored})
+    cells = [
+        outcomes[0].client,
+        outcomes[0].version,
+        _cell(outcomes, "answer"),
+        _cell(outcomes, "stream"),
+        _cell([o for m, o in by_model.items() if m == "knows-tools"], "tools"),
+        _cell([o for m, o in by_model.items() if m == "knows-none"], "tools"),
+        ", ".join(f"`{name}`" for name in ignored),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(outcomes: Sequence[Outcome], step: str) -> str:
+    """A step, and those that are the same in another way: `tools`, `tools_streamed`."""
+    told = [why for o in outcomes for name, why in o.failures.items() if name.startswith(step)]
+    if not told:
+        return "-"
+    return "no" if any(told) else "yes"
