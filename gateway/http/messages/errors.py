@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from baton.core.errors import ContextExceeded, Overloaded, RateLimited
+from baton.core.errors import ContextExceeded, InvalidRequest, Overloaded, RateLimited
 from baton.gateway.http.translations import TRANSLATIONS, told, translate
 from baton.gateway.requests.request_ids import logged_request_id
 
@@ -32,9 +32,18 @@ TOO_LONG = "prompt is too long"
 """Agents look for these words, and then shorten what they send."""
 
 
+class ThreadUnsupported(msgspec.Struct):
+    """The package's tool runner asks for a thread unless told otherwise, and goes on without one
+    where it reads this."""
+
+    error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
+    unsupported: tuple[str, ...] = ("thread",)
+
+
 class MessagesErrorDetail(msgspec.Struct):
     type: str
     message: str
+    details: ThreadUnsupported | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesErrorBody(msgspec.Struct, kw_only=True):
@@ -57,7 +66,10 @@ class MessagesErrors:
         message = told(error)
         if isinstance(error, ContextExceeded):
             message = f"{TOO_LONG}: {message}"
-        return self.of_status(self.status(error), message)
+        body = self.of_status(self.status(error), message)
+        if isinstance(error, InvalidRequest) and error.field == "thread":
+            body.error.details = ThreadUnsupported()
+        return body
 
     def of_status(self, status: int, message: str) -> MessagesErrorBody:
         detail = MessagesErrorDetail(_type(status), message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import pytest
 from pydantic import BaseModel
 from tests.gateway.chat_models import (
@@ -49,6 +50,19 @@ async def test_a_conversation_is_answered() -> None:
     assert usage.input_tokens + 5 == counted.input_tokens == len(generation.prompt)
     assert usage.output_tokens == len(tokens_of(FOX)) + 1
     assert answer.id == f"msg_{answer._request_id}"
+
+
+async def test_the_packages_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
+    async def get_weather(city: str) -> str:
+        raise AssertionError(city)
+
+    async with serving(dispatcher=dispatcher(said(FOX)), model=chat_model()) as gateway:
+        runner = anthropic_of(gateway).beta.messages.tool_runner(
+            **BODY, tools=[anthropic.beta_async_tool(get_weather)]
+        )
+        answers = [answer async for answer in runner]
+
+    assert [answer.content[0].text for answer in answers] == [FOX]
 
 
 async def test_a_stream_has_the_events_in_order_and_adds_up_to_the_whole() -> None:
