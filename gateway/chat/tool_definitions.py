@@ -19,6 +19,7 @@ from baton.gateway.grammars.structured_output import OutputRule, json_rule
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
+ALLOWED = "allowed_tools"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -112,6 +113,8 @@ def use_of(
 ) -> ToolUse:
     """`choice` as OpenAI's bodies have it. Raises InvalidRequest."""
     _check_names(functions)
+    if isinstance(choice, Mapping) and choice.get("type") == ALLOWED:
+        functions, choice = _allowed(functions, choice)
     forced_name = None if choice is None or isinstance(choice, str) else _named(choice)
     if forced_name is not None:
         mode = ToolMode.REQUIRED
@@ -169,6 +172,20 @@ def _named(choice: object) -> str:
         if isinstance(name, str):
             return name
     raise _bad_choice("must be none, auto, required, or an object that names a function")
+
+
+def _allowed(functions: Sequence[Function], choice: Mapping[Any, Any]) -> tuple[list[Function], Any]:
+    """The tools that the choice leaves, and its mode. Chats nest what /v1/responses has flat."""
+    inner = choice.get(ALLOWED, choice)
+    listed = inner.get("tools") if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(listed, list) or not listed:
+        raise _bad_choice(f"of type {ALLOWED} needs a list of tools")
+    if inner.get("mode") not in ("auto", "required"):
+        raise _bad_choice(f"of type {ALLOWED} has mode {inner.get('mode')!r}; use auto or required")
+    names = {_named(tool) for tool in listed}
+    if unknown := names.difference(function.name for function in functions):
+        raise _bad_choice(f"allows {min(unknown)!r}, which is not one of tools")
+    return [function for function in functions if function.name in names], inner["mode"]
 
 
 def _bad_choice(remedy: str) -> InvalidRequest:

@@ -21,6 +21,7 @@ from tests.gateway.chat_models import (
 )
 from tests.gateway.scripted import (
     MODEL,
+    error_of,
     serving,
     text_of,
 )
@@ -214,3 +215,35 @@ async def test_an_answer_with_a_rule_or_a_call(text: str, calls: list[str] | Non
     assert message["content"] == (None if calls else PARIS)
     found = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     assert found == (calls or [])
+
+
+@pytest.mark.parametrize(("mode", "is_forced"), [("auto", False), ("required", True)])
+async def test_only_the_allowed_of_the_tools_are_offered(mode: str, is_forced: bool) -> None:
+    others = [{"type": "function", "function": {"name": name}} for name in ("rain", "snow")]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    flat = {"mode": mode, "tools": [{"type": "function", "name": "get_weather"}]}
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model()) as gateway:
+        await openai_of(gateway).chat.completions.create(
+            model=MODEL,
+            messages=USER,
+            tools=[*others, WEATHER],
+            tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+        )
+        await openai_of(gateway).responses.create(
+            model=MODEL,
+            input="x",
+            tools=[{"type": "function", **tool["function"]} for tool in (*others, WEATHER)],
+            tool_choice={"type": "allowed_tools", **flat},
+        )
+        unknown = await gateway.chat(
+            messages=USER,
+            tools=others,
+            tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+        )
+
+    for generation in gateway.dispatcher.generations:
+        shown = text_of(generation.prompt)
+        assert "get_weather" in shown and "rain" not in shown and "snow" not in shown
+        assert (generation.sampling.grammar is not None) == is_forced
+    assert len(gateway.dispatcher.generations) == 2
+    assert error_of(unknown)["message"].startswith("tool_choice allows 'get_weather'")
