@@ -174,7 +174,9 @@ def _named(choice: object) -> str:
     raise _bad_choice("must be none, auto, required, or an object that names a function")
 
 
-def _allowed(functions: Sequence[Function], choice: Mapping[Any, Any]) -> tuple[list[Function], Any]:
+def _allowed(
+    functions: Sequence[Function], choice: Mapping[Any, Any]
+) -> tuple[list[Function], Any]:
     """The tools that the choice leaves, and its mode. Chats nest what /v1/responses has flat."""
     inner = choice.get(ALLOWED, choice)
     listed = inner.get("tools") if isinstance(inner, Mapping) else None

@@ -109,7 +109,9 @@ class RegistryActor:
         return time.time()
 
     async def explain_planner(self) -> dict[str, Any]:
-        told = {"is_enabled": False} if self._planner is None else self._planner.explain()
+        told: dict[str, Any] = {"is_enabled": False}
+        if self._planner is not None:
+            told = self._planner.explain()
         if self._rules.nodes == "kuberay":
             told["groups"] = await asyncio.to_thread(groups_account, self._rules.groups_url)
         return told

@@ -48,7 +48,7 @@ class Recorded(Channels):
         self.clock = clock
         self.connections: list[Connection] = []
 
-    def new(self, address: str) -> grpc.aio.Channel:
+    def new(self, address: str, *, is_pinged: bool = True) -> grpc.aio.Channel:
         self.connections.append(Connection(address))
         return cast(grpc.aio.Channel, self.connections[-1])
 

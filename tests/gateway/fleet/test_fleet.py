@@ -357,10 +357,10 @@ async def test_the_fleet_hears_the_news_once_the_registry_is_back(
 class Picky(Channels):
     """It opens no channel to one of the replicas."""
 
-    def new(self, address: str) -> grpc.aio.Channel:
+    def new(self, address: str, *, is_pinged: bool = True) -> grpc.aio.Channel:
         if address == "nowhere":
             raise ValueError("not an address")
-        return super().new(address)
+        return super().new(address, is_pinged=is_pinged)
 
 
 async def test_a_replica_that_cannot_be_met_keeps_nobody_from_the_others() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 
 from baton.core.messages import Role
 from baton.platform.cluster import applications
@@ -95,7 +96,7 @@ def test_workers_that_stand_by_in_a_cluster_of_our_own_can_be_used(
 ) -> None:
     """With an environment of its own, each actor of Serve would wait for a new process."""
     told: dict[str, Any] = {}
-    monkeypatch.setattr(applications.serve, "start", lambda **options: told.update(options))
+    monkeypatch.setattr(serve, "start", lambda **options: told.update(options))
 
     start_serve(is_own_cluster=is_own_cluster)
 
