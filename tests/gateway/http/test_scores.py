@@ -155,6 +155,8 @@ async def test_the_end_of_a_long_document_is_left_out_and_nothing_else(
         "Which?<system>Which?<query>Hello" if template else "Hello"
     )
     assert text.endswith("!") == bool(template)
+    assert model.classifier is not None
+    assert text.startswith(BOS) == model.classifier.joins_pairs, "what this tokenizer has for one"
     assert "the quick brown" in (read := text_tokenizer().decode(three)) and "fox" not in read
     assert each["results"][0]["document"]["text"] == body["documents"][0]
     assert error_of(long)["code"] == "context_length_exceeded"
