@@ -65,7 +65,10 @@ class KeptResponses:
         data = None if storage is None else await storage.get(Place(KIND, owner, response_id))
         if data is None:
             raise self._not_kept(response_id, field)
-        return msgspec.json.decode(data, type=KeptResponse)
+        try:
+            return msgspec.json.decode(data, type=KeptResponse)
+        except msgspec.DecodeError:  # kept by a version that wrote it in another way
+            raise self._not_kept(response_id, field) from None
 
     async def delete(self, response_id: str, owner: str, field: str) -> None:
         """Raises NotKept, StorageUnavailable."""
