@@ -14,6 +14,7 @@ import pytest
 from openai.types import Batch
 from tests.gateway.scripted import MODEL, Script, ScriptedDispatcher, Serving, serving, tokens_of
 
+from baton.core.clock import ManualClock
 from baton.core.errors import Overloaded
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.config import TenantConfig
@@ -161,7 +162,8 @@ async def test_tenants_see_only_their_own_and_keep_half_of_their_limits(tmp_path
         "a": TenantConfig(api_keys=frozenset({"key-a"}), requests_per_second=4),
         "b": TenantConfig(api_keys=frozenset({"key-b"})),
     }
-    async with keeping(tmp_path, tenants=tenants) as gateway:
+    clock = ManualClock(100.0)  # no limit grows of itself
+    async with keeping(tmp_path, tenants=tenants, clock=clock) as gateway:
         mine, others = openai_of(gateway, "key-a"), openai_of(gateway, "key-b")
         batch = await begun(mine, [chat_line(str(i), priority=-3) for i in range(4)])
         for ask in (
@@ -181,6 +183,7 @@ async def test_tenants_see_only_their_own_and_keep_half_of_their_limits(tmp_path
         headers = {"authorization": "Bearer key-a"}
         asked = {"model": MODEL, "prompt": "hi"}
         meanwhile = await gateway.http.post("/v1/completions", json=asked, headers=headers)
+        clock.advance(10)
         batch = await ended(mine, batch)
 
     assert num_at_once == 2
