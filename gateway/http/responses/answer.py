@@ -96,7 +96,10 @@ def begun_answer(
         },
         store=is_kept,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
-        text=TextConfig(format=(body.text and body.text.format) or TextFormat()),
+        text=TextConfig(
+            format=(body.text and body.text.format) or TextFormat(),
+            verbosity=body.text and body.text.verbosity,
+        ),
         tool_choice=body.tool_choice or "auto",
         tools=[msgspec.to_builtins(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from starlette.requests import Request
 
@@ -21,12 +22,14 @@ from baton.gateway.http.responses.input import InputItem, input_messages
 from baton.gateway.http.responses.kept import KeptResponses, named_items
 from baton.gateway.http.responses.schemas import ResponsesBody, TextFormat, refuse_unknown_ways
 from baton.gateway.http.responses.writer import ResponsesWriter
+from baton.gateway.http.template_switches import Switch, template_variables
 from baton.gateway.http.tool_format import tell_format
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.cache_control import checked_marks, marked
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.options import SamplingOptions, options_from
 from baton.gateway.requests.order import CompletionOrder
+from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.served_model import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
@@ -49,6 +52,8 @@ class ResponsesApi:
         earlier = await self._earlier(body, who.caller.owner)
         plan = await plan_chat(gateway, conversation_of(body, gateway.model, earlier))
         tell_format(request, plan, gateway.model)
+        _, without_effect = _variables(body, gateway.model.require_chat_template())
+        request.state.ignored_fields.extend(without_effect)
         order = CompletionOrder(
             request_id=who.request_id,
             prompts=(plan.prompt,),
@@ -107,9 +112,6 @@ def conversation_of(
 ) -> Conversation:
     """`earlier` stands before its input. Raises InvalidRequest."""
     template = model.require_chat_template()
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning.effort)
     functions = [tool.function(f"tools[{i}]") for i, tool in enumerate(body.tools or ())]
     messages, marks = input_messages(
         body.input,
@@ -129,10 +131,24 @@ def conversation_of(
             schema_field="parameters",
         ),
         rule=_rule(body),
-        variables=variables,
+        variables=_variables(body, template)[0],
         prompt_field="input",
         ignores_eos=bool(body.ignore_eos),
     )
+
+
+def _variables(
+    body: ResponsesBody, template: ChatTemplate
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """And the fields that the template has none for."""
+    return template_variables(_switches(body), body.chat_template_kwargs, template.source)
+
+
+def _switches(body: ResponsesBody) -> Iterator[Switch]:
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        yield "reasoning.effort", {"reasoning_effort": body.reasoning.effort}
+    if body.text is not None and body.text.verbosity is not None:
+        yield "text.verbosity", {"verbosity": body.text.verbosity}
 
 
 def _rule(body: ResponsesBody) -> OutputRule | None:

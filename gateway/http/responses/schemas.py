@@ -52,6 +52,7 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
     verbosity: str | None = None
+    """A variable of the chat template; not all have it."""
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -145,7 +146,3 @@ def refuse_unknown_ways(body: ResponsesBody) -> None:
             raise InvalidRequest(f"{name} is not supported: {remedy}", field=name)
     if body.truncation not in (None, "disabled"):
         raise InvalidRequest("truncation can only be disabled; shorten input", field="truncation")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise InvalidRequest(
-            "text.verbosity is not supported yet; leave it out", field="text.verbosity"
-        )

@@ -29,6 +29,7 @@ from tests.gateway.scripted import (
 
 from baton.gateway.output import formats
 
+WORDY = HERMES + "[{{ verbosity }}]"
 SWITCHED = HERMES + "{% if enable_thinking is false %}[no thoughts]{% endif %}"
 
 
@@ -55,6 +56,20 @@ async def test_what_has_no_effect_is_told_in_a_header(fields: dict[str, Any], to
     assert response.status_code == 200
     assert response.headers["x-baton-ignored"] == told
     assert "baton_gateway_ignored_fields_total{" in metrics
+
+
+@pytest.mark.parametrize(("template", "told"), [(HERMES, "text.verbosity"), (WORDY, None)])
+async def test_verbosity_is_a_variable_of_the_template_for_responses_too(
+    template: str, told: str | None
+) -> None:
+    async with serving(dispatcher=dispatcher(said("x")), model=chat_model(template)) as gateway:
+        body = {"input": "hi", "text": {"verbosity": "low"}}
+        response = await gateway.http.post("/v1/responses", json=body)
+        (generation,) = gateway.dispatcher.generations
+
+    assert response.json()["text"]["verbosity"] == "low"
+    assert response.headers.get("x-baton-ignored") == told
+    assert ("[low]" in text_of(generation.prompt)) == (template == WORDY)
 
 
 async def test_nothing_is_told_where_every_field_has_its_effect() -> None:
