@@ -38,6 +38,7 @@ ANSWER = "the quick brown fox — 日本 🦊"
 TURNS = (("Oslo",), ("Rome", "Lima"), ("Cairo",))
 CITIES = tuple(city for turn in TURNS for city in turn)
 READING = re.compile(rf"\b({'|'.join(CITIES)})=(\d+)")
+NAME = re.compile(r'"name": ?"([\w-]+)"')
 TOOL = "get_weather"
 FINAL_TOOL = "final_answer"
 """Frameworks that have it take no other last word."""
@@ -50,11 +51,15 @@ class Turn:
 
     text: str = ""
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    offered: tuple[str, ...] = ()
+    """Tools: one of them takes what is to be said, where a call is forced."""
 
     def forms(self) -> Sequence[str]:
         """Ways to write it: freely, as a forced call of any tool, or of a named one; as JSON."""
         if not self.calls:
-            return (self.text, json.dumps({"text": self.text}, ensure_ascii=False))
+            said = {"text": self.text}
+            named = ([{"name": name, "parameters": said}] for name in self.offered)
+            return [self.text, *(json.dumps(one, ensure_ascii=False) for one in (said, *named))]
         calls = [{"name": name, "arguments": dict(given)} for name, given in self.calls]
         written = "\n".join(f"<tool_call>\n{json.dumps(c)}\n</tool_call>" for c in calls)
         forced = [{"name": c["name"], "parameters": c["arguments"]} for c in calls]
@@ -65,7 +70,7 @@ class Turn:
 def turn_of(prompt: str) -> Turn:
     """What comes behind `prompt`."""
     if TOOL not in prompt:
-        return Turn(text=ANSWER)
+        return Turn(text=ANSWER, offered=tuple(NAME.findall(prompt)))
     known = dict(READING.findall(prompt))
     for cities in TURNS:
         if missing := [city for city in cities if city not in known]:

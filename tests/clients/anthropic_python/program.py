@@ -6,6 +6,7 @@ from typing import Any
 
 import anthropic
 import steps
+from pydantic import BaseModel
 
 client = anthropic.Anthropic(base_url=steps.URL, api_key=steps.KEY)
 ASKED: dict[str, Any] = {
@@ -18,6 +19,10 @@ TOOL = {"name": "get_weather", "description": steps.DESCRIPTION, "input_schema":
 
 def answer() -> str:
     return client.messages.create(**ASKED).content[0].text
+
+
+class Said(BaseModel):
+    text: str
 
 
 def stream() -> list[str]:
@@ -44,4 +49,9 @@ def tools() -> str:
         messages.append({"role": "user", "content": results})
 
 
-steps.run(answer=answer, stream=stream, tools=tools)
+steps.run(
+    answer=answer,
+    answer_object=lambda: client.messages.parse(**ASKED, output_format=Said).parsed_output.text,
+    stream=stream,
+    tools=tools,
+)

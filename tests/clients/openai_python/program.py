@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import steps
+from pydantic import BaseModel
 
 client = openai.OpenAI(base_url=f"{steps.URL}/v1", api_key=steps.KEY)
 chats = client.chat.completions
@@ -15,6 +16,18 @@ ASKED = [{"role": "user", "content": steps.QUESTION}]
 
 def answer() -> str:
     return chats.create(model=steps.MODEL, messages=ASKED).choices[0].message.content
+
+
+class Said(BaseModel):
+    text: str
+
+
+def answer_object() -> str:
+    """By a schema that is held to, over chats and over /v1/responses."""
+    chat = chats.parse(model=steps.MODEL, messages=ASKED, response_format=Said)
+    parsed = client.responses.parse(model=steps.MODEL, input=ASKED, text_format=Said).output_parsed
+    assert chat.choices[0].message.parsed == parsed, parsed
+    return parsed.text
 
 
 def stream() -> list[str]:
@@ -58,6 +71,7 @@ def responses() -> str:
 
 steps.run(
     answer=answer,
+    answer_object=answer_object,
     stream=stream,
     tools=lambda: loop(complete),
     tools_streamed=lambda: loop(complete_streamed),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import steps
-from pydantic_ai import Agent
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -14,6 +15,18 @@ agent = Agent(model, instructions="You know the weather.", tools=[steps.get_weat
 by_responses = Agent(
     OpenAIResponsesModel(steps.MODEL, provider=provider), tools=[steps.get_weather]
 )
+
+
+class Said(BaseModel):
+    text: str
+
+
+async def answer_object() -> str:
+    """By a call that is forced, and by a schema that is held to."""
+    agents = [Agent(model, output_type=of(Said)) for of in (ToolOutput, NativeOutput)]
+    said = [(await agent.run(steps.QUESTION)).output.text for agent in agents]
+    assert said[0] == said[1], said
+    return said[0]
 
 
 async def answer() -> str:
@@ -45,6 +58,7 @@ async def tools_responses() -> str:
 
 steps.run(
     answer=answer,
+    answer_object=answer_object,
     stream=stream,
     tools=tools,
     tools_streamed=tools_streamed,
