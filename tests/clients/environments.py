@@ -19,6 +19,10 @@ READY = ".ready"
 """Written last: an environment without it was given up half-way, and is made anew."""
 
 
+class CannotInstall(Exception):
+    """A registry or its client refuses."""
+
+
 def clients() -> list[str]:
     return sorted(program.parent.name for program in HERE.glob("*/program.*"))
 
@@ -36,7 +40,7 @@ def versions(client: str) -> dict[str, str]:
 def command(client: str) -> list[str]:
     """Runs the client's program, in an environment that is made now if it is not there.
 
-    Raises CalledProcessError, with what the installer wrote, or TimeoutExpired.
+    Raises CannotInstall, with what the installer wrote, or TimeoutExpired.
     """
     environment = _environment(client)
     if _requirements(client).suffix == ".json":
@@ -79,6 +83,8 @@ def _install(required: Path, environment: Path) -> None:
 
 
 def _run(*arguments: str, cwd: Path | None = None) -> None:
-    subprocess.run(
-        arguments, cwd=cwd, check=True, timeout=INSTALL_LIMIT_S, text=True, capture_output=True
+    ran = subprocess.run(
+        arguments, cwd=cwd, timeout=INSTALL_LIMIT_S, text=True, capture_output=True
     )
+    if ran.returncode:
+        raise CannotInstall(f"{' '.join(arguments)}\n{ran.stdout}{ran.stderr}")

@@ -19,7 +19,7 @@ from tests.gateway.scripted import BOS, EOS, Serving, serving
 from baton.gateway.text.chat_template import ChatTemplate
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "checkpoint"
-KEY, OPERATOR_KEY = "sk-of-the-clients", "sk-of-the-operators"
+KEY = "sk-of-the-clients"
 """Wanted by the gateways: a client that does not show its key gets 401."""
 
 
@@ -30,7 +30,7 @@ def templates() -> dict[str, str]:
 
 
 def endpoints(gateway: Serving) -> dict[str, str]:
-    return {"url": gateway.url, "grpc": gateway.grpc_target, "admin": gateway.admin_url}
+    return {"url": gateway.url, "grpc": gateway.grpc_target}
 
 
 async def main() -> None:
@@ -48,8 +48,6 @@ async def main() -> None:
                     dispatcher=AgentDispatcher(),
                     model=model,
                     api_keys=frozenset({KEY}),
-                    operator_keys=frozenset({OPERATOR_KEY}),
-                    admin_port=0,
                 )
             )
             said[name] = endpoints(gateway)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-HEADER = "| client | packages | answer | stream | tools, in its format | tools, generic | ignored |"
-RULE = "|---|---|---|---|---|---|---|"
+HEADER = "| client | packages | answer | stream | tools, in its format | tools, generic |"
+RULE = "|---|---|---|---|---|---|"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,6 @@ class Outcome:
     model: str
     failures: Mapping[str, str]
     """By step: empty if it went as it should, else what the client said."""
-    ignored: Sequence[str] = field(default=())
-    """Fields that Baton told it has no use for."""
 
 
 ROWS = pytest.StashKey[list[Outcome]]()
@@ -36,7 +34,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _row(outcomes: Sequence[Outcome]) -> str:
     by_model = {outcome.model: outcome for outcome in outcomes}
-    ignored = sorted({name for outcome in outcomes for name in outcome.ignored})
     cells = [
         outcomes[0].client,
         outcomes[0].version,
@@ -44,7 +41,6 @@ def _row(outcomes: Sequence[Outcome]) -> str:
         _cell(outcomes, "stream"),
         _cell([o for m, o in by_model.items() if m == "knows-tools"], "tools"),
         _cell([o for m, o in by_model.items() if m == "knows-none"], "tools"),
-        ", ".join(f"`{name}`" for name in ignored),
     ]
     return f"| {' | '.join(cells)} |"
 
