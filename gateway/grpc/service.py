@@ -130,6 +130,9 @@ class InferenceService(InferenceServicer):
         """Asks for a key, yields whose it is, tells what fails, and counts how it ended."""
         outcome, call, caller = StatusCode.CANCELLED, UNTRACED, ANYBODY
         began_s, metadata = monotonic(), dict(context.invocation_metadata() or ())
+        watch = self._gateway.call_watch
+        if watch is not None:
+            watch.begins("grpc")
         try:
             authorization = metadata.get("authorization")
             given = authorization if isinstance(authorization, str) else None
@@ -146,6 +149,8 @@ class InferenceService(InferenceServicer):
             await context.abort(status.code, status.details, status.trailing_metadata)
         finally:
             self._gateway.metrics.calls.add(1, method, outcome.name)
+            if watch is not None:
+                watch.ended("grpc", "", method, outcome.name, monotonic() - began_s)
             if call.span.is_recording:
                 call.span.set({"rpc.response.status_code": outcome.name})
             call.span.end(outcome.name if outcome in SERVERS_FAULT else "")

@@ -90,6 +90,27 @@ class Edge:
             await self._app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whoever watches is told of calls to the API: probes and pages are none."""
+        watch, path = self._gateway.call_watch, scope["path"]
+        if watch is None or self._is_admin or not path.startswith(GUARDED):
+            await self._answer(scope, receive, send)
+            return
+        began_s, status = monotonic(), ""
+
+        async def watched_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        watch.begins("http")
+        try:
+            await self._answer(scope, receive, watched_send)
+        finally:
+            seconds = monotonic() - began_s
+            watch.ended("http", self._name_of(path), scope["method"], status, seconds)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         own_headers: list[tuple[bytes, bytes]] = []
         answer_headers: list[tuple[bytes, bytes]] = []

@@ -60,6 +60,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.tracer = reporting.tracer
         self.planner = reporting.planner
+        self.call_watch = reporting.calls
         self._has_vllm_names = reporting.has_vllm_names
         self.keeper = StreamKeeper(
             max_bytes=config.max_resumable_bytes, window_s=config.resume_window_s

@@ -16,6 +16,7 @@ from baton.platform.cluster.actor_log import start_actor_log
 from baton.platform.cluster.cluster_secret import cluster_secret
 from baton.platform.cluster.node_model import find_on_node
 from baton.platform.cluster.registry_actor import Handle, RemoteRegistry
+from baton.platform.cluster.serve_calls import ServeCalls, are_ray_metrics_on
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import Plain, with_live
 from baton.platform.faults.events import ChaoticWatch
@@ -44,6 +45,7 @@ class GatewayActor:
         self._folder = folder
         self._registry = registry
         self._gateway: GatewayNode | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     async def reconfigure(self, told: Plain) -> None:
         """Serve tells it first, before anybody may come in, and again whenever it is changed.
@@ -74,12 +76,16 @@ class GatewayActor:
         if warning := apart(config, sum(node["Alive"] for node in nodes)):
             log.warning("%s", warning)
         folder = self._folder or await find_on_node(config, wants_weights=False)
-        node = GatewayNode(_whole(config), folder)
+        calls = ServeCalls() if are_ray_metrics_on() else None
+        node = GatewayNode(_whole(config), folder, calls)
         remote = RemoteRegistry(self._registry, config.model_identity)
         chaos = config.chaos.start("gateway")
         watched = remote if chaos is None else ChaoticWatch(remote, chaos)
         await node.start(watched, shares=remote, planner=remote)
         self._gateway = node
+        if calls is not None:
+            telling = calls.keep(lambda: node.dispatcher.num_waiting)
+            self._telling = asyncio.create_task(telling, name="tells Ray of calls")
         spare_what_stays()
 
     @property

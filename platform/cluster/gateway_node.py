@@ -20,7 +20,7 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.rate_limits import RateLimits
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.fleet import RegistryClient
-from baton.gateway.requests.reporting import Reporting
+from baton.gateway.requests.reporting import CallWatch, Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.served_model import ServedModel
 from baton.platform.cluster.planner_link import PlannerLink, PlannerRegistry
@@ -71,8 +71,11 @@ async def share_limits(
 
 
 class GatewayNode:
-    def __init__(self, config: DeploymentConfig, folder: Path) -> None:
-        """Raises InvalidConfig if a secret that the configuration names is not here."""
+    def __init__(
+        self, config: DeploymentConfig, folder: Path, calls: CallWatch | None = None
+    ) -> None:
+        """Raises InvalidConfig if a secret that the configuration names is not here. `calls`: who
+        is told of clients' calls."""
         self._config = self._asked = config
         gateway = config.gateway
         self._known = with_secrets(gateway)
@@ -100,6 +103,7 @@ class GatewayNode:
                 tracer=start_tracing(config.tracing, "baton-gateway", self.dispatcher.epoch),
                 has_vllm_names=config.metrics.vllm_names,
                 planner=self._planner,
+                calls=calls,
             ),
         )
         self._metrics = config.metrics

@@ -23,6 +23,7 @@ from baton.gateway.access.config import GatewayConfig
 from baton.gateway.requests.generation import DecodeRoom, Estimate, Generation
 from baton.gateway.requests.prompt_progress import PromptProgress
 from baton.gateway.requests.readiness import Missing, Wanted
+from baton.gateway.requests.reporting import SILENT, Reporting
 from baton.gateway.server import GatewayServer
 from baton.gateway.text.chat_template import ChatTemplate
 from baton.gateway.text.model_files import SamplingDefaults
@@ -338,12 +339,17 @@ async def serving(
     dispatcher: ScriptedDispatcher | None = None,
     model: ServedModel | None = None,
     clock: Clock = monotonic,
+    reporting: Reporting = SILENT,
     **config: Any,
 ) -> AsyncIterator[Serving]:
     dispatcher = dispatcher or ScriptedDispatcher(script or Script())
     settings = GatewayConfig(**{"port": 0, "grpc_port": 0, "admin_port": None, **config})
     server = GatewayServer(
-        model=model or make_model(), dispatcher=dispatcher, config=settings, clock=clock
+        model=model or make_model(),
+        dispatcher=dispatcher,
+        config=settings,
+        reporting=reporting,
+        clock=clock,
     )
     await server.start()
     if settings.admin_port is not None:

@@ -12,6 +12,7 @@ from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, to
 
 from baton.gateway.http.server import bind
 from baton.gateway.requests.readiness import Missing
+from baton.gateway.requests.reporting import Face, Reporting
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -256,6 +257,46 @@ async def test_calls_are_counted_by_path_and_status() -> None:
     assert f'{prefix}"/v1/completions",status="400"}} 1' in text
     assert f'{prefix}"other",status="404"}} 1' in text
     assert f'{prefix}"ListModels",status="OK"}} 1' in text
+
+
+class Watch:
+    """What it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def begins(self, face: Face) -> None:
+        self.told.append(("begins", face))
+
+    def ended(self, face: Face, path: str, method: str, status: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.told.append((face, path, method, status))
+
+
+async def test_who_watches_hears_of_each_call_to_the_api_once_and_of_who_leaves() -> None:
+    watch = Watch()
+    script = Script(tokens=tokens_of("the fox"), stalls_after=1)
+    async with serving(script, reporting=Reporting(calls=watch)) as gateway:
+        await gateway.complete(prompt="")
+        await gateway.http.get("/v1/made-up")
+        await gateway.http.get("/ready")
+        async with grpc.aio.insecure_channel(gateway.grpc_target) as channel:
+            await InferenceStub(channel).ListModels(pb.ListModelsRequest())
+        leaving = asyncio.create_task(gateway.complete(prompt="Hello"))
+        while not gateway.dispatcher.generations:
+            await asyncio.sleep(0.001)
+        leaving.cancel()
+        async with asyncio.timeout(20):
+            while len(watch.told) < 8:
+                await asyncio.sleep(0.001)
+
+    path = "/v1/completions"
+    assert watch.told == [
+        ("begins", "http"), ("http", path, "POST", "400"),
+        ("begins", "http"), ("http", "other", "GET", "404"),
+        ("begins", "grpc"), ("grpc", "", "ListModels", "OK"),
+        ("begins", "http"), ("http", path, "POST", ""),
+    ]  # fmt: skip
 
 
 async def test_a_replica_is_drained_or_flipped_on_request_and_says_how_far_it_is() -> None:
