@@ -51,18 +51,15 @@ def test_the_pools_the_last_decision_and_changes_are_told_with_their_reasons() -
 
 
 def test_what_worker_groups_wait_for_is_told_or_why_nobody_knows() -> None:
-    wait: dict[str, Any] = {
-        "cause": "pods",
-        "why": "decode: 1 of 2 pods are not up ([0/3 nodes])",
-        "since": 1e9,
-    }
+    why = "decode: 1 of 2 pods are not up ([0/3 nodes])"
+    wait = {"cause": "pods", "why": why, "since": 1e9}
     done = [{"at": 1e9, "what": "decode: 1 -> 2 pods"}]
 
     text = shown({**TOLD, "groups": {"looked_at": 1e9, "waits": [wait], "done": done}})
 
     assert "pods: decode: 1 of 2 pods are not up ([0/3 nodes])" in text
     assert "decode: 1 -> 2 pods" in text
-    assert wait["why"] in shown(
+    assert why in shown(
         {"is_enabled": False, "groups": {"looked_at": 1, "waits": [wait], "done": []}}
     )
     well: dict[str, Any] = {"looked_at": None, "waits": [], "done": []}
