@@ -26,7 +26,8 @@ class WireSecurity:
     """The name that every server's certificate bears, whatever address it listens on."""
     checks_clients: bool = True
     tokens: tuple[str, ...] = field(default=(), repr=False)
-    """The first is sent, all are accepted: so one can follow another without a pause."""
+    """The first is sent, to who refuses it the next, and all are accepted: so one can follow
+    another without a pause."""
     allows_plain_kv: bool = False
     """KV may travel unencrypted although the channels are not."""
     renew: Callable[[], WireSecurity] | None = field(default=None, repr=False, compare=False)

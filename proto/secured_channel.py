@@ -1,18 +1,20 @@
 """A channel that proves who calls: by certificate, by the cluster's token, or by both.
 
 When the certificate has been renewed, new calls go over a new connection that shows the new one;
-calls under way stay where they are.
+calls under way stay where they are. Of several tokens calls show the first; once a call of that was
+refused, later ones show the next.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from baton.core.wire_security import WireSecurity
+from baton.core.wire_security import NO_TOKEN, WireSecurity
 from baton.proto.channel_options import CHANNEL_OPTIONS
 from baton.proto.cluster_token import TOKEN_KEY
 from baton.proto.relayed_channel import RelayedChannel
@@ -29,6 +31,8 @@ class SecuredChannel(RelayedChannel):
         self._options = options
         self._security = security.now()
         self._channel = self._open()
+        self._num_refused = 0
+        self._judging: set[asyncio.Task[None]] = set()
         self._earlier: list[grpc.aio.Channel] = []
         """A few in a process's life, idle once their calls have ended."""
 
@@ -56,11 +60,24 @@ class SecuredChannel(RelayedChannel):
     def _begin(
         self, start: Callable[..., Any], request: Sequence[Any], arguments: Mapping[str, Any]
     ) -> Any:
-        metadata = (*(arguments.get("metadata") or ()), *self._token())
-        return start(*request, **{**arguments, "metadata": metadata})
+        tokens, number = self._security.tokens, self._num_refused
+        token = tokens[number % len(tokens)] if tokens else NO_TOKEN
+        shown = ((TOKEN_KEY, token),) if token else ()
+        metadata = (*(arguments.get("metadata") or ()), *shown)
+        begun = start(*request, **{**arguments, "metadata": metadata})
+        if len(tokens) > 1:
+            begun.add_done_callback(lambda call: self._look_after(call, number))
+        return begun
 
-    def _token(self) -> tuple[tuple[str, str], ...]:
-        return tuple((TOKEN_KEY, token) for token in self._security.tokens[:1] if token)
+    def _look_after(self, call: Any, number: int) -> None:
+        judging = asyncio.ensure_future(self._judge(call, number))
+        self._judging.add(judging)
+        judging.add_done_callback(self._judging.discard)
+
+    async def _judge(self, call: Any, number: int) -> None:
+        """Of several calls that were refused for the same token one counts."""
+        if await call.code() is grpc.StatusCode.UNAUTHENTICATED and number == self._num_refused:
+            self._num_refused += 1
 
 
 def _identity(security: WireSecurity) -> tuple[bytes, bytes, bytes]:

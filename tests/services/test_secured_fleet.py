@@ -97,21 +97,27 @@ async def test_the_status_says_that_replicas_speak_tls(tmp_path: Path) -> None:
     assert all("only one side speaks TLS" in row["trouble"] for row in rows)
 
 
-async def test_replicas_that_do_not_ask_yet_and_those_that_accept_serve_together(
+async def test_replicas_that_accept_a_token_serve_with_those_that_ask_for_none_or_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of-ray-itself")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     permissive = {"security.default_token": "permissive"}
     async with running_fleet(changes=permissive, prefill=0, decode=0) as fleet:
-        newer, older = fleet.config, override(fleet.config, {"security.default_token": "none"})
+        accepts = fleet.config
+        former, asks = (
+            override(accepts, {"security.default_token": default}) for default in ("none", "ray")
+        )
         receipts = []
-        for prefill, decode in ((newer, older), (older, newer)):
+        for prefill, decode in (
+            (accepts, former), (former, accepts), (accepts, asks), (asks, accepts)
+        ):  # fmt: skip
             fleet.config = prefill
             added = [await fleet.add(Role.PREFILL)]
             fleet.config = decode
             added.append(await fleet.add(Role.DECODE))
-            receipts.append((await fleet.ask(PROMPT)).receipt)
+            await fleet.ask(PROMPT)  # one may be refused, computes itself, and knows from then on
+            receipts.append((await fleet.ask(PROMPT[::-1])).receipt)
             for replica_id in added:
                 await fleet.crash(replica_id)
             await fleet.sync()

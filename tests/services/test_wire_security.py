@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -150,6 +151,20 @@ async def test_one_token_follows_another_without_a_pause() -> None:
     async with server_of(replace(PLAIN, tokens=both)) as (address, _):
         assert await ask(address, replace(PLAIN, tokens=old)) == "it"
         assert await ask(address, replace(PLAIN, tokens=new)) == "it"
+
+
+async def test_who_refuses_the_first_token_is_shown_the_next() -> None:
+    channels = Channels(replace(PLAIN, tokens=("", "the-token-of-it")))
+    async with server_of(replace(PLAIN, tokens=("the-token-of-it",))) as (address, answering):
+        stub = ReplicaStub(channels.to(address))
+        call = stub.Inspect(pb.InspectRequest(), timeout=10)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        await asyncio.sleep(0.01)
+
+        for _ in range(2):
+            assert (await stub.Inspect(pb.InspectRequest(), timeout=10)).replica_id == "it"
+    await channels.close()
+    assert answering.num_calls == 2
 
 
 async def test_a_server_of_another_authority_is_not_spoken_to(tmp_path: Path) -> None:
