@@ -24,8 +24,8 @@ class SecurityConfig(ConfigNode, frozen=True, kw_only=True):
     """The name that all certificates bear, so that one fits replicas on any address."""
     token_file: str = ""
     """The cluster's token, without which no call between its processes is served. Empty: the
-    variable BATON_CLUSTER_TOKEN, if it is set. Of several lines the first is sent, all are
-    accepted."""
+    variable BATON_CLUSTER_TOKEN, if it is set. Of several lines the first is sent, to who
+    refuses it the next, and all are accepted."""
     default_token: Literal["auto", "ray", "permissive", "none"] = "auto"
     """The token where none is given. `ray`: one derived from Ray's own. `permissive`: the same is
     accepted, but not asked for. `none`: whoever reaches a replica's port is served. `auto`: `ray`
