@@ -64,8 +64,8 @@ async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
 
 
 def hugging_face(folder: Path) -> Any:
-    make: Any = PreTrainedTokenizerFast  # without types
-    return make(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer: Any = PreTrainedTokenizerFast  # has no types
+    return tokenizer(tokenizer_file=str(folder / "tokenizer.json"))
 
 
 async def test_a_classifier_classifies_and_generates_nothing(tmp_path: Path) -> None:
