@@ -9,6 +9,7 @@ gateway's port; these are among Ray's alone, so neither is there twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import Counter as Counts
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from baton.gateway.requests.reporting import Face
 from baton.platform.config.live import DECODE
+
+log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 BOUNDS_MS = [
@@ -104,8 +107,14 @@ class ServeCalls:
 
     async def keep(self, num_waiting: Callable[[], int]) -> None:
         """For ever: tell Ray. `num_waiting`: requests that have no place yet."""
+        has_failed = False
         while True:
-            self._tell(num_waiting())
+            try:
+                self._tell(num_waiting())
+            except Exception:  # whatever Ray raises: those calls are not told, and none pile up
+                if not has_failed:
+                    log.exception("Ray cannot be told of calls")
+                has_failed = True
             await asyncio.sleep(PERIOD_S)
 
     def _tell(self, num_waiting: int) -> None:
