@@ -88,10 +88,6 @@ class BatchRunner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def num_working(self) -> int:
-        return len(self._working)
-
     async def _look_on(self) -> None:
         """For ever."""
         while True:
