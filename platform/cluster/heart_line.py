@@ -5,7 +5,7 @@
             --- Beat: still as I said ------> known: alive for another while
                                               not known, or no answer: all of it, through Serve
 
-A call through Serve takes both sides ten times the CPU. Without this port, or a way to it, every
+A call through Serve takes both sides several times the CPU. Without this port, or a way to it, every
 heartbeat goes through Serve.
 """
 
