@@ -98,7 +98,7 @@ def begun_answer(
         temperature=defaults.temperature if body.temperature is None else body.temperature,
         text=TextConfig(
             format=(body.text and body.text.format) or TextFormat(),
-            verbosity=body.text and body.text.verbosity,
+            verbosity=None if body.text is None else body.text.verbosity,
         ),
         tool_choice=body.tool_choice or "auto",
         tools=[msgspec.to_builtins(tool) for tool in body.tools or ()],
