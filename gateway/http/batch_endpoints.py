@@ -6,7 +6,7 @@ from baton.gateway.batches.files import FileObject
 from baton.gateway.batches.records import Batch
 from baton.gateway.http.batches import BatchBody, BatchListAnswer
 from baton.gateway.http.endpoint import Endpoint
-from baton.gateway.http.files import JSON_LINES, DeletedAnswer, FileForm, FileListAnswer
+from baton.gateway.http.files import JSON_LINES, DeletedFileAnswer, FileForm, FileListAnswer
 
 BATCHES = "Batches"
 
@@ -39,7 +39,7 @@ BATCH_PATHS = (
         tag=BATCHES,
         summary="Delete a file",
         details="Batches that have begun with it go on.",
-        answer=DeletedAnswer,
+        answer=DeletedFileAnswer,
     ),
     Endpoint(
         path="/v1/files/{file_id}/content",

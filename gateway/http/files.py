@@ -50,7 +50,7 @@ class FileListAnswer(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-class DeletedAnswer(msgspec.Struct, kw_only=True):
+class DeletedFileAnswer(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["file"] = "file"
     deleted: bool = True
@@ -103,7 +103,7 @@ class FilesApi:
     async def delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]
         await self._files.delete(file_id, request.state.caller.owner)
-        return json_response(DeletedAnswer(id=file_id))
+        return json_response(DeletedFileAnswer(id=file_id))
 
     async def content(self, request: Request) -> Response:
         files, owner = self._files, request.state.caller.owner

@@ -5,8 +5,8 @@
             --- Beat: still as I said ------> known: alive for another while
                                               not known, or no answer: all of it, through Serve
 
-A call through Serve takes both sides several times the CPU. Without this port, or a way to it, every
-heartbeat goes through Serve.
+A call through Serve takes both sides several times the CPU. Without this port, or a way to it,
+every heartbeat goes through Serve.
 """
 
 from __future__ import annotations
