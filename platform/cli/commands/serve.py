@@ -42,6 +42,9 @@ def serve(
         Path | None, typer.Option("-f", "--config", help="The deployment as a YAML file.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show replicas' logs.")] = False,
+    only_check: Annotated[
+        bool, typer.Option("--check", help="Say whether it would start, and start nothing.")
+    ] = False,
 ) -> None:
     """Serve a model: OpenAI-compatible HTTP and gRPC, prefill and decode in separate processes."""
     with StartCheck() as check:
@@ -66,6 +69,10 @@ def serve(
             memory = read_memory()
             check_process_room(config, memory)
         check.ask(config, folder, memory)
+        if only_check:
+            with told_in_one_line("baton serve"):
+                typer.echo(check.warning() or f"{config.model_name} would start")
+            return
         grace_s = 2 * config.health.drain_s + 30.0
         status = run_in_session(
             lambda: run(config, folder, check, is_verbose=verbose), stop_grace_s=grace_s

@@ -13,6 +13,7 @@ from tests.platform.cli.wrong_starts import LLAMA_70B, WRONG_STARTS, WrongStart,
 from typer.testing import CliRunner
 
 from baton.core.errors import InvalidConfig
+from baton.platform.cli.commands import serve as serve_command
 from baton.platform.cli.main import app
 from baton.platform.cli.runs.judged_starts import JudgedStart, Needs
 from baton.platform.cli.runs.out_of_memory import OutOfMemory
@@ -152,6 +153,22 @@ def test_many_replicas_of_a_small_model_want_room_for_their_processes() -> None:
 
 def test_the_memory_of_a_cluster_that_is_joined_is_not_this_machines() -> None:
     assert verdict(DEMO, having(0.1), ray__address="10.0.0.1:6379") == Verdict(needs=Needs())
+
+
+@pytest.mark.wide
+def test_a_start_that_is_only_checked_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `make serve` does when it has set up, so that the first start need not."""
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path))
+    monkeypatch.setattr(serve_command, "_check_ports", lambda config: None)
+    start = JudgedStart(DeploymentConfig(), DEMO)
+    assert not start.is_known(having(64))
+
+    result = CliRunner().invoke(app, ["serve", "--check"])
+
+    assert (result.exit_code, result.output) == (0, "demo would start\n")
+    assert start.is_known(having(64))
 
 
 def test_a_check_that_dies_refuses_nothing_and_is_made_again(
