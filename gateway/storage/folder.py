@@ -5,6 +5,8 @@
 
 A file's time is when it expires, if it does: until then a sweep need not open it.
 
+Nothing else in it is entered, counted or removed: it may be somebody's folder of other things.
+
 Several processes may use it at once. Two that write one id: the later one's value holds. Whoever
 reads a value reads it to its end, also if it is deleted or replaced meanwhile.
 """
@@ -30,6 +32,9 @@ from baton.gateway.storage.record import Facts
 log = logging.getLogger(__name__)
 
 ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
+KIND = re.compile("batch|file|file_info|response")
+OWNER = re.compile(r"[0-9a-f]{32}")
+FILE = re.compile(rf"{ID.pattern}|\.{ID.pattern}\.[0-9a-f]{{8}}")
 ABANDONED_S = 3600.0
 """What nobody has written to for so long, nobody writes any more."""
 UNSEEN_SHARE = 32
@@ -124,7 +129,8 @@ class StorageFolder:
         if owner is not None:
             folder = folder / _owner_name(owner)
         found: list[Facts] = []
-        for held in _walk(folder):
+        found_files = _every(folder) if owner is None else _files(folder)
+        for held in found_files:
             opened = None if _is_temporary(held.path) else open_file(held.path)
             if opened is None:
                 continue
@@ -159,12 +165,16 @@ class StorageFolder:
     def sweep(self) -> None:
         """Remove what has expired and what was abandoned, and count the rest. Raises OSError."""
         now, num_bytes = self._now(), 0
-        for held in _walk(self.folder):
+        for held in self._all():
             if self._is_over(held, now) and self._unlink(held.path):
                 continue
             num_bytes += held.num_bytes
         with self._counting:
             self.num_bytes, self._num_unseen = num_bytes, 0
+
+    def _all(self) -> Iterator[_Held]:
+        for kind in _folders(self.folder, KIND):
+            yield from _every(kind)
 
     def _is_over(self, held: _Held, now: float) -> bool:
         if _is_temporary(held.path):
@@ -186,7 +196,7 @@ class StorageFolder:
             return  # nothing makes room for that
         wanted = self.num_bytes + num_bytes - self._max_bytes + self._max_bytes // UNSEEN_SHARE
         by_owner: dict[Path, list[_Held]] = {}
-        for held in _walk(self.folder / kind):
+        for held in _every(self.folder / kind):
             if not _is_temporary(held.path):
                 by_owner.setdefault(held.path.parent, []).append(held)
         for files in by_owner.values():
@@ -225,21 +235,32 @@ class StorageFolder:
         return self.folder / place.kind / _owner_name(place.owner) / place.id
 
 
-def _walk(folder: Path) -> Iterator[_Held]:
-    """All files below it. What goes away meanwhile is left out. Raises OSError."""
-    try:
-        with os.scandir(folder) as found:
-            inside = list(found)
-    except FileNotFoundError:
-        return
-    for one in inside:
-        if one.is_dir(follow_symlinks=False):
-            if not _is_temporary(Path(one.path)):  # those are others', see `aside`
-                yield from _walk(Path(one.path))
-        elif one.is_file(follow_symlinks=False):
+def _every(kind: Path) -> Iterator[_Held]:
+    """Files of all owners. What goes away meanwhile is left out. Raises OSError."""
+    for owner in _folders(kind, OWNER):
+        yield from _files(owner)
+
+
+def _files(owner: Path) -> Iterator[_Held]:
+    for one in _inside(owner):
+        if FILE.fullmatch(one.name) and one.is_file(follow_symlinks=False):
             with suppress(FileNotFoundError):
                 facts = one.stat(follow_symlinks=False)
                 yield _Held(Path(one.path), facts.st_size, facts.st_mtime)
+
+
+def _folders(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
+    for one in _inside(folder):
+        if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False):
+            yield Path(one.path)
+
+
+def _inside(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
 
 
 def _is_temporary(path: Path) -> bool:

@@ -129,6 +129,28 @@ async def test_the_oldest_of_who_has_most_make_room_and_files_do_not(
     assert await storage.get(place("small", 0)) == b"s" * 300
 
 
+async def test_what_others_have_in_the_folder_is_left_alone(
+    storage: Storage, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Old files of no shape of ours, and folders that cannot be read."""
+    await storage.put(MINE, b"mine", ttl_s=60)
+    (owner,) = (tmp_path / "kept" / "response").iterdir()
+    foreign = [
+        tmp_path / "kept" / name
+        for name in ("model.bin", ".hidden", "models/model.bin", f"models/{owner.name}/model.bin")
+    ]
+    foreign += [owner.parent / "model.bin", owner / "a file of somebody", owner / ".hidden"]
+    for path in foreign:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"a model")
+        os.utime(path, (0, 0))
+
+    folder = StorageFolder(tmp_path / "kept", 4000, unix_time=clock)
+    folder.open()
+    assert all(path.exists() for path in foreign)
+    assert folder.num_bytes == sum(path.stat().st_size for path in owner.glob("resp_*"))
+
+
 async def test_a_sweep_leaves_what_holds_and_what_is_being_written(
     storage: Storage, clock: ManualClock, tmp_path: Path
 ) -> None:
