@@ -10,6 +10,7 @@ from typing import TypeVar
 R = TypeVar("R")
 
 NUM_THREADS = 4
+PATIENCE_S = 30.0
 
 
 class Disk:
@@ -17,7 +18,10 @@ class Disk:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="batches")
 
     async def __call__(self, work: Callable[..., R], *args: object) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        """Raises TimeoutError, an OSError, of a disk that hangs."""
+        call = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        async with asyncio.timeout(PATIENCE_S):
+            return await call
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

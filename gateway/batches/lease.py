@@ -73,6 +73,7 @@ class Lease:
         self.check()
         self._num_beats += 1
         os.pwrite(self._fd, b"%020d\n" % self._num_beats, 0)
+        os.fsync(self._fd)  # or another node of the same folder sees it late
 
     def check(self) -> None:
         """Raises LeaseLost, OSError."""

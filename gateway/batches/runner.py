@@ -94,9 +94,9 @@ class BatchRunner:
             try:
                 await self._look()
                 self._is_away = False
-            except OSError as error:
+            except Exception as error:  # the next look may go better
                 if not self._is_away:
-                    log.error("batches cannot be looked for: %s", error)
+                    log.error("batches cannot be looked for: %r", error)
                 self._is_away = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

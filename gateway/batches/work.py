@@ -12,6 +12,7 @@ last word nothing is told to clients that a successor could tell otherwise.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -146,6 +147,8 @@ class BatchWork:
                 try:
                     async for chunk in reading:
                         await self.means.disk(file.write, chunk)
+                    await self.means.disk(file.flush)
+                    await self.means.disk(os.fsync, file.fileno())
                 finally:
                     await self.means.disk(file.close)
         except NotKept:

@@ -12,6 +12,7 @@ It is gone once the batch is over and that is kept elsewhere. All of it blocks, 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,8 @@ import msgspec
 
 from baton.gateway.batches.lease import epochs
 from baton.gateway.batches.records import ID, Batch, BatchOrder
+
+log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -100,8 +103,12 @@ def _write(path: Path, value: Any, *, fsync: bool = False) -> None:
 
 
 def _read(path: Path, kind: type[V]) -> V | None:
+    """None if it is not there, or cut short, as a machine that goes down may leave it."""
     try:
         value: V = msgspec.json.decode(path.read_bytes(), type=kind)
         return value
     except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        log.warning("%s cannot be read: %s", path, error)
         return None

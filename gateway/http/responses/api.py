@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from baton.core.errors import InvalidRequest
 from baton.core.ids import new_request_id
+from baton.gateway.access.api_keys import Caller
 from baton.gateway.chat.conversation import Conversation
 from baton.gateway.chat.plan import plan_chat
 from baton.gateway.chat.tool_definitions import use_of
@@ -46,7 +47,7 @@ class ResponsesApi:
         body = await read_known(request, gateway.config, ResponsesBody)
         gateway.model.check_name(body.model)
         refuse_unknown_ways(body)
-        is_kept = self._is_kept(body)
+        is_kept = self._is_kept(body, request.state.caller)
         options = _options(body)
         who = asker(request)
         earlier = await self._earlier(body, who.caller.owner)
@@ -87,14 +88,15 @@ class ResponsesApi:
             settle=keep if is_kept else None,
         )
 
-    def _is_kept(self, body: ResponsesBody) -> bool:
-        """Raises InvalidRequest."""
+    def _is_kept(self, body: ResponsesBody, caller: Caller) -> bool:
+        """Lines of a batch keep nothing unasked. Raises InvalidRequest."""
         if body.store and not self._kept.is_possible:
             raise InvalidRequest(
                 "store: nothing is kept here (gateway.storage); leave it out, or send false",
                 field="store",
             )
-        return body.store is not False and self._kept.is_possible
+        wanted = not caller.is_background if body.store is None else body.store
+        return wanted and self._kept.is_possible
 
     async def _earlier(self, body: ResponsesBody, owner: str) -> list[InputItem]:
         """What stands before the input, whose references become what they refer to. Raises NotKept,
