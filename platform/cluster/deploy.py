@@ -16,6 +16,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
@@ -27,6 +28,7 @@ from baton.platform.cluster.serve_document import drain_limit_s
 from baton.platform.config.deployment import DeploymentConfig, override
 from baton.platform.config.live import DECODE, GATEWAY, PREFILL, REGISTRY
 from baton.platform.config.pools import PlacementConfig, PoolConfig
+from baton.platform.security.config import SecurityConfig
 from baton.platform.security.connections import is_token_given
 from baton.platform.security.ray_token import settled
 
@@ -65,7 +67,8 @@ def build_app(config: DeploymentConfig, folder: Path | None) -> serve.Applicatio
 
 def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
     """Of the token itself nothing is in the configuration, which Ray keeps and shows."""
-    asked, default = config.security, settled(config.security).default_token
+    asked = config.security
+    default = _settled_there(asked) if config.ray.address else settled(asked).default_token
     is_guarded = default != "none" or asked.is_encrypted or is_token_given(asked)
     if asked.default_token == "auto" and not is_guarded:
         log.warning(
@@ -73,6 +76,16 @@ def _with_token_settled(config: DeploymentConfig) -> DeploymentConfig:
             "whoever reaches their ports is served; set security.token_file"
         )
     return override(config, {"security.default_token": default})
+
+
+def _settled_there(security: SecurityConfig) -> str:
+    """As the nodes of a cluster see it that somebody else has started, and this process joined."""
+
+    def settle() -> str:
+        return settled(security).default_token
+
+    found: str = ray.get(ray.remote(num_cpus=0)(settle).remote())
+    return found
 
 
 def _resources(pool: PoolConfig) -> dict[str, Any]:

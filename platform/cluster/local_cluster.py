@@ -58,7 +58,7 @@ def ray_environment() -> dict[str, str]:
     }
     if (Path.home() / OWN_FILE).exists():
         environment["RAY_AUTH_MODE"] = "token"  # or a cluster that was started here refuses us
-    elif not os.access(Path.home(), os.W_OK):
+    elif not os.access(Path.home(), os.W_OK) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         # Ray keeps its access token there; without one it needs it from here.
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return {key: value for key, value in environment.items() if key not in os.environ}

@@ -74,7 +74,7 @@ def examine_here(config: DeploymentConfig, *, is_serving: bool) -> tuple[NodeFac
 def examine_security(config: DeploymentConfig) -> tuple[WireSecurity | None, Finding]:
     """As a replica on this machine would load it; None if it could not."""
     try:
-        found = settled(config.security)
+        found = settled(config.security, is_tool=True)
         security = load_security(found, allows_plain_kv=config.transfer.allow_plain)
     except InvalidConfig as error:
         return None, fail("security", str(error), "`baton certs` makes what is needed")

@@ -21,12 +21,17 @@ PURPOSE = b"baton cluster token"
 OWN_FILE = Path(".ray", "auth_token")
 
 
-def settled(config: SecurityConfig, environment: Mapping[str, str] = os.environ) -> SecurityConfig:
+def settled(
+    config: SecurityConfig, environment: Mapping[str, str] = os.environ, *, is_tool: bool = False
+) -> SecurityConfig:
     """`auto` as what it means where this is asked. Who starts an application asks for all of its
-    processes, and an operator's tool for itself."""
+    processes: Ray tells them that it asks for its token (RAY_AUTH_MODE), and a file that another
+    cluster left behind says nothing. An operator's tool was told nothing, and has that file alone.
+    """
     if config.default_token != "auto":
         return config
-    found = "ray" if ray_token(environment) else "none"
+    is_asked = is_tool or environment.get("RAY_AUTH_MODE", "").lower() == "token"
+    found = "ray" if is_asked and ray_token(environment) else "none"
     return msgspec.structs.replace(config, default_token=found)
 
 

@@ -71,7 +71,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     with told_in_one_line("baton chaos"):
         planned = _with_changes(read_scenario(scenario), duration, seed)
         pages = admin_pages(url, api_key, ca_file)
-        security = load_security(settled(configure(config_file, {}).security))
+        security = load_security(settled(configure(config_file, {}).security, is_tool=True))
         console = Console(stderr=as_json)
         outcome = asyncio.run(_run(planned, pages, grpc_url, security, console))
     if as_json:

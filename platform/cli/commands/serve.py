@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from baton.core.errors import InvalidConfig
@@ -64,7 +65,8 @@ def serve(
             files.pooling.judging_as(config.gateway.reranker)
             if is_alone:  # else they are needed where the gateway is placed
                 tls_identity(config.gateway)
-                load_security(config.security)
+                known = msgspec.structs.replace(config.security, default_token="none")
+                load_security(known)  # Ray's own token may be drawn later
             _check_ports(config)
             memory = read_memory()
             check_process_room(config, memory)

@@ -36,6 +36,7 @@ from baton.platform.cli.terminal.worker_log import NodeLog, WorkerLog, follow_wo
 from baton.platform.cluster.local_cluster import (
     OBJECT_STORE_BYTES,
     draw_ray_token,
+    joining_environment,
     num_logical_cpus,
     ray_environment,
     worker_environment,
@@ -62,7 +63,7 @@ def run(config: DeploymentConfig, folder: Path, check: StartCheck, *, is_verbose
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent forwards one SIGTERM instead
     if not config.ray.address:
         draw_ray_token()
-    os.environ.update(ray_environment())
+    os.environ.update(joining_environment() if config.ray.address else ray_environment())
     started = time.monotonic()
     is_started = False
     out_of_memory = OutOfMemory()

@@ -42,7 +42,8 @@ def test_it_is_the_same_wherever_ray_finds_its_own_and_does_not_show_it(tmp_path
 @pytest.mark.parametrize(
     ("environment", "meant"),
     [
-        ({"RAY_AUTH_TOKEN": RAYS}, "ray"),
+        ({"RAY_AUTH_TOKEN": RAYS, "RAY_AUTH_MODE": "token"}, "ray"),
+        ({"RAY_AUTH_TOKEN": RAYS}, "none"),
         ({"RAY_AUTH_TOKEN": RAYS, "RAY_AUTH_MODE": "disabled"}, "none"),
         ({"RAY_AUTH_TOKEN": RAYS, "RAY_ENABLE_K8S_TOKEN_AUTH": "1"}, "none"),
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere", "RAY_AUTH_MODE": "token"}, "none"),
@@ -53,6 +54,11 @@ def test_replicas_ask_for_it_where_ray_asks_for_its_own(
 ) -> None:
     assert settled(SecurityConfig(), environment).default_token == meant
     assert settled(SecurityConfig(default_token="none"), environment).default_token == "none"
+
+
+def test_a_tool_shows_what_it_finds_as_ray_tells_it_nothing() -> None:
+    assert settled(SecurityConfig(), {"RAY_AUTH_TOKEN": RAYS}, is_tool=True).default_token == "ray"
+    assert settled(SecurityConfig(), {"HOME": "/nowhere"}, is_tool=True).default_token == "none"
 
 
 def test_a_replica_that_is_to_ask_for_it_does_not_start_without() -> None:
