@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 0.5
 """Of a port that a firewall keeps from us, nothing is heard: a heartbeat is not late by more."""
+WHOLE_S = 10.0
+"""All of it goes through Serve as often: Serve may know of another registry by now, and what was
+told last may have been heard before what was told earlier."""
 AVOIDED_S = 30.0
 """For so long nothing is tried where nobody answered."""
 
@@ -48,7 +51,7 @@ class HeartLine:
         self._channel: grpc.aio.Channel | None = None
         self._told: ReplicaInfo | None = None
         self._address = ""
-        self._avoided_until_s = float("-inf")
+        self._avoided_until_s = self._told_at_s = float("-inf")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HeartLine, (self._security,)
@@ -57,11 +60,14 @@ class HeartLine:
         """The registry has heard all of it, and listens there; empty: nowhere."""
         if address != self._address:
             self._avoided_until_s, self._channel = float("-inf"), None
-        self._told, self._address = info, address
+        self._told, self._told_at_s, self._address = info, self._clock(), address
 
     async def beat(self, info: ReplicaInfo) -> bool:
         """Whether the registry knows that this is still so; else it is to be told all of it."""
-        if info != self._told or not self._address or self._clock() < self._avoided_until_s:
+        now = self._clock()
+        if info != self._told or now - self._told_at_s >= WHOLE_S:
+            return False
+        if not self._address or now < self._avoided_until_s:
             return False
         try:
             if self._channel is None:

@@ -12,7 +12,7 @@ from tests.gateway.fleet.known_replicas import make_replica
 
 from baton.core.clock import ManualClock
 from baton.core.messages import ReplicaInfo
-from baton.platform.cluster.heart_line import AVOIDED_S, HeartLine, RegistryPort
+from baton.platform.cluster.heart_line import AVOIDED_S, WHOLE_S, HeartLine, RegistryPort
 from baton.platform.cluster.registry_actor import RemoteRegistry
 from baton.platform.registry.registry import Registry
 from baton.platform.security.config import SecurityConfig
@@ -59,6 +59,19 @@ async def test_only_news_goes_through_serve(through_serve: Serve) -> None:
         await replica.heartbeat(draining)
     assert through_serve.told == [INFO, draining]
     assert through_serve.registry.membership().replicas == (draining,)
+
+
+async def test_serve_hears_all_of_it_now_and_then_as_it_may_know_of_another_registry(
+    through_serve: Serve,
+) -> None:
+    clock = ManualClock()
+    replica = remote(through_serve, clock)
+    for _ in range(2):
+        await replica.heartbeat(INFO)
+        clock.advance(WHOLE_S / 2)
+    await replica.heartbeat(INFO)
+
+    assert len(through_serve.told) == 2
 
 
 async def test_a_registry_that_does_not_know_it_is_told_all_of_it(through_serve: Serve) -> None:
