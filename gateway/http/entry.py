@@ -71,8 +71,10 @@ class Entry:
         """Whether there was one."""
         try:
             connection, address = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+        except BlockingIOError:
             return False
+        except (InterruptedError, ConnectionAbortedError):
+            return True  # that one has gone
         except OSError as error:
             if not self._is_closed:
                 log.error("no connection can be accepted for %g s: %s", PAUSE_S, error)
