@@ -32,8 +32,8 @@ EXAMINE_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 60.0
 REFUSED_REMEDY = (
     "run it with the `security` section that the replicas were started with, and with Ray's token "
-    "(~/.ray/auth_token, RAY_AUTH_TOKEN) where theirs is derived from it; if they ask for none, say "
-    "security.default_token: none"
+    "(~/.ray/auth_token, RAY_AUTH_TOKEN) where theirs is derived from it; if they ask for none, "
+    "with security.default_token: none"
 )
 PROBE_BYTES = (64 << 10, 4 << 20, 16 << 20)
 NUM_ROUNDS = 5
