@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from baton.core.errors import NotKept, StorageFull
+from baton.core.errors import NotKept, StorageFull, StorageUnavailable
 from baton.gateway.batches.records import new_id
 from baton.gateway.storage.folder import Place
 from baton.gateway.storage.storage import Reading, Storage, Writing
@@ -43,6 +43,8 @@ class NewFile:
     filename: str
     purpose: Purpose
     ttl_s: float
+    id: str = ""
+    """Of one that may be written again, in place of the first; empty: a new one."""
 
 
 class FileWriting:
@@ -81,11 +83,12 @@ class Files:
         """It is there once the block has ended without an error. Raises StorageFull,
         StorageUnavailable."""
         now = self._now()
-        file_id = new_id("file-", now)
+        file_id = new.id or new_id("file-", now)
         content = Place(CONTENT, new.owner, file_id)
         async with self._storage.writing(content, ttl_s=new.ttl_s) as writing:
             file = FileWriting(file_id, new, writing)
             yield file
+            writing.keep_for(file.ttl_s)
         file.info = FileObject(
             id=file_id,
             bytes=writing.num_bytes,
@@ -95,9 +98,14 @@ class Files:
             purpose=new.purpose,
         )
         encoded = msgspec.json.encode(file.info)
-        await self._storage.put(
-            Place(INFO, new.owner, file_id), encoded, ttl_s=file.ttl_s, fsync=True
-        )
+        try:
+            await self._storage.put(
+                Place(INFO, new.owner, file_id), encoded, ttl_s=file.ttl_s, fsync=True
+            )
+        except BaseException:  # nobody was told of it
+            with suppress(StorageUnavailable):
+                await self._storage.delete(content)
+            raise
 
     async def info(self, file_id: str, owner: str) -> FileObject:
         """Raises NotKept, StorageUnavailable."""

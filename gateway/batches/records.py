@@ -7,6 +7,7 @@ validating --> in_progress --> finalizing --> completed
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import Literal
@@ -31,6 +32,12 @@ ID = re.compile(r"(batch_|file-)[0-9a-f]{28}")
 
 def new_id(prefix: Literal["batch_", "file-"], now: float) -> str:
     return f"{prefix}{int(now * 1e3):012x}{secrets.token_hex(8)}"
+
+
+def output_id(batch_id: str, what: str) -> str:
+    """Of its file, whoever writes it: an end that is kept twice is one file."""
+    digest = hashlib.sha256(f"{batch_id} {what}".encode()).hexdigest()
+    return f"file-{batch_id.removeprefix('batch_')[:12]}{digest[:16]}"
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):

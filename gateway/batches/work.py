@@ -40,7 +40,7 @@ from baton.gateway.batches.journal import (
 from baton.gateway.batches.lease import Lease
 from baton.gateway.batches.output import LineError, error_line, response_line, write_lines
 from baton.gateway.batches.pace import GivenUp, Pace
-from baton.gateway.batches.records import Batch, BatchFault, BatchFaults, BatchOrder
+from baton.gateway.batches.records import Batch, BatchFault, BatchFaults, BatchOrder, output_id
 from baton.gateway.batches.work_folder import WorkFolder
 
 LOOK_S = 0.5
@@ -287,6 +287,7 @@ class BatchWork:
             filename=f"{self.batch.id}_{what}.jsonl",
             purpose="batch_output",
             ttl_s=self.order.output_ttl_s,
+            id=output_id(self.batch.id, what),
         )
 
     def _request_id(self, place: LinePlace) -> str:

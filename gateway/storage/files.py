@@ -42,8 +42,9 @@ class FileWriter:
         self._owner = owner
         self._id = id
         self._path = path
-        self._created_at = created_at
-        self._expires_at = expires_at
+        self.created_at = created_at
+        self.expires_at = expires_at
+        """Unix seconds; may become another until `commit`."""
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
@@ -65,8 +66,8 @@ class FileWriter:
             id=self._id,
             num_bytes=self.num_bytes,
             checksum=self._checksum,
-            created_at=self._created_at,
-            expires_at=self._expires_at,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
         )
         self._file.write(encode_facts(facts))
         self._file.flush()

@@ -212,6 +212,10 @@ class Writing:
         """Written so far."""
         return self._writer.num_bytes
 
+    def keep_for(self, ttl_s: float) -> None:
+        """From when it was begun, in place of what was said then."""
+        self._writer.expires_at = self._writer.created_at + ttl_s
+
     async def write(self, data: bytes) -> None:
         """Raises StorageFull, StorageUnavailable; out of the block with it."""
         await self._storage._call(self._writer.write, data)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,14 +16,17 @@ from openai.types import Batch
 from tests.gateway.scripted import MODEL, Script, ScriptedDispatcher, Serving, serving, tokens_of
 
 from baton.core.clock import ManualClock
-from baton.core.errors import Overloaded
+from baton.core.errors import Overloaded, StorageUnavailable
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.access.config import TenantConfig
 from baton.gateway.batches import batches as batches_module
 from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
+from baton.gateway.batches.files import Files, NewFile
 from baton.gateway.requests.generation import Generation
 from baton.gateway.storage.config import StorageConfig
+from baton.gateway.storage.folder import StorageFolder
+from baton.gateway.storage.storage import Storage
 
 CHAT: Final = "/v1/chat/completions"
 
@@ -138,6 +142,40 @@ async def test_another_gateway_goes_on_where_one_died(tmp_path: Path) -> None:
     assert list(answers) == [line["custom_id"] for line in lines]
     assert len(dying.generations) == 6
     assert len(second.dispatcher.generations) == 12 - 5
+
+
+async def test_an_end_that_could_not_be_kept_is_kept_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, fails = batches_module.Batches.keep, [StorageUnavailable("a disk is away")]
+
+    async def keep_later(self: Any, batch: Any, owner: str) -> None:
+        if fails:
+            raise fails.pop()
+        await keep(self, batch, owner)
+
+    monkeypatch.setattr(batches_module.Batches, "keep", keep_later)
+    monkeypatch.setattr(runner_module, "NEVER", replace(runner_module.NEVER, again_s=0.01))
+    async with keeping(tmp_path) as gateway:
+        client = openai_of(gateway)
+        batch = await ended(client, await begun(client, [chat_line("one")]))
+        names = [one.filename async for one in client.files.list()]
+
+    assert batch.status == "completed"
+    assert sorted(names) == [f"{batch.id}_output.jsonl", "in.jsonl"]
+
+
+async def test_a_file_that_is_to_expire_early_is_gone_early(tmp_path: Path) -> None:
+    clock = ManualClock(1e9)
+    storage = Storage(StorageFolder(tmp_path, 10_000, unix_time=clock))
+    new = NewFile(owner="", filename="in.jsonl", purpose="batch", ttl_s=1e6)
+    async with Files(storage, clock).writing(new) as file:
+        await file.write(b"{}")
+        file.ttl_s = 3600.0
+    clock.advance(3601)
+    StorageFolder(tmp_path, 10_000, unix_time=clock).sweep()
+
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 class DyingDispatcher(ScriptedDispatcher):
