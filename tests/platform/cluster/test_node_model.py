@@ -23,10 +23,17 @@ async def test_what_a_thread_fetches_is_told_as_a_stage_with_its_share() -> None
             stages.advance("b", -50)
 
         await asyncio.to_thread(fetch)
-        await asyncio.sleep(0.01)
+        await last_word(registry, "fetching the model", 0.5)
         it.enter("importing the rest")
-        await asyncio.sleep(0.01)
+        await last_word(registry, "importing the rest", None)
 
     told = {one.stage: one.fraction for one in registry.told[1:]}  # the last word of each
     assert list(told)[-2:] == ["fetching the model", "importing the rest"]
     assert told["fetching the model"] == 0.5
+
+
+async def last_word(registry: Heard, stage: str, fraction: float | None) -> None:
+    """Wait until that is what was told last: a busy machine takes its time."""
+    async with asyncio.timeout(20):
+        while (registry.told[-1].stage, registry.told[-1].fraction) != (stage, fraction):
+            await asyncio.sleep(0.001)
