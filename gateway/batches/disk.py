@@ -10,7 +10,8 @@ from typing import TypeVar
 R = TypeVar("R")
 
 NUM_THREADS = 4
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
+"""For what reads a whole input or journal on a busy machine."""
 
 
 class Disk:

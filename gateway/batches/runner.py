@@ -52,6 +52,7 @@ class _Failed:
     again_s: float
 
 
+STOP_S = 5.0
 NEVER = _Failed(-math.inf, AGAIN_S / 2)
 
 
@@ -86,7 +87,8 @@ class BatchRunner:
         tasks = [*self._tasks, *(task for _, task in self._working.values())]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:  # a disk that hangs keeps no gateway from its end
+            await asyncio.wait(tasks, timeout=STOP_S)
 
     async def _look_on(self) -> None:
         """For ever."""
