@@ -185,8 +185,9 @@ async def test_a_folder_that_cannot_be_used_is_said_to_be(
 
 
 async def test_who_waits_for_a_disk_that_hangs_gives_up(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    storage = Storage(StorageFolder(tmp_path / "kept", 4000))  # no sweep opens files beside it
     comes_back, num_calls = threading.Event(), 0
 
     def hang(path: Path, *args: object) -> int:
@@ -206,3 +207,4 @@ async def test_who_waits_for_a_disk_that_hangs_gives_up(
         await asyncio.sleep(0.001)
     assert num_calls == 1
     assert await storage.get(MINE) == b"x"
+    await storage.close()
