@@ -16,8 +16,8 @@ from baton.gateway.access.tls import tls_identity
 from baton.gateway.batches.service import batch_service
 from baton.gateway.grpc.server import GrpcServer
 from baton.gateway.http.app import build_admin_app, build_app
-from baton.gateway.http.line_calls import LineCalls
-from baton.gateway.http.server import HttpServer, bind
+from baton.gateway.http.batching.line_calls import LineCalls
+from baton.gateway.http.port.server import HttpServer, bind
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.generation import Dispatcher
 from baton.gateway.requests.readiness import NOBODY, Wanted

@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from baton.core.errors import BatonError
 from baton.gateway.batches.service import BatchService
-from baton.gateway.http.batches import BatchesApi
+from baton.gateway.http.batching.batches import BatchesApi
+from baton.gateway.http.batching.files import FilesApi
 from baton.gateway.http.chat import ChatApi
-from baton.gateway.http.classify import ClassifyApi
 from baton.gateway.http.completions import CompletionsApi
 from baton.gateway.http.console_page import ConsoleApi
 from baton.gateway.http.decisions import DecisionsApi
@@ -38,14 +38,14 @@ from baton.gateway.http.errors import (
     on_routing_error,
 )
 from baton.gateway.http.estimates import EstimateApi
-from baton.gateway.http.files import FilesApi
 from baton.gateway.http.front_page import FrontPage
 from baton.gateway.http.messages.api import MessagesApi
 from baton.gateway.http.models import ModelsApi
 from baton.gateway.http.responses.api import ResponsesApi
 from baton.gateway.http.responses.kept_api import KeptResponsesApi
 from baton.gateway.http.resuming import ResumableRequests, StreamsApi
-from baton.gateway.http.scores import ScoresApi
+from baton.gateway.http.scoring.classify import ClassifyApi
+from baton.gateway.http.scoring.scores import ScoresApi
 from baton.gateway.http.status_pages import StatusPages
 from baton.gateway.http.tokenization import TokenizationApi
 from baton.gateway.requests.gateway import Gateway

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.gateway.http.answers import ChatAnswer, CompletionAnswer
-from baton.gateway.http.batch_endpoints import BATCH_PATHS
-from baton.gateway.http.classify import ClassifyAnswer, ClassifyBody
+from baton.gateway.http.batching.endpoints import BATCH_PATHS
 from baton.gateway.http.decisions import JSON_LINES, ExplainedRequest
 from baton.gateway.http.edge import CLASSIFY_PATHS, RERANK_PATHS, SCORE_PATHS
 from baton.gateway.http.embeddings import EmbeddingBody, EmbeddingListAnswer
@@ -22,7 +21,8 @@ from baton.gateway.http.models import ModelAnswer, ModelListAnswer
 from baton.gateway.http.responses.answer import DeletedAnswer, ItemListAnswer, ResponseAnswer
 from baton.gateway.http.responses.schemas import ResponsesBody
 from baton.gateway.http.schemas import ChatBody, CompletionBody
-from baton.gateway.http.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
+from baton.gateway.http.scoring.classify import ClassifyAnswer, ClassifyBody
+from baton.gateway.http.scoring.scores import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from baton.gateway.http.status_pages import (
     DrainAnswer,
     DrainBody,

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.core.metrics import CONTENT_TYPE
-from baton.gateway.http.guest_server import GuestServer
+from baton.gateway.http.port.guest_server import GuestServer
 from baton.platform.observe.listeners import bind_first_free
 
 log = logging.getLogger(__name__)

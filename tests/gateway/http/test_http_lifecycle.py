@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.scripted import Script, ScriptedDispatcher, serving, soon, tokens_of
 
-from baton.gateway.http.server import bind
+from baton.gateway.http.port.server import bind
 from baton.gateway.requests.readiness import Missing
 from baton.gateway.requests.reporting import Face, Reporting
 from baton.proto import inference_pb2 as pb

@@ -16,7 +16,7 @@ from tests.gateway.scripted import MODEL, Script, Serving, serving
 from baton.core.metrics import Counter
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
-from baton.gateway.http.server import HttpServer, bind
+from baton.gateway.http.port.server import HttpServer, bind
 
 SHORT: dict[str, Any] = {
     "header_timeout_s": 0.2,

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp
 from baton.gateway.access.config import GatewayConfig
 from baton.gateway.access.connections import Connections
 from baton.gateway.access.tls import TlsIdentity
-from baton.gateway.http.entry import Entry
-from baton.gateway.http.guest_server import GuestServer
-from baton.gateway.http.patience import PatientProtocol, farewell_s, patient_protocol
+from baton.gateway.http.port.entry import Entry
+from baton.gateway.http.port.guest_server import GuestServer
+from baton.gateway.http.port.patience import PatientProtocol, farewell_s, patient_protocol
 
 START_POLL_S = 0.005
 

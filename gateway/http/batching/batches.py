@@ -13,10 +13,10 @@ from baton.core.errors import InvalidRequest, NotKept
 from baton.gateway.batches.batches import Batches, NewBatch
 from baton.gateway.batches.records import Batch
 from baton.gateway.batches.service import BatchService
+from baton.gateway.http.batching.files import BATCH, checked_ttl_s, kept_service
+from baton.gateway.http.batching.kept_lists import page_of
+from baton.gateway.http.batching.line_calls import BATCH_ENDPOINTS
 from baton.gateway.http.errors import json_response
-from baton.gateway.http.files import BATCH, checked_ttl_s, kept_service
-from baton.gateway.http.kept_lists import page_of
-from baton.gateway.http.line_calls import BATCH_ENDPOINTS
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 

@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 
 from baton.gateway.access.connections import Refusal
-from baton.gateway.http.patience import PatientProtocol
+from baton.gateway.http.port.patience import PatientProtocol
 
 log = logging.getLogger(__name__)
 

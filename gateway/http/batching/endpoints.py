@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from baton.gateway.batches.files import FileObject
 from baton.gateway.batches.records import Batch
-from baton.gateway.http.batches import BatchBody, BatchListAnswer
+from baton.gateway.http.batching.batches import BatchBody, BatchListAnswer
+from baton.gateway.http.batching.files import (
+    JSON_LINES,
+    DeletedFileAnswer,
+    FileForm,
+    FileListAnswer,
+)
 from baton.gateway.http.endpoint import Endpoint
-from baton.gateway.http.files import JSON_LINES, DeletedFileAnswer, FileForm, FileListAnswer
 
 BATCHES = "Batches"
 

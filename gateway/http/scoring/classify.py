@@ -10,7 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from baton.gateway.http.awaited_response import AwaitedResponse
-from baton.gateway.http.pooled_body import PooledBody, PooledUsage, order_of
+from baton.gateway.http.scoring.pooled_body import PooledBody, PooledUsage, order_of
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.classification import classify, require_classifier
 from baton.gateway.requests.gateway import Gateway

@@ -15,9 +15,9 @@ from baton.core.errors import InvalidRequest, NotKept, RequestTooLarge
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.batches.files import FileObject, Files, FileWriting, NewFile
 from baton.gateway.batches.service import BatchService
+from baton.gateway.http.batching.forms import FormPart, form_parts
+from baton.gateway.http.batching.kept_lists import page_of
 from baton.gateway.http.errors import json_response
-from baton.gateway.http.forms import FormPart, form_parts
-from baton.gateway.http.kept_lists import page_of
 from baton.gateway.http.request_body import body_chunks
 from baton.gateway.requests.gateway import Gateway
 

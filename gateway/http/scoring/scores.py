@@ -13,7 +13,7 @@ from starlette.requests import Request
 from baton.core.errors import InvalidRequest
 from baton.core.messages import Pooling
 from baton.gateway.http.awaited_response import AwaitedResponse
-from baton.gateway.http.pooled_body import PooledBody, PooledUsage, order_of
+from baton.gateway.http.scoring.pooled_body import PooledBody, PooledUsage, order_of
 from baton.gateway.http.unknown_fields import read_known
 from baton.gateway.requests.gateway import Gateway
 from baton.gateway.requests.pooled import MAX_INPUTS

@@ -1,0 +1,1 @@
+"""Labels and scores: classify, score, rerank."""
