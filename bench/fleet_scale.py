@@ -157,7 +157,7 @@ async def gateway(infos: Sequence[ReplicaInfo]) -> Paid:
 
 def heard(dispatcher: ReplicaDispatcher) -> int:
     """Batches of events so far."""
-    return sum(known.num_events for known in dispatcher.fleet.kv_knowledge().values())
+    return sum(known.num_events for known in dispatcher.fleet.links.kv_knowledge().values())
 
 
 async def decision_ms(dispatcher: ReplicaDispatcher) -> float:

@@ -267,11 +267,11 @@ class ReplicaDispatcher:
         return len(self._queue) + len(self._seeking)
 
     async def leaks(self) -> dict[str, Any]:
-        return leaks_report(self.fleet.replicas, await self.fleet.inspect())
+        return leaks_report(self.fleet.replicas, await self.fleet.links.inspect())
 
     async def status(self) -> dict[str, Any]:
-        inspections = await self.fleet.inspect()
-        report = status_report(self.fleet.replicas, inspections, self.fleet.kv_knowledge())
+        inspections = await self.fleet.links.inspect()
+        report = status_report(self.fleet.replicas, inspections, self.fleet.links.kv_knowledge())
         return {**report, "num_waiting": self.num_waiting}
 
     async def drain(self, replica_id: str, *, is_forced: bool) -> dict[str, Any]:
@@ -287,7 +287,7 @@ class ReplicaDispatcher:
         yield gauge(
             "baton_gateway_waiting_requests", "Requests that wait for a place", self.num_waiting
         )
-        yield from knowledge_families(self.fleet.replicas, self.fleet.kv_knowledge())
+        yield from knowledge_families(self.fleet.replicas, self.fleet.links.kv_knowledge())
 
     async def _place(self, seeker: Seeker, turn: Turn) -> None:
         """Wait for a place, in turn, and open an attempt there."""
@@ -387,7 +387,7 @@ class ReplicaDispatcher:
         self._will_place = False
         self._seeking.serve()
         self._queue.wake()
-        self.fleet.want(self.num_waiting, self._seeking.num_tokens)
+        self.fleet.links.want(self.num_waiting, self._seeking.num_tokens)
 
     async def _look_after_line(self) -> None:
         """Place now and then, even if nothing is heard from anybody."""

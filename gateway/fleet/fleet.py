@@ -1,8 +1,8 @@
 """What a gateway knows of the replicas: membership, links, load, and who has cached what.
 
-    registry --membership--> Fleet --> DecodeLink   one a decode replica: requests and tokens
-                                   --> PrefillLink  one a prefill replica: what it lends
-                                   --> KvWatch      one a replica: its prefix cache, into KvIndex
+    registry --membership--> Fleet --> Links    streams: requests, tokens, what is lent, and cached
+                                   --> Pool     one a role: what placements see
+                                   --> KvIndex  who has which blocks
 
 The registry is a hint: its absence changes nothing, and liveness is the stream itself.
 """
@@ -33,13 +33,10 @@ from baton.core.messages import (
     StartingReplica,
 )
 from baton.gateway.fleet.decode_link import DecodeLink
-from baton.gateway.fleet.demand import rounded
-from baton.gateway.fleet.fleet_report import KvKnowledge
-from baton.gateway.fleet.kv_watch import KvWatch
+from baton.gateway.fleet.links import Links
 from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.prefill_link import PrefillLink
 from baton.gateway.fleet.warm_up import WarmUp
-from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
 from baton.router.candidate import Candidate
 from baton.router.expected_blocks import Expected
@@ -57,8 +54,6 @@ from baton.router.view import View, look
 log = logging.getLogger(__name__)
 
 SETTLED_AFTER_S = 2 * HEARTBEAT_S + 0.5
-ALIVE_FOR_S = 3.5 * HEARTBEAT_S
-"""After its last word, which each replica says anew with every heartbeat."""
 WATCH_TIMEOUT_S = 10.0
 REGISTRY_RETRY_S = 0.5
 ENOUGH_STEPS = 16
@@ -83,27 +78,20 @@ class Fleet:
         meter: RateMeter | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        self._gateway_epoch = gateway_epoch
         self._on_change = on_change
-        self._channels = channels
         self._clock = clock
         self.meter = meter or RateMeter(PullRates())
         """What fetching and computing KV cost, as the receipts say."""
         self._told_rate = self.meter.rates.tokens_per_s
         """What candidates that share it have been told."""
         self._replica_by_epoch: dict[Epoch, ReplicaInfo] = {}
-        self._link_by_epoch: dict[Epoch, DecodeLink] = {}
-        self._prefill_link_by_epoch: dict[Epoch, PrefillLink] = {}
         self._pool_by_role = {Role.DECODE: Pool(), Role.PREFILL: Pool()}
         self._epoch_by_request: dict[RequestId, Epoch] = {}
-        self._watch_by_epoch: dict[Epoch, KvWatch] = {}
         self._drained_here: set[Epoch] = set()
-        self._has_met_decode = False
-        self._wanted = (0, 0)
-        """Requests that wait here, and tokens: what all replicas have been told."""
         self.starting: tuple[StartingReplica, ...] = ()
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
+        self.links = Links(gateway_epoch, self.index, channels, clock)
         self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock)
 
@@ -134,9 +122,9 @@ class Fleet:
             self._replica_by_epoch,
             snapshot,
             settled_after_s=SETTLED_AFTER_S,
-            alive=tuple(self._alive()),
+            alive=tuple(self.links.alive()),
         )
-        gone = {*self._watch_by_epoch, *self._link_by_epoch} - known.keys()
+        gone = {*self.links.watches, *self.links.decode} - known.keys()
         self._hear_of_starts(snapshot.starting)
         self._replica_by_epoch = {epoch: info for epoch, info in known.items() if self._meet(info)}
         self.warm_up.begin(self._replica_by_epoch)
@@ -146,43 +134,18 @@ class Fleet:
             await self._forget(epoch)
         self._on_change()
 
-    def _alive(self) -> Iterator[Epoch]:
-        """Replicas that have said something of late."""
-        since = self._clock() - ALIVE_FOR_S
-        yield from (e for e, link in self._link_by_epoch.items() if link.has_spoken(since))
-        yield from (e for e, link in self._prefill_link_by_epoch.items() if link.has_spoken(since))
-
     def _learn(self, epoch: Epoch, is_all: bool) -> None:
         self.warm_up.hear(epoch, is_all=is_all)
 
     def _meet(self, info: ReplicaInfo) -> bool:
         """Whether it could be met: one that cannot keeps nobody from the others."""
         try:
-            self._link_to(info)
+            self.links.meet(info, partial(self._hear, info.epoch), partial(self._learn, info.epoch))
+            self._update(info)
         except Exception:
             log.exception("%s cannot be met at %r", info.replica_id, info.address)
             return False
         return True
-
-    def _link_to(self, info: ReplicaInfo) -> None:
-        if info.epoch not in self._watch_by_epoch:
-            on_learnt = partial(self._learn, info.epoch)
-            self._watch_by_epoch[info.epoch] = KvWatch(info, self.index, self._channels, on_learnt)
-        on_change = partial(self._hear, info.epoch)
-        if info.role is Role.PREFILL:
-            if info.epoch not in self._prefill_link_by_epoch:
-                link = PrefillLink(
-                    info, self._gateway_epoch, on_change, self._channels, self._clock
-                )
-                self._prefill_link_by_epoch[info.epoch] = link
-        elif info.epoch not in self._link_by_epoch:
-            self._link_by_epoch[info.epoch] = DecodeLink(
-                info, self._gateway_epoch, on_change, self._channels, self._clock
-            )
-            self._has_met_decode = True
-        else:
-            self._link_by_epoch[info.epoch].info = info
-        self._update(info)
 
     def _update(self, info: ReplicaInfo) -> None:
         """The registry's word of a replica, which may be new."""
@@ -194,8 +157,7 @@ class Fleet:
         replica.info = info
         if not info.is_ready:
             self._drained_here.discard(info.epoch)
-        link = self._link_by_epoch.get(info.epoch) or self._prefill_link_by_epoch[info.epoch]
-        self._write(replica, link)
+        self._write(replica, self.links[info.epoch])
 
     def _new_candidate(self, info: ReplicaInfo) -> Candidate:
         """It computes at the pool's rate until it says how fast; of what only prefill replicas
@@ -205,10 +167,10 @@ class Fleet:
 
     def _hear(self, epoch: Epoch) -> None:
         """Something has changed at a replica, or at the stream to it."""
-        link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
+        link = self.links.get(epoch)
         replica = self._replica(epoch)
         if link is not None and link.is_connected:
-            self._ask(link)  # its stream may be new
+            self.links.ask(link)  # its stream may be new
         if link is not None and link.is_draining:
             self._drained_here.discard(epoch)  # its own word is here, and so will be the next
         if link is not None and replica is not None:
@@ -279,23 +241,19 @@ class Fleet:
 
     async def _forget(self, epoch: Epoch) -> None:
         """Place nothing there any more. Liveness is the stream: what it carries may finish."""
-        watch = self._watch_by_epoch.pop(epoch, None)
-        if watch is not None:
-            await watch.close()
+        await self.links.close_watch(epoch)
         self.warm_up.hear(epoch, is_all=True)
         self.index.forget(epoch)
         self._drained_here.discard(epoch)
-        prefill_link = self._prefill_link_by_epoch.pop(epoch, None)
-        if prefill_link is not None:
-            await prefill_link.close()
-        link = self._link_by_epoch.get(epoch)
+        await self.links.close_prefill(epoch)
+        link = self.links.decode.get(epoch)
         if link is None:
             return
         if link.is_connected and link.num_open:
             link.info = replace(link.info, is_ready=False)
             self._update(link.info)
             return
-        del self._link_by_epoch[epoch]
+        del self.links.decode[epoch]
         self._leave(Role.DECODE, epoch)
         await link.close()
 
@@ -305,15 +263,7 @@ class Fleet:
 
     async def close(self) -> None:
         self.warm_up.close()
-        for watch in self._watch_by_epoch.values():
-            await watch.close()
-        for link in self._link_by_epoch.values():
-            await link.close()
-        for prefill_link in self._prefill_link_by_epoch.values():
-            await prefill_link.close()
-        self._prefill_link_by_epoch.clear()
-        self._watch_by_epoch.clear()
-        self._link_by_epoch.clear()
+        await self.links.close()
 
     @property
     def replicas(self) -> tuple[ReplicaInfo, ...]:
@@ -328,32 +278,15 @@ class Fleet:
 
     @property
     def connected(self) -> tuple[DecodeLink, ...]:
-        return tuple(link for link in self._link_by_epoch.values() if link.is_connected)
+        return tuple(link for link in self.links.decode.values() if link.is_connected)
 
     @property
     def lending(self) -> tuple[PrefillLink, ...]:
         """Prefill replicas that say what they lend."""
-        return tuple(link for link in self._prefill_link_by_epoch.values() if link.is_connected)
-
-    def want(self, num_requests: int, num_prefill_tokens: int = 0) -> None:
-        """So many requests wait here for a place, and so many tokens for a prefill replica."""
-        wanted = rounded(num_requests), rounded(num_prefill_tokens)
-        if wanted != self._wanted:
-            self._wanted = wanted
-            for link in self._link_by_epoch.values():
-                self._ask(link)
-            for prefill_link in self._prefill_link_by_epoch.values():
-                self._ask(prefill_link)
-
-    def _ask(self, link: DecodeLink | PrefillLink) -> None:
-        num_requests, num_prefill_tokens = self._wanted
-        if isinstance(link, DecodeLink):
-            link.demand.want(num_requests, 0)
-        else:
-            link.demand.want(0, num_prefill_tokens)
+        return tuple(link for link in self.links.prefill.values() if link.is_connected)
 
     def link(self, epoch: Epoch) -> DecodeLink:
-        return self._link_by_epoch[epoch]
+        return self.links.decode[epoch]
 
     def view(self, prompt: PromptNames) -> View:
         """Everybody, with what each has of the prompt."""
@@ -362,7 +295,7 @@ class Fleet:
 
     def expect(self, prompt: PromptNames, epoch: Epoch) -> Expected:
         """Count the prompt as on its way to a replica, until given back to `index.release`."""
-        link = self._link_by_epoch.get(epoch)
+        link = self.links.decode.get(epoch)
         info = link.info if link is not None else self._replica_by_epoch[epoch]
         return self.index.expect(prompt.under(info.layout), epoch)
 
@@ -375,7 +308,7 @@ class Fleet:
         replica = self._replica(epoch)
         if replica is not None:
             replica.candidate.num_running += 1
-            self._write(replica, self._link_by_epoch[epoch])
+            self._write(replica, self.links.decode[epoch])
 
     def has_ended(self, request_id: RequestId, epoch: Epoch) -> None:
         """Nothing happens to a request that runs elsewhere by now."""
@@ -404,36 +337,24 @@ class Fleet:
             self._on_change()
 
     def _await_prompts(self, epoch: Epoch, candidate: Candidate) -> None:
-        link = self._prefill_link_by_epoch.get(epoch)
+        link = self.links.prefill.get(epoch)
         if link is not None:
             link.await_prompts(len(candidate.open))
-
-    async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
-        """Ask every replica for its books, all at once."""
-        watches = dict(self._watch_by_epoch)
-        replies = await asyncio.gather(
-            *(watch.inspect(timeout_s) for watch in watches.values()), return_exceptions=True
-        )
-        return {
-            epoch: reply
-            for epoch, reply in zip(watches, replies, strict=True)
-            if not isinstance(reply, BaseException) or isinstance(reply, Exception)
-        }
 
     async def drain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
         """Tell a replica to become empty; how many requests it still has. Raises AioRpcError."""
         with self._drained_from_now_on(epoch):
-            return await self._watch_by_epoch[epoch].drain(timeout_s)
+            return await self.links.watches[epoch].drain(timeout_s)
 
     async def undrain(self, epoch: Epoch, timeout_s: float = 2.0) -> int:
         """Tell a replica to take requests again. Raises AioRpcError."""
-        num_open = await self._watch_by_epoch[epoch].undrain(timeout_s)
+        num_open = await self.links.watches[epoch].undrain(timeout_s)
         self._drained_here.discard(epoch)
         return num_open
 
     async def flip(self, epoch: Epoch, role: Role, timeout_s: float = 4.0) -> int:
         """Tell a replica to take a role; how many requests it still has. Raises AioRpcError."""
-        watch = self._watch_by_epoch[epoch]
+        watch = self.links.watches[epoch]
         if role is not self._replica_by_epoch[epoch].role:
             with self._drained_from_now_on(epoch):
                 return await watch.flip(role, timeout_s)
@@ -444,7 +365,7 @@ class Fleet:
     @contextmanager
     def _drained_from_now_on(self, epoch: Epoch) -> Iterator[None]:
         """Unless it cannot be told. Its own word, if it is not here yet, takes a moment."""
-        link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
+        link = self.links.get(epoch)
         is_news = epoch not in self._drained_here and not (link is not None and link.is_draining)
         if is_news:
             self._drained_here.add(epoch)
@@ -470,7 +391,7 @@ class Fleet:
     @property
     def open_decode(self) -> Iterator[Epoch]:
         """Decode replicas that are there and take requests."""
-        for epoch, link in self._link_by_epoch.items():
+        for epoch, link in self.links.decode.items():
             is_open = link.info.is_ready and link.answers and not link.is_draining
             if is_open and epoch not in self._drained_here:
                 yield epoch
@@ -480,7 +401,7 @@ class Fleet:
         self.starting = starting
         for one in starting:
             is_news = one.failure and one.replica_id not in before
-            if is_news and self._has_met_decode:  # before, `baton serve` itself says so
+            if is_news and self.links.has_met_decode:  # before, `baton serve` itself says so
                 log.error("%s failed while %s: %s", one.replica_id, one.stage, one.failure)
 
     def trouble_by_replica(self) -> dict[ReplicaInfo, str]:
@@ -493,23 +414,10 @@ class Fleet:
 
     def _trouble(self, info: ReplicaInfo) -> str:
         epoch = info.epoch
-        link = self._link_by_epoch.get(epoch) or self._prefill_link_by_epoch.get(epoch)
+        link = self.links.get(epoch)
         says_so = link is not None and link.is_connected and link.is_draining
         if says_so or not info.is_ready or epoch in self._drained_here:
             return "draining"
         if link is None or isinstance(link, PrefillLink):
             return ""  # decode replicas talk to it
         return "it answers nobody" if link.is_connected else "no connection"
-
-    def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
-        """By replica: what the index knows of its cache, and how well it could follow."""
-        return {
-            epoch: KvKnowledge(
-                num_blocks=self.index.num_blocks(epoch),
-                num_events=watch.num_events,
-                num_gaps=watch.num_gaps,
-                num_resyncs=watch.num_resyncs,
-                is_synced=watch.is_synced,
-            )
-            for epoch, watch in self._watch_by_epoch.items()
-        }

@@ -60,7 +60,7 @@ async def test_both_sides_of_a_handoff_say_that_they_have_the_prompt() -> None:
         await until(lambda: index.num_cached_blocks(names(fleet, PROMPT)) == both)
         whole = names(fleet, [*PROMPT, *answer.tokens])
         await until(lambda: info(fleet, D).epoch in index.num_cached_blocks(whole))
-        known, engine = fleet.dispatcher.fleet.kv_knowledge(), fleet.engines[D]
+        known, engine = fleet.dispatcher.fleet.links.kv_knowledge(), fleet.engines[D]
         assert known[info(fleet, D).epoch].num_blocks == len(list(engine.pool.names()))
 
 
@@ -124,11 +124,11 @@ async def test_a_replica_that_came_back_elsewhere_is_followed_anew() -> None:
         await until(
             lambda: index.num_blocks(new.epoch) == len(list(fleet.engines[again].pool.names()))
         )
-        known = fleet.dispatcher.fleet.kv_knowledge()
+        known = fleet.dispatcher.fleet.links.kv_knowledge()
         assert known[new.epoch].is_synced
 
         def is_followed() -> bool:
-            known = fleet.dispatcher.fleet.kv_knowledge()
+            known = fleet.dispatcher.fleet.links.kv_knowledge()
             return first.epoch in known and known[first.epoch].is_synced
 
         await until(lambda: not is_followed())

@@ -29,7 +29,8 @@ from baton.core.messages import (
 )
 from baton.core.step_times import StepTimes
 from baton.gateway.fleet import fleet as fleet_module
-from baton.gateway.fleet.fleet import ALIVE_FOR_S, Fleet
+from baton.gateway.fleet.fleet import Fleet
+from baton.gateway.fleet.links import ALIVE_FOR_S
 from baton.gateway.fleet.placed import Placed
 from baton.proto import replica_pb2 as pb
 from baton.proto.channels import Channels
@@ -185,7 +186,7 @@ async def test_a_replica_without_kv_events_serves_all_the_same() -> None:
         [view] = fleet.view(PROMPT).decode
 
         assert (view.replica.is_open, view.num_cached_tokens) == (True, 0)
-        assert not fleet.kv_knowledge()[replica.info.epoch].is_synced
+        assert not fleet.links.kv_knowledge()[replica.info.epoch].is_synced
 
 
 async def test_tokens_placed_on_a_prefill_replica_count_for_as_long_as_they_are_waited_for() -> (
@@ -416,7 +417,7 @@ async def test_every_replica_is_asked_for_its_books_and_one_that_is_gone_says_so
         gone = running.replicas["decode-2"].info  # type: ignore[index]
         await running.crash(gone.replica_id)
 
-        replies = await running.dispatcher.fleet.inspect()
+        replies = await running.dispatcher.fleet.links.inspect()
 
         assert len(replies) == 3
         assert isinstance(replies.pop(gone.epoch), Exception)

@@ -1,0 +1,129 @@
+"""The streams to all replicas that were met: one for work, and one for what each has cached.
+
+DecodeLink    one a decode replica: requests and tokens
+PrefillLink   one a prefill replica: what it lends
+KvWatch       one a replica: its prefix cache, into KvIndex
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from baton.core.clock import Clock
+from baton.core.ids import Epoch
+from baton.core.messages import HEARTBEAT_S, ReplicaInfo, Role
+from baton.gateway.fleet.decode_link import DecodeLink
+from baton.gateway.fleet.demand import rounded
+from baton.gateway.fleet.fleet_report import KvKnowledge
+from baton.gateway.fleet.kv_watch import KvWatch, OnLearnt
+from baton.gateway.fleet.prefill_link import PrefillLink
+from baton.proto import replica_pb2 as pb
+from baton.proto.channels import Channels
+from baton.router.kv_index import KvIndex
+
+ALIVE_FOR_S = 3.5 * HEARTBEAT_S
+"""After its last word, which each replica says anew with every heartbeat."""
+
+
+class Links:
+    def __init__(
+        self, gateway_epoch: Epoch, index: KvIndex, channels: Channels, clock: Clock
+    ) -> None:
+        self.decode: dict[Epoch, DecodeLink] = {}
+        self.prefill: dict[Epoch, PrefillLink] = {}
+        self.watches: dict[Epoch, KvWatch] = {}
+        self.has_met_decode = False
+        self._gateway_epoch = gateway_epoch
+        self._index = index
+        self._channels = channels
+        self._clock = clock
+        self._wanted = (0, 0)
+        """Requests that wait here, and tokens: what all replicas have been told."""
+
+    def __getitem__(self, epoch: Epoch) -> DecodeLink | PrefillLink:
+        link = self.get(epoch)
+        if link is None:
+            raise KeyError(epoch)
+        return link
+
+    def get(self, epoch: Epoch) -> DecodeLink | PrefillLink | None:
+        return self.decode.get(epoch) or self.prefill.get(epoch)
+
+    def meet(self, info: ReplicaInfo, on_change: Callable[[], None], on_learnt: OnLearnt) -> None:
+        """Open what is not open to it yet."""
+        epoch = info.epoch
+        if epoch not in self.watches:
+            self.watches[epoch] = KvWatch(info, self._index, self._channels, on_learnt)
+        ours = (info, self._gateway_epoch, on_change, self._channels, self._clock)
+        if info.role is Role.PREFILL:
+            if epoch not in self.prefill:
+                self.prefill[epoch] = PrefillLink(*ours)
+        elif epoch not in self.decode:
+            self.decode[epoch] = DecodeLink(*ours)
+            self.has_met_decode = True
+        else:
+            self.decode[epoch].info = info
+
+    async def close_watch(self, epoch: Epoch) -> None:
+        watch = self.watches.pop(epoch, None)
+        if watch is not None:
+            await watch.close()
+
+    async def close_prefill(self, epoch: Epoch) -> None:
+        link = self.prefill.pop(epoch, None)
+        if link is not None:
+            await link.close()
+
+    async def close(self) -> None:
+        for closing in (self.watches, self.decode, self.prefill):
+            for stream in closing.values():
+                await stream.close()
+            closing.clear()
+
+    def alive(self) -> Iterator[Epoch]:
+        """Replicas that have said something of late."""
+        since = self._clock() - ALIVE_FOR_S
+        yield from (epoch for epoch, link in self.decode.items() if link.has_spoken(since))
+        yield from (epoch for epoch, link in self.prefill.items() if link.has_spoken(since))
+
+    def want(self, num_requests: int, num_prefill_tokens: int) -> None:
+        """So many requests wait here for a place, and so many tokens for a prefill replica."""
+        wanted = rounded(num_requests), rounded(num_prefill_tokens)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            for link in (*self.decode.values(), *self.prefill.values()):
+                self.ask(link)
+
+    def ask(self, link: DecodeLink | PrefillLink) -> None:
+        """Say on its stream, which may be new, what is wanted."""
+        num_requests, num_prefill_tokens = self._wanted
+        if isinstance(link, DecodeLink):
+            link.demand.want(num_requests, 0)
+        else:
+            link.demand.want(0, num_prefill_tokens)
+
+    async def inspect(self, timeout_s: float = 2.0) -> dict[Epoch, pb.InspectReply | Exception]:
+        """Ask every replica for its books, all at once."""
+        watches = dict(self.watches)
+        replies = await asyncio.gather(
+            *(watch.inspect(timeout_s) for watch in watches.values()), return_exceptions=True
+        )
+        return {
+            epoch: reply
+            for epoch, reply in zip(watches, replies, strict=True)
+            if not isinstance(reply, BaseException) or isinstance(reply, Exception)
+        }
+
+    def kv_knowledge(self) -> dict[Epoch, KvKnowledge]:
+        """By replica: what the index knows of its cache, and how well it could follow."""
+        return {
+            epoch: KvKnowledge(
+                num_blocks=self._index.num_blocks(epoch),
+                num_events=watch.num_events,
+                num_gaps=watch.num_gaps,
+                num_resyncs=watch.num_resyncs,
+                is_synced=watch.is_synced,
+            )
+            for epoch, watch in self.watches.items()
+        }
