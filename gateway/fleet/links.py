@@ -92,8 +92,10 @@ class Links:
         wanted = rounded(num_requests), rounded(num_prefill_tokens)
         if wanted != self._wanted:
             self._wanted = wanted
-            for link in (*self.decode.values(), *self.prefill.values()):
+            for link in self.decode.values():
                 self.ask(link)
+            for prefill_link in self.prefill.values():
+                self.ask(prefill_link)
 
     def ask(self, link: DecodeLink | PrefillLink) -> None:
         """Say on its stream, which may be new, what is wanted."""
