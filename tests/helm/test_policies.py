@@ -1,0 +1,46 @@
+"""What checkov says of the chart's objects: nothing without a reason in `.checkov.yaml`.
+
+`pip install checkov` in an environment of its own, and its `bin` in PATH; without it this is
+skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.helm.chart import CHART, OPERATED, Release, profiles, render
+from tests.helm.test_chart import pods_as_templates
+
+CHECKOV = shutil.which("checkov")
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(CHECKOV is None, reason="checkov is not in PATH")
+@pytest.mark.parametrize("profile", profiles())
+def test_no_policy_is_broken_without_a_reason(profile: str, tmp_path: Path) -> None:
+    values = profiles()[profile]
+    values["image"] = {**values.get("image", {}), "digest": DIGEST}
+    values["collector"] = {**values.get("collector", {}), "image": f"collector@{DIGEST}"}
+    rendered = render(values, Release(api_versions=OPERATED))
+    manifests = tmp_path / "all.yaml"
+    manifests.write_text(yaml.safe_dump_all([*rendered, *pods_as_templates(rendered)]))
+
+    command = [
+        str(CHECKOV),
+        "--config-file",
+        str(CHART / ".checkov.yaml"),
+        "--file",
+        str(manifests),
+    ]
+    ran = subprocess.run([*command, "--output", "json"], capture_output=True, text=True)
+    told = json.loads(ran.stdout)
+
+    failed = told["results"]["failed_checks"]
+    assert [(one["check_id"], one["resource"]) for one in failed] == []
+    assert told["summary"]["passed"] > 300
