@@ -22,6 +22,10 @@ of a layer's KV, and those of its side caches behind it,
 
 and a plane is laid out as the KV of a model of one layer is, which has vectors of its own. Whoever
 moves blocks walks over planes and need not know what they are.
+
+Behind all of them there may be one plane more, of what a head that drafts reads of each token: the
+*features*. They are optional. Of two layouts that differ in them alone the KV is handed over, and
+the features are not: a row of zeros says that there are none of this token.
 """
 
 from __future__ import annotations
@@ -69,6 +73,29 @@ class SideCache:
             raise ValueError(f"vectors of side cache {self.name!r} of width {self.width}")
 
 
+OUTPUTS = "outputs of the model"
+"""The kind of features that heads take as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFeatures:
+    """One vector for each token that a head drafts by (MTP, EAGLE), beside the KV of all layers."""
+
+    kind: str
+    """Equal only for equal vectors, of one model."""
+    width: int
+    """Items of a vector."""
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in WIDE or self.width < 1 or not self.kind:
+            raise ValueError(f"impossible features: {self}")
+
+    @property
+    def token_bytes(self) -> int:
+        return self.width * ITEM_BYTES[self.dtype]
+
+
 @dataclass(frozen=True, kw_only=True)
 class KvLayout:
     model_fingerprint: bytes
@@ -87,6 +114,8 @@ class KvLayout:
     """Vectors of a token and head: a key and a value, or 1, a latent that is both."""
     side_caches: tuple[SideCache, ...] = ()
     """What layers keep beside that. The sizes above, and below up to a block, do not count it."""
+    features: DraftFeatures | None = None
+    """The last plane; None: there is none."""
 
     def __post_init__(self) -> None:
         if self.dtype not in (*ITEM_BYTES, INT4):
@@ -152,19 +181,26 @@ class KvLayout:
     @cached_property
     def planes(self) -> tuple[KvLayout, ...]:
         """Each as if there were nothing else."""
-        own = replace(self, num_layers=1, side_caches=())
-        return tuple(
+        own = replace(self, num_layers=1, side_caches=(), features=None)
+        of_layers = tuple(
             own if side is None else _plane_of(side, self)
             for layer in range(self.num_layers)
             for side in (None, *self.side_caches_of(layer))
         )
+        return of_layers if self.features is None else (*of_layers, _plane_of(self.features, self))
 
     @property
     def num_planes(self) -> int:
-        return self.num_layers + sum(len(side.layers) for side in self.side_caches)
+        num_of_sides = sum(len(side.layers) for side in self.side_caches)
+        return self.num_layers + num_of_sides + (self.features is not None)
 
     def planes_of(self, layer: int) -> range:
-        """The numbers of a layer's planes: of its KV first, then of its side caches."""
+        """The numbers of a layer's planes: of its KV first, then of its side caches.
+
+        What is behind the last layer, `num_layers`, are the features, where there are any.
+        """
+        if layer == self.num_layers:
+            return range(self.num_planes - (self.features is not None), self.num_planes)
         first = layer + sum(sum(each < layer for each in side.layers) for side in self.side_caches)
         return range(first, first + 1 + len(self.side_caches_of(layer)))
 
@@ -183,8 +219,15 @@ class KvLayout:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def carries_features_of(self, other: KvLayout) -> bool:
+        """Whether both have features, and the same, if perhaps in another dtype."""
+        ours, theirs = self.features, other.features
+        if ours is None or theirs is None:
+            return False
+        return (ours.kind, ours.width) == (theirs.kind, theirs.width)
 
-def _plane_of(side: SideCache, layout: KvLayout) -> KvLayout:
+
+def _plane_of(side: SideCache | DraftFeatures, layout: KvLayout) -> KvLayout:
     return KvLayout(
         model_fingerprint=layout.model_fingerprint,
         dtype=side.dtype,

@@ -151,6 +151,9 @@ class KvPool(Protocol):
         left alone: all of it was computed, and others may read it.
         """
 
+    def clear(self, holder: Holder, start: int, plane: int) -> None:
+        """Zero the holder's blocks from index `start` on, its alone, in `plane`."""
+
     def targets(self, holder: Holder, start: int) -> BlockTargets:
         """The holder's blocks from index `start` on, its alone, to be written."""
 

@@ -18,12 +18,14 @@ from baton.engine.grammar.grammar import GrammarCompiler
 from baton.engine.grammar.structured_output import LlGuidanceCompiler
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.mesh.ranks import ONE_RANK, MeshGroups, RankGroup
+from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.passes.runner import ModelRunner
 from baton.engine.ranks.assemble import check_alike, following_runner, lead_runner
 from baton.engine.ranks.lead import LeadRunner, follow
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.engine.sharding.expert_balancer import ExpertBalancer
 from baton.engine.speculation.assemble import Drafting, speculation_of
+from baton.engine.speculation.feature_keeper import FeatureKeeper, features_of
 from baton.kernels.paging.window import Streaming
 
 
@@ -53,7 +55,7 @@ def assemble_engine(
     device = find_device(options.get("device", "auto"))
     loaded = _load(folder, config, {**options, "device": device}, groups, progress)
     grammars = LlGuidanceCompiler.from_folder(folder, loaded.info)
-    draft = load_draft(config.speculation, folder, loaded, device)
+    draft = load_draft(_drafting(config), folder, loaded, device)
     return engine_around(loaded, config, device, grammars, draft)
 
 
@@ -81,6 +83,14 @@ def _load(
     return load_model(
         folder, **options, max_model_len=max_model_len, progress=progress, groups=groups
     )
+
+
+def _drafting(config: EngineConfig) -> SpeculationConfig:
+    """What heads are read for: to draft, or to join what is kept for those that do elsewhere."""
+    elsewhere = config.keeps_features_for
+    if config.speculation.method == "off" and elsewhere is not None and elsewhere.model:
+        return elsewhere
+    return config.speculation
 
 
 def load_draft(
@@ -125,7 +135,10 @@ def engine_around(
     """A model may be in several engines: nothing is written to it. `draft` is the small model, or
     the head, that drafts for it, if one does. Raises InvalidConfig."""
     speculation = speculation_of(config, loaded.info, device, draft)  # KV has what that leaves
-    plan, groups = plan_cache(loaded, config, device), loaded.groups
+    head = None if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
+    features = features_of(config, loaded, head)
+    plan, groups = plan_cache(loaded, config, device, features=features), loaded.groups
+    keeper = None if features is None else FeatureKeeper.of(head)
     if groups.mesh.size > 1:
         check_alike(loaded)
     own: LeadRunner | ModelRunner
@@ -135,7 +148,7 @@ def engine_around(
         cache = KvCache(
             plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits
         )
-        reader = None if speculation is None else speculation.reader
+        reader = keeper if speculation is None else speculation.reader
         own = ModelRunner(loaded, cache, None if reader is None else reader.taps)
     if loaded.held is not None:
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
@@ -143,6 +156,6 @@ def engine_around(
         runner = LockstepRunner(own, groups.data)
         engine = Engine(runner, config, grammars=grammars, pace=runner, speculation=speculation)
     else:
-        engine = Engine(own, config, grammars=grammars, speculation=speculation)
+        engine = Engine(own, config, grammars=grammars, speculation=speculation, keeper=keeper)
     engine.stats.expert_load = None if own.balancer is None else own.balancer.load
     return engine

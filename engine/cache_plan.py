@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from baton.core.errors import InvalidConfig
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import DraftFeatures, KvLayout
 from baton.engine.batch.static_batch import PassLimits
 from baton.engine.checkpoint.load import LoadedModel
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -60,14 +60,20 @@ class CachePlan:
 
 
 def plan_cache(
-    loaded: LoadedModel, config: EngineConfig, name: str, gpu: Device | None = None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    name: str,
+    gpu: Device | None = None,
+    *,
+    features: DraftFeatures | None = None,
 ) -> CachePlan:
     """As many blocks as this rank has room for on the device of that name.
 
-    On a GPU what passes take is tried first. Raises InvalidConfig if there is no room for a block,
+    `features` are kept beside the KV. On a GPU what passes take is tried first. Raises InvalidConfig if there is no room for a block,
     or for a pass.
     """
-    layout = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
+    of_model = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
+    layout = replace(of_model, features=features)
     if layout.is_int4 and name != "cpu":
         raise InvalidConfig("cache.kv_dtype int4 is for CPUs so far; on a GPU take fp8 or int8")
     if layout.is_int4 and loaded.groups.mesh.context > 1:

@@ -102,10 +102,18 @@ class SpeculationConfig:
     adaptive: bool = True
     """Guess as much as pays, by what steps take and by what comes of guesses, and not at all for a
     while where it does not. Off: always `max_tokens`."""
+    features: Literal["auto", "on", "off"] = "auto"
+    """What heads (`mtp`, `eagle`) read of each token, kept in the blocks of KV and handed over with
+    it: a decode replica then drafts with prompts that a prefill replica computed. `auto`: where
+    replicas hand over KV, and blocks grow by a quarter at most."""
     acceptance: Literal["draws", "published"] = "draws"
     """Which drafts are kept. `draws`: those that the model draws itself, so that no token is other
     than without drafts. `published`: the rule min(1, p/q) with residual; tokens are distributed as
     without drafts, but are not the same."""
+
+    @property
+    def wants_features(self) -> bool:
+        return self.method in ("mtp", "eagle") and self.features != "off"
 
     def __post_init__(self) -> None:
         _check_positive(max_tokens=self.max_tokens, memory_gib=self.memory_gib)
@@ -121,6 +129,8 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    keeps_features_for: SpeculationConfig | None = None
+    """Whose heads draft by what is kept beside the KV, here or on other replicas; None: nobody's."""
     kv_shares: Mapping[str, float] = field(default_factory=dict)
     """By tenant: the share of the blocks that it may hold, and that is kept for what it caches."""
     rebalance_passes: int = 0

@@ -9,7 +9,7 @@ may have been launched by the step before: see `baton.engine.schedule.step_ahead
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -36,7 +36,8 @@ from baton.engine.schedule.scheduler import NO_DRAFTS, Drafts, ScheduledChunk, S
 from baton.engine.schedule.step_ahead import StepAhead, goes_ahead
 from baton.engine.schedule.step_fit import work_of
 from baton.engine.schedule.verification import Run, runs_of, verified
-from baton.engine.speculation.hidden_reader import Shown
+from baton.engine.speculation.feature_plane import FeaturePlane
+from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.speculation import Speculation
 from baton.engine.step_hooks import ALONE, StepHooks
 
@@ -64,6 +65,7 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         pace: Pace | None = None,
         speculation: Speculation | None = None,
+        keeper: HiddenReader | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
         if block_size != config.cache.block_size:
@@ -77,6 +79,7 @@ class Engine:
         """To be kept whenever no step computes; None for an engine on its own."""
         self.speculation = speculation
         """What drafts tokens for those who decode; None for one token a pass."""
+        self._keeper = keeper
         self.stats = EngineStats()
         self.pool = BlockPool(
             runner.cache,
@@ -85,6 +88,9 @@ class Engine:
             kv_shares=config.kv_shares,
             clock=clock,
         )
+        has_features = runner.cache.layout.features is not None
+        self.features = FeaturePlane(runner.cache, self.pool) if has_features else None
+        """What heads draft by, kept in the blocks for whoever has these next."""
         self.max_model_len = min(
             self.info.max_model_len,
             self.pool.num_blocks * block_size,
@@ -166,6 +172,8 @@ class Engine:
         self.pool.commit(request.holder, request.tokens, num_computed, request.salt)
         pin_computed(request, self.pool)
         self._enter(request)
+        if self.features is not None and self._reader is not None:
+            self._reader.adopt(request, self.features)
 
     def abort(self, request_id: str) -> Request | None:
         """Drop a request and free its blocks at once; None if there is no such request."""
@@ -228,8 +236,7 @@ class Engine:
 
     def _may_go_ahead(self, lineup: Lineup) -> bool:
         """What is launched ahead is shown to nobody."""
-        is_read = self.speculation is not None and self.speculation.reader is not None
-        return not is_read and self._ahead.takes(lineup, self.runner)
+        return self._reader is None and self._ahead.takes(lineup, self.runner)
 
     @property
     def _goes_on(self) -> bool:
@@ -290,6 +297,7 @@ class Engine:
         if lineup is not None:
             hidden = self.runner.forward(lineup.decoding, on_layer)
             self._show([Shown(r, r.num_computed, 1) for r in lineup.requests], hidden)
+            self._keep_features((), on_layer)
             lineup.computed()
             return self.runner.logits(hidden)
         inputs = [self._input(chunk) for chunk in chunks]
@@ -298,6 +306,7 @@ class Engine:
         starts = [each.start + len(each.tokens) - each.num_outputs for each in inputs]
         nums = [each.num_outputs for each in inputs]
         self._show(list(map(Shown, requests, starts, nums)), hidden)
+        self._keep_features(chunks, on_layer)
         for chunk in chunks:
             self._count_computed(chunk.request, chunk.num_tokens)
         nums_drafted = [len(chunk.drafted) for chunk in chunks]
@@ -306,8 +315,23 @@ class Engine:
 
     def _show(self, shown: Sequence[Shown], hidden: Tensor) -> None:
         """Let whoever drafts by it see what the pass gave."""
-        if self.speculation is not None and self.speculation.reader is not None:
-            self.speculation.reader.read(shown, hidden)
+        if self._reader is not None:
+            self._reader.read(shown, hidden, self.features)
+
+    def _keep_features(
+        self, chunks: Sequence[ScheduledChunk], on_layer: Callable[[int], None]
+    ) -> None:
+        """The reader has kept those of the pass, which is over."""
+        if self.features is None:
+            return
+        for chunk in chunks:
+            if chunk.request.embedding is not None:  # nobody was shown its rows
+                self.features.clear(chunk.request, chunk.request.num_computed, chunk.num_tokens)
+        on_layer(self.info.num_layers)
+
+    @property
+    def _reader(self) -> HiddenReader | None:
+        return self._keeper if self.speculation is None else self.speculation.reader
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """So many more of its known tokens are in the cache: whoever asks may have them."""
@@ -333,8 +357,7 @@ class Engine:
         """Whether all rows of its chunks are read, and not only those that are sampled from."""
         if request.needs_every_token:
             return True
-        is_read = self.speculation is not None and self.speculation.reader is not None
-        return is_read and request.embedding is None
+        return self._reader is not None and request.embedding is None
 
     def _embed(self, chunks: Sequence[ScheduledChunk]) -> tuple[RequestOutput, ...]:
         """Finish the requests that only wanted an embedding and have it now."""

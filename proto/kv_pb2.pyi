@@ -73,6 +73,7 @@ class KvLayout(message.Message):
     FIRST_KV_HEAD_FIELD_NUMBER: builtins.int
     NUM_VECTORS_FIELD_NUMBER: builtins.int
     SIDE_CACHES_FIELD_NUMBER: builtins.int
+    FEATURES_FIELD_NUMBER: builtins.int
     model_fingerprint: builtins.bytes
     dtype: builtins.str
     """float32, bfloat16, float16, int8, fp8, int4"""
@@ -87,6 +88,10 @@ class KvLayout(message.Message):
     """of a token and head: 1 if it is a latent; 0, of older peers, means 2"""
     @builtins.property
     def side_caches(self) -> containers.RepeatedCompositeFieldContainer[SideCache]: ...
+    @builtins.property
+    def features(self) -> DraftFeatures:
+        """the last plane; optional: who does not know it does not send it"""
+
     def __init__(
         self,
         *,
@@ -99,10 +104,11 @@ class KvLayout(message.Message):
         first_kv_head: builtins.int = ...,
         num_vectors: builtins.int = ...,
         side_caches: abc.Iterable[SideCache] | None = ...,
+        features: DraftFeatures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["features", b"features"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "first_kv_head", b"first_kv_head", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors", "side_caches", b"side_caches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "dtype", b"dtype", "features", b"features", "first_kv_head", b"first_kv_head", "head_dim", b"head_dim", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "num_vectors", b"num_vectors", "side_caches", b"side_caches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,6 +138,31 @@ class SideCache(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["dtype", b"dtype", "layers", b"layers", "name", b"name", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DraftFeatures(message.Message):
+    """What a head that drafts reads of each token, beside the KV of all layers."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    width: builtins.int
+    dtype: builtins.str
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        width: builtins.int = ...,
+        dtype: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dtype", b"dtype", "kind", b"kind", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.core.kv_layout import KvLayout, SideCache
+from baton.core.kv_layout import DraftFeatures, KvLayout, SideCache
 from baton.proto import kv_pb2 as pb
 
 KEY_AND_VALUE = 2
@@ -10,6 +10,7 @@ KEY_AND_VALUE = 2
 
 
 def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
+    features = layout.features
     return pb.KvLayout(
         model_fingerprint=layout.model_fingerprint,
         dtype=layout.dtype,
@@ -23,6 +24,9 @@ def layout_to_proto(layout: KvLayout) -> pb.KvLayout:
             pb.SideCache(name=side.name, layers=side.layers, width=side.width, dtype=side.dtype)
             for side in layout.side_caches
         ],
+        features=None
+        if features is None
+        else pb.DraftFeatures(kind=features.kind, width=features.width, dtype=features.dtype),
     )
 
 
@@ -46,4 +50,9 @@ def layout_from_proto(message: pb.KvLayout) -> KvLayout:
             )
             for side in message.side_caches
         ),
+        features=_features(message.features) if message.HasField("features") else None,
     )
+
+
+def _features(message: pb.DraftFeatures) -> DraftFeatures:
+    return DraftFeatures(kind=message.kind, width=message.width, dtype=message.dtype)

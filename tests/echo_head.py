@@ -4,6 +4,7 @@
     out[t]     the same with token t + 1, so it is hidden[t + 1]
 
 In its KV the place of a pair holds its `out`. So what is before a pair must be its own `hidden`.
+Digests are int64; where there is a plane for features they are kept as float32 [2] of the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import OUTPUTS, KvLayout
 from baton.engine.passes.echo import MULTIPLIER, EchoRunner
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
 from baton.kernels.paging.sequences import Sequences
@@ -21,8 +22,9 @@ _MULTIPLIER = MULTIPLIER - 2**64 if MULTIPLIER >= 2**63 else MULTIPLIER
 
 
 class EchoHead:
-    width = 1
+    width = 2
     taps: tuple[int, ...] = ()
+    features = OUTPUTS
 
     def __init__(self, runner: EchoRunner) -> None:
         self._runner = runner
@@ -35,13 +37,14 @@ class EchoHead:
         return of_model
 
     def joined(self, features: Tensor) -> Tensor:
-        return features.clone()
+        return features.clone().view(torch.float32)
 
     def __call__(
         self, hidden: Tensor, next_tokens: Tensor, sequences: Sequences, cache: LayerCache
     ) -> Tensor:
         assert isinstance(cache, LayerKv) and isinstance(cache.arena, Tensor)
         cells = cache.arena.view(torch.int64)[:, 0, 0, :, 0]  # [blocks, S]
+        hidden = hidden.view(torch.int64)
         out = hidden[:, 0] * _MULTIPLIER + next_tokens + 1  # as the runner's, mod 2^64
         starts, size = sequences.query_starts.tolist(), sequences.block_size
         for request, table in enumerate(sequences.block_tables.tolist()):
@@ -55,7 +58,7 @@ class EchoHead:
                     self.num_first += 1
                 cells[table[place // size], place % size] = out[row]
                 self.num_pairs += 1
-        return out.unsqueeze(1)
+        return out.unsqueeze(1).view(torch.float32)
 
     def logits(self, out: Tensor) -> Tensor:
-        return self._runner.logits(out)
+        return self._runner.logits(out.view(torch.int64))

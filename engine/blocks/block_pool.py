@@ -332,6 +332,12 @@ class BlockPool:
         if num_used and not self._prefixes.is_named(block := self._block_at(holder, index)):
             self._bytes.clear_tail(block, plane, num_used)
 
+    def clear(self, holder: Holder, start: int, plane: int) -> None:
+        """See `KvPool.clear`. Raises ValueError if one of them has a name or another holder."""
+        for index, block in enumerate(self.table(holder)[start:], start):
+            self._check_alone(holder, index, block)
+            self._bytes.clear_tail(block, plane, 0)
+
     def targets(self, holder: Holder, start: int) -> Targets:
         """See `KvPool.targets`. Raises ValueError if one of them has a name or another holder."""
         blocks = tuple(self.table(holder))

@@ -20,6 +20,7 @@ from baton.core.errors import CheckpointError, InvalidConfig
 from baton.engine.checkpoint.files.bin_file import read_bin
 from baton.engine.checkpoint.files.safetensors_file import read_safetensors
 from baton.engine.checkpoint.files.tensor_files import StoredEntry, read_entries
+from baton.engine.checkpoint.fingerprint import fingerprint
 from baton.engine.checkpoint.install import dtype_of, install, install_expert
 from baton.engine.checkpoint.load import LoadedModel, read_config
 from baton.engine.checkpoint.quantized.methods import as_whole, parse_layout
@@ -80,7 +81,8 @@ def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleH
                 f"speculation.method eagle: a head of EAGLE-3 reads one residual stream, and "
                 f"{loaded.info.architecture} has several; take suffix or ngram"
             )
-        head = Eagle3Head(config, _taps(raw, loaded), _target_ids(stored))
+        taps = _taps(raw, loaded)
+        head = Eagle3Head(config, taps, _target_ids(stored), _joined_kind(config, taps, stored))
         names, arrangements = eagle3.CHECKPOINT, eagle3.ARRANGEMENTS
     else:
         head = EagleHead(config, has_bias="fc.bias" in stored)
@@ -91,6 +93,14 @@ def load_eagle_head(folder: Path, loaded: LoadedModel, *, device: str) -> EagleH
     _read(head, family, folder, stored, loaded.info.dtype, device, heads=config.heads)
     head.share(loaded.model)
     return head.to(device).eval()
+
+
+def _joined_kind(
+    config: ModelConfig, taps: tuple[int, ...], stored: Mapping[str, StoredEntry]
+) -> str:
+    """Of which layers, joined by which weights."""
+    joining = {name: entry for name, entry in stored.items() if name.startswith("fc.")}
+    return f"layers {taps} joined by {fingerprint(config, joining, '', '').hex()[:16]}"
 
 
 def load_medusa_heads(folder: Path, loaded: LoadedModel, *, device: str) -> MedusaHeads:

@@ -85,9 +85,15 @@ class KvCache:
         if self.dtype is None:
             raise ValueError(f"KV of {self.layout.dtype}: say which dtype the model computes in")
         if self.layout.is_int4:
-            arenas = int4_arenas(self._whole, self.layout, self.dtype, self.limits)
+            units = self._whole[: self.layout.num_layers]
+            arenas = int4_arenas(units, self.layout, self.dtype, self.limits)
             return [LayerKv.of(arena, _torch_dtype(self.dtype)) for arena in arenas]
         return [self._layer(layer) for layer in range(self.layout.num_layers)]
+
+    @property
+    def features(self) -> Tensor | None:
+        """[blocks, 1, block size, width] What the layout's `features` are kept in."""
+        return None if self.layout.features is None else self._whole[-1]
 
     @property
     def arena(self) -> KvArena:
@@ -125,7 +131,7 @@ class KvCache:
         arena = self._by_plane[plane]
         if isinstance(arena, QuantizedArena):
             arena.clear_tail(block, num_used)
-        elif self.layout.is_int4:  # as a whole, or not at all
+        elif self.layout.planes[plane].is_int4:  # as a whole, or not at all
             arena[block] = 0
         else:
             arena[block, ..., num_used:, :] = 0

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from baton.core.kv_layout import DraftFeatures
 from baton.engine.batch.batch import Chunk, OnLayer, ignore_layer
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.models.config.info import ModelInfo
@@ -76,12 +78,14 @@ class EchoRunner:
         num_blocks: int,
         block_size: int = 16,
         is_verifying: bool = True,
+        features: DraftFeatures | None = None,
     ) -> None:
+        """`features`: a plane for them in its cache, which somebody else fills."""
         self.info = info
-        self.cache = KvCache(info.layout(block_size), num_blocks)
+        self.cache = KvCache(replace(info.layout(block_size), features=features), num_blocks)
         self.is_verifying = is_verifying
         self._arenas = [  # [blocks, 2, S, 4]
-            arena.view(torch.int64).squeeze(1) for arena in self.cache.planes
+            arena.view(torch.int64).squeeze(1) for arena in self.cache.planes[: info.num_layers]
         ]
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer = ignore_layer) -> Tensor:

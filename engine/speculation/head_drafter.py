@@ -7,7 +7,8 @@
     next, x right    (D x) is computed over (C' x), and so on
 
 Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are written
-over. What precedes the features that it is shown it never sees (`num_missing`): rotary positions
+over. Of tokens that others computed it reads the features that came with their KV, if there are any
+(`FeaturePlane`). What it finds nowhere it never sees (`num_missing`): rotary positions
 are relative, so it goes on as if the first that it saw were the first there is. A prompt that
 begins as another did that was read whole finds the pairs of it, named by the tokens. Features that
 find no block wait until they are `MIN_READ`, then they are dropped as if they had not been shown.
@@ -29,13 +30,15 @@ from baton.engine.models.skeleton.taps import Taps
 from baton.engine.passes.taped_head import TapedHead, run_head
 from baton.engine.request.request import Phase, Request
 from baton.engine.speculation.drafter import Draft
+from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.growing_draft import GrowingDraft, grow
 from baton.engine.speculation.hidden_reader import Shown
 
 MIN_READ = 64
 """Features that are read as soon as they are shown; fewer wait for the next draft."""
 MAX_READ = 2048
-"""Features that the head reads at once: they need not fit into memory together."""
+"""Features that the head reads at once: they need not fit into memory together. As many of those
+that came with KV are read beside a pass, so that a long prompt does not hold up the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +59,11 @@ class _Reading:
     def position(self) -> int:
         """Of the first of `rows`."""
         return self.skipped + self.num_pairs
+
+    @property
+    def end(self) -> int:
+        """The position behind the last of `rows`."""
+        return self.position + len(self.rows)
 
     def add(self, start: int, rows: Tensor) -> None:
         """Of the tokens from `start` on; those that were there before were of drafts."""
@@ -109,6 +117,7 @@ class HeadDrafter:
         self._has_own_noise = has_own_noise
         self.name = name
         self.num_missing = 0
+        self.num_recalled = 0
         self.taps = Taps(head.taps) if head.taps else None
         self._head = head
         self._cache = cache
@@ -118,6 +127,8 @@ class HeadDrafter:
         self._readings: dict[Request, _Reading] = {}
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
+        self._num_to_recall = 0
+        """Features that may yet be read beside this pass, of those that came with KV."""
 
     @property
     def is_taped(self) -> bool:
@@ -125,10 +136,14 @@ class HeadDrafter:
         return self._taped is not None
 
     @torch.inference_mode()
-    def read(self, shown: Sequence[Shown], hidden: Tensor) -> None:
-        features = hidden if self.taps is None else self.taps.features
-        joined, stop = self._head.joined(features), 0
+    def read(
+        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+    ) -> None:
+        joined, stop = self._head.joined(hidden if self.taps is None else self.taps.features), 0
+        if features is not None:
+            features.keep(shown, joined)
         many: list[_Reading] = []
+        self._num_to_recall = MAX_READ
         if self._is_short:
             self._forget_who_was_preempted()
         for request, start, num_rows in shown:
@@ -137,16 +152,19 @@ class HeadDrafter:
                 continue
             reading = self._readings.get(request) or self._begin(request, joined[:0])
             num_skipped = reading.skipped
-            reading.add(start, joined[first:stop])
-            num_ready = reading.num_ready()
-            if num_ready > MIN_READ:
-                if self._has_room(reading, num_ready):
+            if features is None or self._recall(reading, start, features):
+                reading.add(start, joined[first:stop])
+                if self._may_read(reading):
                     many.append(reading)
-                else:
-                    reading.drop(num_ready - 1)
-            self.num_missing += reading.skipped - num_skipped
-            request.num_draft_missing = reading.skipped
+            self._tell_missing(reading, num_skipped)
         self._catch_up(many)
+
+    @torch.inference_mode()
+    def adopt(self, request: Request, features: FeaturePlane) -> None:
+        reading = self._begin(request, features.recall(request, 0, 0))
+        self._num_to_recall = MAX_READ
+        self._recall(reading, request.num_computed, features)
+        self._tell_missing(reading)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
@@ -183,6 +201,35 @@ class HeadDrafter:
         reading = _Reading(request, no_rows, num_cached, num_cached)
         self._readings[request] = reading
         return reading
+
+    def _recall(self, reading: _Reading, stop: int, features: FeaturePlane) -> bool:
+        """Read what came with KV before position `stop`. False: not all of it yet, so that what is
+        shown now will have to be recalled, too."""
+        while (start := reading.end) < stop:
+            until = min(stop, start + self._num_to_recall)
+            if until == start:
+                return False
+            rows = features.recall(reading.request, start, until)
+            reading.add(until - len(rows), rows)
+            self._num_to_recall -= until - start
+            self.num_recalled += len(rows)
+            if self._may_read(reading):
+                self._catch_up([reading])
+        return True
+
+    def _may_read(self, reading: _Reading) -> bool:
+        """There is much to be read, and room for it; without room it is dropped."""
+        num_ready = reading.num_ready()
+        if num_ready <= MIN_READ:
+            return False
+        has_room = self._has_room(reading, num_ready)
+        if not has_room:
+            reading.drop(num_ready - 1)
+        return has_room
+
+    def _tell_missing(self, reading: _Reading, num_before: int = 0) -> None:
+        self.num_missing += reading.skipped - num_before
+        reading.request.num_draft_missing = reading.skipped
 
     def _may_draft(self, reading: _Reading, max_tokens: int) -> bool:
         """It has been shown all that is known, and there is room for what is drafted."""

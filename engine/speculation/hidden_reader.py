@@ -4,6 +4,9 @@
     read       (request, 5, 5), rows [5, D]    before tokens count as computed
     propose    of these the rows of known tokens
 
+Where blocks have a plane of features, the reader keeps in it what it makes of the rows, and finds
+there what others made of tokens that they computed.
+
 Where nobody reads them a pass gives the rows that are sampled from, and no more.
 """
 
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.request.request import Request
+from baton.engine.speculation.feature_plane import FeaturePlane
 
 
 class Shown(NamedTuple):
@@ -34,10 +38,17 @@ class HiddenReader(Protocol):
     num_missing: int
     """Tokens so far whose hidden states it was not shown, but those behind them: computed by
     another replica, or found in the prefix cache. Its drafts are made without them."""
+    num_recalled: int
+    """Tokens so far that it was not shown either, but whose features came with their KV."""
 
-    def read(self, shown: Sequence[Shown], hidden: Tensor) -> None:
+    def read(
+        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+    ) -> None:
         """A pass is computed; `hidden` [S, D] stays until the next. Who only wants an embedding
         is drafted for never."""
+
+    def adopt(self, request: Request, features: FeaturePlane) -> None:
+        """Its first `num_computed` tokens were computed elsewhere."""
 
     def discard(self, request: Request) -> None:
         """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""

@@ -17,6 +17,7 @@ from baton.engine.models.heads.medusa import MedusaHeads
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.request.request import Request
 from baton.engine.speculation.drafter import Draft
+from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.growing_draft import GrowingDraft, grow
 from baton.engine.speculation.hidden_reader import Shown
 
@@ -32,7 +33,8 @@ class MedusaDrafter:
     name = "medusa"
     is_costly = True
     num_missing: int = 0
-    """This and the next: see `HiddenReader`."""
+    num_recalled: int = 0
+    """This and those before and behind it: see `HiddenReader`."""
     taps: Taps | None = None
 
     def __init__(
@@ -44,7 +46,9 @@ class MedusaDrafter:
         self._eos_token_ids = eos_token_ids
         self._last: dict[Request, _Last] = {}
 
-    def read(self, shown: Sequence[Shown], hidden: Tensor) -> None:
+    def read(
+        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+    ) -> None:
         stop = 0
         for request, start, num_rows in shown:
             stop += num_rows
@@ -54,6 +58,9 @@ class MedusaDrafter:
             if num_kept > 0:  # the last known token, and drafts behind it
                 rows = hidden[stop - num_kept : stop].clone()
                 self._last[request] = _Last(len(request.tokens) - 1, rows)
+
+    def adopt(self, request: Request, features: FeaturePlane) -> None:
+        """It needs nothing of what came before."""
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:

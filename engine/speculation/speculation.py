@@ -130,6 +130,7 @@ class Speculation:
             "draft_acceptance": 0.0 if self._acceptance is None else self._acceptance,
             "proposed_tokens_total": counts.num_proposed,
             "draft_missing_tokens_total": 0 if self.reader is None else self.reader.num_missing,
+            "draft_recalled_tokens_total": 0 if self.reader is None else self.reader.num_recalled,
             **_by_position("verified_tokens_at_total", counts.num_verified_at),
             **_by_position("accepted_tokens_at_total", counts.num_accepted_at),
         }

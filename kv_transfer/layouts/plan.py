@@ -89,6 +89,15 @@ def check_layouts(sender: KvLayout, receiver: KvLayout) -> None:
     plan_streams((sender,), (receiver,))
 
 
+def check_features(sender: KvLayout, receiver: KvLayout) -> None:
+    """Raise LayoutMismatch if a receiver asks for features that the sender does not have."""
+    if receiver.features is not None and not sender.carries_features_of(receiver):
+        raise LayoutMismatch(
+            f"features cannot be handed over: {sender.features} at the sender, "
+            f"{receiver.features} asked for"
+        )
+
+
 def _cover(
     senders: Sequence[KvLayout], receiver: KvLayout, loads: Sequence[int]
 ) -> Iterator[RankStream]:
@@ -243,5 +252,8 @@ class BlockPlacement:
 
 
 def placement(sender: KvLayout, stream: RankStream, receiver: KvLayout) -> BlockPlacement:
+    """Features travel where both sides have the same; else neither layout names them."""
+    if not sender.carries_features_of(receiver):
+        sender, receiver = replace(sender, features=None), replace(receiver, features=None)
     arriving = replace(sender, first_kv_head=stream.first_head, num_kv_heads=stream.num_heads)
     return BlockPlacement(arriving, receiver)

@@ -136,7 +136,10 @@ class Receiver:
             tokens=tokens,
             time_left_s=wanted.time_left_s,
         )
-        targets = self._pool.targets(holder, num_cached // layout.block_size)
+        first_fresh = num_cached // layout.block_size
+        if layout.features is not None and reservation.streams[0].wanted.features is None:
+            self._pool.clear(holder, first_fresh, layout.num_planes - 1)  # none will come
+        targets = self._pool.targets(holder, first_fresh)
         expires_at = now + wanted.time_left_s
         self._leases[transfer_id] = Filling(reservation, targets, expires_at, self.counters)
         self.counters.num_reserved += 1

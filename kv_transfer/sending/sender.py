@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.core.errors import StaleEpoch, TransferAborted, TransferError, UnknownTransfer
 from baton.core.ids import Epoch, TransferId
@@ -33,7 +33,7 @@ from baton.kv_transfer.handoff.lease import (
 )
 from baton.kv_transfer.handoff.messages import BlockRange, OpenTransfer, Outcome, SettleTransfer
 from baton.kv_transfer.handoff.outcomes import Ended, RecentOutcomes
-from baton.kv_transfer.layouts.plan import check_layouts
+from baton.kv_transfer.layouts.plan import check_features, check_layouts
 from baton.kv_transfer.sending.held_share import HeldShare
 from baton.kv_transfer.sending.pieces import BlockRead, HeadRange, SendingStream, progress_of
 
@@ -211,6 +211,7 @@ class Sender:
         """
         self._check_sender_epoch(request.transfer_id, request.sender_epoch)
         check_layouts(self._pool.layout, request.layout)
+        check_features(self._pool.layout, request.layout)
         offer = self._readable(request.transfer_id)
         _check_receiver_epoch(request.transfer_id, request.receiver_epoch, offer.receiver_epoch)
         if not 0 <= request.first_block < offer.num_blocks:
@@ -219,9 +220,12 @@ class Sender:
                 f"there are {offer.num_blocks}"
             )
         layout = self._pool.layout
+        if request.layout.features is None:  # the last plane, which D does not want
+            layout = replace(layout, features=None)
+        pairs = zip(layout.planes, request.layout.planes, strict=True)
         return SendingStream(
             transfer_id=request.transfer_id,
-            heads=tuple(map(HeadRange.between, layout.planes, request.layout.planes)),
+            heads=tuple(HeadRange.between(ours, theirs) for ours, theirs in pairs),
             progress=progress_of(request, offer.num_blocks, layout.num_planes),
         )
 
@@ -231,7 +235,8 @@ class Sender:
         Every reading must be given to `end_read`. Raises UnknownTransfer or TransferAborted.
         """
         offer = self._readable(stream.transfer_id)
-        spans = stream.progress.advance(offer.published, self._config.max_blocks_per_read)
+        published = offer.published[: len(stream.heads)]
+        spans = stream.progress.advance(published, self._config.max_blocks_per_read)
         return [self._begin(offer, stream.heads[span.plane], span) for span in spans]
 
     def end_read(self, reading: BlockRead) -> None:

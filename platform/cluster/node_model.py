@@ -76,7 +76,7 @@ async def model_here(
 
     weights = config.wants_weights
     folder = await find_on_node(config, report, wants_weights=weights)
-    if role is Role.DECODE:
+    if role is Role.DECODE or config.engine(role).keeps_features_for is not None:
         from baton.platform.cluster.model_peers import peers_of
 
         config = await asyncio.to_thread(

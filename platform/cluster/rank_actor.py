@@ -106,11 +106,11 @@ def _follow(assignment: Assignment, meeting: Rendezvous, rank: int) -> None:
     from baton.engine.mesh.ranks import join
     from baton.platform.machine.core_share import share_of_cores
 
-    config, pool = assignment.config, assignment.pool
+    config, pool, role = assignment.config, assignment.pool, assignment.role
     torch.set_num_threads(pool.resources.num_threads or share_of_cores(config))
     follow_lead(
         assignment.folder,
-        replace(pool.engine, kv_shares=config.gateway.kv_shares),
+        config.engine(role),
         join(meeting, rank),
         dtype=config.dtype,
         device=config.device,

@@ -20,6 +20,7 @@ values embed it under one key.
 from __future__ import annotations
 
 import typing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,7 @@ from baton.core.config_node import ConfigNode, Count, NonNegative, Seconds
 from baton.core.errors import ITEM, InvalidConfig
 from baton.core.messages import Role
 from baton.core.wire_security import PRIVATE_TRANSPORTS
+from baton.engine.config import EngineConfig
 from baton.gateway.access.config import GatewayConfig
 from baton.kernels.paging.window import Streaming
 from baton.kv_transfer.config import ExchangeConfig
@@ -237,6 +239,17 @@ class DeploymentConfig(ConfigNode, frozen=True, kw_only=True):
 
     def pool(self, role: Role) -> PoolConfig:
         return self.prefill if role is Role.PREFILL else self.decode
+
+    def engine(self, role: Role) -> EngineConfig:
+        """That of its pool, with what depends on the others."""
+        speculation = self.decode.speculation
+        hands_over = self.prefill.replicas > 0 or self.decode.replicas > 1
+        is_kept = speculation.wants_features and (hands_over or speculation.features == "on")
+        return replace(
+            self.pool(role).engine,
+            kv_shares=self.gateway.kv_shares,
+            keeps_features_for=speculation if is_kept else None,
+        )
 
     @property
     def wanted_replicas(self) -> dict[Role, int]:

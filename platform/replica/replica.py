@@ -144,11 +144,10 @@ async def load_engine(
 
     A draft model is named by its folder: see `baton.platform.models.draft_folder`.
     """
-    engine = replace(config.pool(role).engine, kv_shares=config.gateway.kv_shares)
     return await asyncio.to_thread(
         assemble_engine,
         folder,
-        engine,
+        config.engine(role),
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,

@@ -93,11 +93,10 @@ async def running_fleet(make_engine: MakeEngine, config: DeploymentConfig) -> As
     async with AsyncExitStack() as stack:
         replicas: list[Replica] = []
         for role in roles:
-            pool = config.pool(role)
             replica = await start_replica(
                 config,
                 role,
-                make_engine(role, pool.engine),
+                make_engine(role, config.engine(role)),
                 replica_id=ReplicaId(role.value),
                 host=LOOPBACK,
                 parts=parts,

@@ -27,6 +27,9 @@ class DraftHead(Protocol):
     """The layers whose inputs, side by side, are its features; if there are none, what the model
     gives is."""
 
+    features: str
+    """The kind of its joined features: see `DraftFeatures`."""
+
     def layout(self, of_model: KvLayout) -> KvLayout:
         """The layout of its own KV."""
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from baton.core.errors import CheckpointError
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import OUTPUTS, KvLayout
 from baton.engine.layers.attention import Attention
 from baton.engine.layers.block import Block
 from baton.engine.layers.join import Join
@@ -66,6 +66,7 @@ class _Unnormed(nn.Module):
 
 class EagleHead(nn.Module):
     taps: tuple[int, ...] = ()
+    features = OUTPUTS
 
     def __init__(self, config: ModelConfig, *, has_bias: bool) -> None:
         """Without weights. `has_bias`: of what joins a token and a hidden state."""

@@ -64,14 +64,20 @@ NEVER = -1e30
 
 class Eagle3Head(nn.Module):
     def __init__(
-        self, config: ModelConfig, taps: tuple[int, ...], target_ids: Tensor | None
+        self,
+        config: ModelConfig,
+        taps: tuple[int, ...],
+        target_ids: Tensor | None,
+        features: str = "",
     ) -> None:
-        """Without weights. `target_ids` [V']: the tokens that are drafted; None for all."""
+        """Without weights. `target_ids` [V']: the tokens that are drafted; None for all.
+        `features`: see `DraftHead`."""
         super().__init__()
         width, eps, layer = config.hidden_size, config.norm_eps, only_layer(config)
         self.config = config
         self.width = width
         self.taps = taps
+        self.features = features
         self.target_ids = target_ids
         self.fuse = Linear(len(taps) * width, width, split=Split.NONE)
         self.embed_norm = RmsNorm(width, eps)

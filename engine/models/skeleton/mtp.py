@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from baton.core.kv_layout import KvLayout
+from baton.core.kv_layout import OUTPUTS, KvLayout
 from baton.engine.batch.batch import ignore_layer
 from baton.engine.layers.join import Join
 from baton.engine.layers.norm import RmsNorm
@@ -42,6 +42,7 @@ OWN = {
 
 class MtpHead(nn.Module):
     taps: tuple[int, ...] = ()
+    features = OUTPUTS
 
     def __init__(self, config: ModelConfig, family: Family) -> None:
         """Without weights. Its layer is made as the model's last, with an index of its own."""

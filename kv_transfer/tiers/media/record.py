@@ -120,7 +120,7 @@ class RecordFormat:
             first += plane.num_kv_heads
 
     def _checksums(self, payload: memoryview) -> tuple[int, ...]:
-        if not self.layout.side_caches:  # all units are as long as each other
+        if len({plane.unit_bytes for plane in self.layout.planes}) == 1:
             return unit_checksums(payload, self.layout.unit_bytes)
         parts = zip(self._split(payload), self.layout.planes, strict=True)
         return tuple(
@@ -145,6 +145,8 @@ def block_name(file_name: str) -> bytes:
 
 
 def layout_digest(layout: KvLayout) -> bytes:
-    """Equal for equal layouts, in any process."""
+    """Equal for equal layouts, in any process, and versions that knew nothing of features."""
     said = [f"{field.name}={getattr(layout, field.name)!r}" for field in fields(layout)]
+    if layout.features is None:
+        said.remove("features=None")
     return blake2b("\n".join(said).encode(), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,107 @@
+"""Features kept for others: what a replica that drafts nothing leaves in the blocks it hands over,
+and whether that is worth its place there.
+
+    MTP, EAGLE   features [D] a token, from whoever computes the prompt    the head runs where it drafts
+    draft model  nothing: it reads prompts where it drafts
+    Medusa       nothing: it needs the last hidden state alone
+
+To compute features a decode replica would have to run the whole model over the prompt, so they are
+carried; a draft model's KV costs the same work wherever it is computed, and no bytes where it is
+needed (docs/engine.md has the figures). What speaks against carrying is the room that features
+take in every block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
+from baton.engine.checkpoint.load import LoadedModel
+from baton.engine.config import EngineConfig
+from baton.engine.models.heads.draft_head import DraftHead
+from baton.engine.models.skeleton.taps import Taps
+from baton.engine.request.request import Request
+from baton.engine.speculation.feature_plane import FeaturePlane
+from baton.engine.speculation.hidden_reader import Shown
+
+MAX_SHARE = 0.25
+"""Of a block's KV: features that take more are not kept unless they are asked for."""
+logger = logging.getLogger(__name__)
+
+
+class FeatureKeeper:
+    """A `HiddenReader` that keeps, and drafts nothing."""
+
+    num_missing = 0
+    num_recalled = 0
+
+    def __init__(
+        self, taps: Taps | None = None, join: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Features are made of `taps`, or of the model's outputs, by `join`, if that is given."""
+        self.taps = taps
+        self._join = join
+
+    @classmethod
+    def of(cls, head: DraftHead | None) -> FeatureKeeper:
+        """None: of one that takes outputs as they are."""
+        if head is None or not head.taps:
+            return cls()
+        return cls(Taps(head.taps), head.joined)
+
+    def read(
+        self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
+    ) -> None:
+        """See `HiddenReader`."""
+        if features is not None:
+            rows = hidden if self.taps is None else self.taps.features
+            features.keep(shown, rows if self._join is None else self._join(rows))
+
+    def adopt(self, request: Request, features: FeaturePlane) -> None:
+        """What came stays where it is."""
+
+    def discard(self, request: Request) -> None:
+        """Its blocks are wiped with all that they hold."""
+
+
+def features_of(
+    config: EngineConfig, loaded: LoadedModel, head: DraftHead | None
+) -> DraftFeatures | None:
+    """What to keep for heads as `config` says; None: nothing. The log tells which, and why."""
+    wanted = config.keeps_features_for
+    if wanted is None or not wanted.wants_features:
+        return None
+    if loaded.groups.mesh.size > 1:
+        logger.warning(
+            "no features are kept for %s: they are those of a model on one device, and this one is "
+            "on %d ranks; prompts that this replica computes are drafted for without",
+            wanted.method,
+            loaded.groups.mesh.size,
+        )
+        return None
+    features = DraftFeatures(
+        kind=OUTPUTS if head is None else head.features,
+        width=loaded.model.width if head is None else head.width,
+        dtype=loaded.info.dtype,
+    )
+    layout = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
+    share = share_of(features, layout)
+    is_kept = wanted.features == "on" or share <= MAX_SHARE
+    logger.log(
+        logging.INFO if is_kept else logging.WARNING,
+        "features for %s, %d items of %s a token, would add %.0f %% to a block of KV: %s",
+        wanted.method,
+        features.width,
+        features.dtype,
+        100 * share,
+        "kept and handed over" if is_kept else "not kept; set speculation.features to on for them",
+    )
+    return features if is_kept else None
+
+
+def share_of(features: DraftFeatures, layout: KvLayout) -> float:
+    """Bytes of features for each byte of the KV that `layout` says."""
+    return features.token_bytes * layout.block_size / layout.block_bytes

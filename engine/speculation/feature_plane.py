@@ -1,0 +1,63 @@
+"""What heads draft by, kept with the KV: a row of each computed token in the plane of features.
+
+    token         0   1   2   3 | 4   5   6          in the blocks of its request
+    row           F0  F1  F2  0 | F4  F5  F6         zeros: there is none, whoever computed it
+
+Whatever moves or shares a block does so with its features. A replica that took over KV without
+them, or from someone who had none, finds zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.blocks.block_pool import BlockPool
+from baton.engine.memory.kv_cache import KvCache
+from baton.engine.request.request import Request
+
+
+class FeaturePlane:
+    """Belongs to the engine's thread."""
+
+    def __init__(self, cache: KvCache, pool: BlockPool) -> None:
+        """`pool` is that of the blocks of `cache`. Raises ValueError if there is no such plane."""
+        if cache.features is None:
+            raise ValueError("the layout of this cache has no features")
+        self._arena = cache.features  # [blocks, 1, block size, D]
+        self._cache = cache
+        self._pool = pool
+
+    def keep(self, spans: Sequence[tuple[Request, int, int]], rows: Tensor) -> None:
+        """`rows` [S, D] are of (request, first position, number of tokens), end to end."""
+        self._arena[self._places(spans)] = rows
+        self._mark()
+
+    def clear(self, request: Request, start: int, num_tokens: int) -> None:
+        """There are none of these tokens."""
+        self._arena[self._places([(request, start, num_tokens)])] = 0
+        self._mark()
+
+    def recall(self, request: Request, start: int, stop: int) -> Tensor:
+        """[n, D] The rows of computed tokens before position `stop`, n as many as there are without
+        a gap, from `start` on at the earliest."""
+        rows = self._arena[self._places([(request, start, stop - start)])]
+        gaps = (~rows.any(dim=1)).nonzero()
+        return rows[int(gaps[-1]) + 1 :] if len(gaps) else rows
+
+    def _places(self, spans: Sequence[tuple[Request, int, int]]) -> tuple[Tensor, int, Tensor]:
+        """An index into the arena, a row a token."""
+        size, blocks, slots = self._cache.layout.block_size, [], []
+        for request, start, num_tokens in spans:
+            table = self._pool.table(request.holder)
+            for position in range(start, start + num_tokens):
+                blocks.append(table[position // size])
+                slots.append(position % size)
+        places = torch.tensor([blocks, slots], dtype=torch.int64, device=self._arena.device)
+        return places[0], 0, places[1]
+
+    def _mark(self) -> None:
+        if self._cache.staging is not None:  # whoever copies blocks waits for what was written
+            self._cache.staging.mark(self._cache.layout.num_planes - 1)
