@@ -25,7 +25,7 @@ from baton.engine.ranks.lead import LeadRunner, follow
 from baton.engine.ranks.lockstep import LockstepRunner
 from baton.engine.sharding.expert_balancer import ExpertBalancer
 from baton.engine.speculation.assemble import Drafting, speculation_of
-from baton.engine.speculation.feature_keeper import FeatureKeeper, features_of
+from baton.engine.speculation.feature_keeper import FeatureKeeper, features_of, keeping
 from baton.kernels.paging.window import Streaming
 
 
@@ -138,7 +138,8 @@ def engine_around(
     head = None if draft is None or isinstance(draft, (LoadedModel, MedusaHeads)) else draft
     features = features_of(config, loaded, head)
     plan, groups = plan_cache(loaded, config, device, features=features), loaded.groups
-    keeper = None if features is None else FeatureKeeper.of(head)
+    if speculation is None and features is not None:
+        speculation = keeping(FeatureKeeper.of(head))
     if groups.mesh.size > 1:
         check_alike(loaded)
     own: LeadRunner | ModelRunner
@@ -148,7 +149,7 @@ def engine_around(
         cache = KvCache(
             plan.layout, plan.num_blocks, device, dtype=loaded.info.dtype, limits=plan.limits
         )
-        reader = keeper if speculation is None else speculation.reader
+        reader = None if speculation is None else speculation.reader
         own = ModelRunner(loaded, cache, None if reader is None else reader.taps)
     if loaded.held is not None:
         own.balancer = ExpertBalancer(loaded.held, groups, config.rebalance_passes)
@@ -156,6 +157,6 @@ def engine_around(
         runner = LockstepRunner(own, groups.data)
         engine = Engine(runner, config, grammars=grammars, pace=runner, speculation=speculation)
     else:
-        engine = Engine(own, config, grammars=grammars, speculation=speculation, keeper=keeper)
+        engine = Engine(own, config, grammars=grammars, speculation=speculation)
     engine.stats.expert_load = None if own.balancer is None else own.balancer.load
     return engine

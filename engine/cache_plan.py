@@ -69,8 +69,8 @@ def plan_cache(
 ) -> CachePlan:
     """As many blocks as this rank has room for on the device of that name.
 
-    `features` are kept beside the KV. On a GPU what passes take is tried first. Raises InvalidConfig if there is no room for a block,
-    or for a pass.
+    `features` are kept beside the KV. On a GPU what passes take is tried first. Raises
+    InvalidConfig if there is no room for a block, or for a pass.
     """
     of_model = loaded.info.layout(config.cache.block_size, config.cache.kv_dtype)
     layout = replace(of_model, features=features)

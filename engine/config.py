@@ -130,7 +130,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     keeps_features_for: SpeculationConfig | None = None
-    """Whose heads draft by what is kept beside the KV, here or on other replicas; None: nobody's."""
+    """Whose heads draft by what is kept with the KV, here or on other replicas; None: nobody's."""
     kv_shares: Mapping[str, float] = field(default_factory=dict)
     """By tenant: the share of the blocks that it may hold, and that is kept for what it caches."""
     rebalance_passes: int = 0

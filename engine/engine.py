@@ -65,7 +65,6 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         pace: Pace | None = None,
         speculation: Speculation | None = None,
-        keeper: HiddenReader | None = None,
     ) -> None:
         block_size = runner.cache.layout.block_size
         if block_size != config.cache.block_size:
@@ -79,7 +78,6 @@ class Engine:
         """To be kept whenever no step computes; None for an engine on its own."""
         self.speculation = speculation
         """What drafts tokens for those who decode; None for one token a pass."""
-        self._keeper = keeper
         self.stats = EngineStats()
         self.pool = BlockPool(
             runner.cache,
@@ -331,7 +329,7 @@ class Engine:
 
     @property
     def _reader(self) -> HiddenReader | None:
-        return self._keeper if self.speculation is None else self.speculation.reader
+        return None if self.speculation is None else self.speculation.reader
 
     def _count_computed(self, request: Request, num_tokens: int) -> None:
         """So many more of its known tokens are in the cache: whoever asks may have them."""

@@ -4,7 +4,7 @@
     out[t]     the same with token t + 1, so it is hidden[t + 1]
 
 In its KV the place of a pair holds its `out`. So what is before a pair must be its own `hidden`.
-Digests are int64; where there is a plane for features they are kept as float32 [2] of the same bits.
+Digests are int64; as features they are float32 [2] of the same bits.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.core.kv_layout import OUTPUTS, KvLayout
+from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
 from baton.engine.passes.echo import MULTIPLIER, EchoRunner
 from baton.kernels.attention.layer_kv import LayerCache, LayerKv
 from baton.kernels.paging.sequences import Sequences
 
 _MULTIPLIER = MULTIPLIER - 2**64 if MULTIPLIER >= 2**63 else MULTIPLIER
 """As int64 has it."""
+
+
+FEATURES = DraftFeatures(kind=OUTPUTS, width=2, dtype="float32")
 
 
 class EchoHead:

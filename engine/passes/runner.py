@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -53,7 +54,8 @@ class ModelRunner:
         """Nothing lies in the cache yet. Passes within its limits are prepared for. `taps` are told
         of the model's stream in each; there are no graphs then."""
         layout = cache.layout
-        if layout != loaded.own(loaded.info.layout(layout.block_size, layout.dtype)):
+        of_model = loaded.own(loaded.info.layout(layout.block_size, layout.dtype))
+        if replace(layout, features=None) != of_model:
             raise ValueError(f"the cache is laid out for another model: {layout}")
         if cache.dtype != loaded.info.dtype:
             raise ValueError(f"a cache for {cache.dtype}, and a model of {loaded.info.dtype}")

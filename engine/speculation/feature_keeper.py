@@ -1,9 +1,9 @@
 """Features kept for others: what a replica that drafts nothing leaves in the blocks it hands over,
 and whether that is worth its place there.
 
-    MTP, EAGLE   features [D] a token, from whoever computes the prompt    the head runs where it drafts
-    draft model  nothing: it reads prompts where it drafts
-    Medusa       nothing: it needs the last hidden state alone
+    MTP, EAGLE    features [D] a token; the head reads them where it drafts
+    draft model   nothing: it reads prompts where it drafts
+    Medusa        nothing: it needs the last hidden state alone
 
 To compute features a decode replica would have to run the whole model over the prompt, so they are
 carried; a draft model's KV costs the same work wherever it is computed, and no bytes where it is
@@ -24,8 +24,11 @@ from baton.engine.config import EngineConfig
 from baton.engine.models.heads.draft_head import DraftHead
 from baton.engine.models.skeleton.taps import Taps
 from baton.engine.request.request import Request
+from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.drafter import NO_DRAFT, Draft
 from baton.engine.speculation.feature_plane import FeaturePlane
 from baton.engine.speculation.hidden_reader import Shown
+from baton.engine.speculation.speculation import Speculation
 
 MAX_SHARE = 0.25
 """Of a block's KV: features that take more are not kept unless they are asked for."""
@@ -33,10 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class FeatureKeeper:
-    """A `HiddenReader` that keeps, and drafts nothing."""
+    """A `Drafter` and `HiddenReader` that keeps, and drafts nothing."""
 
-    num_missing = 0
-    num_recalled = 0
+    name = "features"
+    is_costly = False
+    num_missing: int = 0
+    num_recalled: int = 0
 
     def __init__(
         self, taps: Taps | None = None, join: Callable[[Tensor], Tensor] | None = None
@@ -63,8 +68,19 @@ class FeatureKeeper:
     def adopt(self, request: Request, features: FeaturePlane) -> None:
         """What came stays where it is."""
 
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        return [NO_DRAFT] * len(requests)
+
+    def forget(self, request: Request) -> None:
+        """It knows of no request."""
+
     def discard(self, request: Request) -> None:
         """Its blocks are wiped with all that they hold."""
+
+
+def keeping(keeper: FeatureKeeper) -> Speculation:
+    """That of an engine that keeps features and nothing else."""
+    return Speculation(keeper, FixedBudget(0), reader=keeper)
 
 
 def features_of(

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.echo_head import EchoHead
+from tests.echo_head import FEATURES, EchoHead
 from tests.guessing_drafter import ErringDrafter
 from tests.in_process_fleet import VOCAB_SIZE, echo_engine, running_fleet
 from tests.services.migrating import LONG, PROMPT, SAMPLED, ask_and_drain, busy, is_empty
 
 from baton.core.messages import Role, SamplingParams
+from baton.engine.config import CacheConfig, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.passes.echo import EchoRunner, echo_info
 from baton.engine.speculation.draft_budget import FixedBudget
 from baton.engine.speculation.draft_model import ModelDrafter
+from baton.engine.speculation.feature_keeper import FeatureKeeper, keeping
 from baton.engine.speculation.head_drafter import HeadDrafter
 from baton.engine.speculation.speculation import Speculation
 
@@ -82,6 +84,86 @@ async def test_a_head_says_what_it_drafts_without_and_a_drain_loses_no_token(pre
         assert answer.receipt.accepted_tokens > 100
         assert len(notes) >= prefill
         await is_empty(fleet, drained)
+        await fleet.assert_nothing_is_held()
+
+
+def keeping_engine(role: Role, *, features: bool = True) -> Engine:
+    """The same with features kept in the blocks, on P as well."""
+    info = echo_info(vocab_size=VOCAB_SIZE, max_model_len=2048, num_layers=3)
+    kept = FEATURES if features else None
+    runner = EchoRunner(info, num_blocks=256, block_size=4, features=kept)
+    config = EngineConfig(cache=CacheConfig(block_size=4, num_blocks=256))
+    if role is Role.PREFILL:
+        keeper = FeatureKeeper(join=EchoHead(runner).joined)
+        return Engine(runner, config, speculation=keeping(keeper) if features else None)
+    cache = KvCache(info.layout(4), 256)
+    drafter = HeadDrafter("mtp", EchoHead(runner), cache, eos_token_ids=())
+    erring = ErringDrafter(drafter, 7)
+    return Engine(runner, config, speculation=Speculation(erring, FixedBudget(4), reader=drafter))
+
+
+def head_of(engine: Engine) -> EchoHead:
+    assert engine.speculation is not None
+    assert isinstance(engine.speculation.reader, HeadDrafter)
+    head = engine.speculation.reader._head
+    assert isinstance(head, EchoHead)
+    return head
+
+
+async def test_a_head_reads_whole_prompts_where_their_features_are_handed_over() -> None:
+    async with running_fleet(prefill=0, make_engine=keeping_engine) as fleet:
+        alone = await fleet.ask(PROMPT, PENALISED)
+
+    async with running_fleet(prefill=1, make_engine=keeping_engine) as fleet:
+        answer = await fleet.ask(PROMPT, PENALISED)
+        again = await fleet.ask([*PROMPT[:24], *PROMPT], SAMPLED)  # P has its first blocks cached
+        [decode] = [e for name, e in fleet.engines.items() if name.startswith("decode")]
+
+        assert (answer.tokens, answer.logprobs) == (alone.tokens, alone.logprobs)
+        assert answer.receipt.accepted_tokens > 150
+        for each in (answer, again):
+            assert each.receipt.prefill_replica
+            assert not [note for note in each.receipt.notes if note.startswith("drafted without")]
+        assert decode.speculation is not None
+        found = decode.speculation.metrics()
+        assert found["draft_missing_tokens_total"] == 0
+        assert found["draft_recalled_tokens_total"] >= len(PROMPT)
+        assert head_of(decode).num_first == 1  # pairs of the prefix that both have are found
+        await fleet.assert_nothing_is_held()
+
+
+async def test_features_follow_a_request_that_moves() -> None:
+    async with running_fleet(prefill=0, make_engine=keeping_engine) as fleet:
+        alone = await fleet.ask(PROMPT, SAMPLED)
+
+    async with running_fleet(prefill=1, decode=2, make_engine=keeping_engine) as fleet:
+        answer, drained = await ask_and_drain(fleet, SAMPLED)
+
+        assert answer.tokens == alone.tokens
+        assert answer.receipt.attempts == 2
+        assert not [n for n in answer.receipt.notes if n.startswith("drafted without")]
+        await is_empty(fleet, drained)
+        await fleet.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("has_features", [Role.PREFILL, Role.DECODE])
+async def test_where_one_side_has_no_features_the_other_hands_over_without_and_says_so(
+    has_features: Role,
+) -> None:
+    def make(role: Role) -> Engine:
+        return keeping_engine(role, features=role is has_features)
+
+    async with running_fleet(prefill=0, make_engine=keeping_engine) as fleet:
+        alone = await fleet.ask(PROMPT, SAMPLED)
+
+    async with running_fleet(prefill=1, make_engine=make) as fleet:
+        for _ in range(2):  # the second prompt is in D's cache, and of it there are no features
+            answer = await fleet.ask(PROMPT, SAMPLED)
+
+            assert answer.tokens == alone.tokens
+            assert answer.receipt.prefill_replica
+            [note] = [n for n in answer.receipt.notes if n.startswith("drafted without")]
+            assert f"without {len(PROMPT)} tokens" in note
         await fleet.assert_nothing_is_held()
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer
 
+from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
 from baton.engine.request.request import Request
+from baton.engine.speculation.drafter import Draft, Drafter
 from baton.platform.models.model_folder import built_in_folder, find_model
 
 SOURCE = '''class Cache:
@@ -41,6 +46,81 @@ def outputs(engine: Engine) -> list[list[int]]:
     while engine.has_work:
         engine.step()
     return [request.output for request in requests]
+
+
+class Watched:
+    """A drafter, and what it drafted behind so many tokens."""
+
+    is_costly = False
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.name = drafter.name
+        self.forget = drafter.forget
+        self.drafts: dict[int, Sequence[int]] = {}
+        self._drafter = drafter
+
+    def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
+        drafts = self._drafter.propose(requests, max_tokens)
+        for request, draft in zip(requests, drafts, strict=True):
+            self.drafts[len(request.tokens)] = draft.tokens
+        return drafts
+
+
+def handed_over(source: Engine, target: Engine, prompt: Sequence[int]) -> Request:
+    """A request whose prompt `source` computed, in blocks of `target`, with all their planes."""
+    first = Request("first", prompt, sampling=SamplingParams(temperature=0.0, max_tokens=2))
+    source.add(first)
+    while not first.output:
+        source.step()
+    lease = Holder(HolderKind.LEASE, "lease")
+    target.pool.reserve(lease, prompt, b"")
+    for index in range(len(target.pool.table(lease))):
+        for plane in range(target.pool.layout.num_planes):
+            view = source.pool.view(first.holder, index, plane)
+            target.pool.write(lease, index, plane, view)
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    request = Request("r", prompt, output=first.output[:1], sampling=sampling)
+    target.adopt(request, lease)
+    return request
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
+def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_here(
+    kv_dtype: str,
+) -> None:
+    speculation = SpeculationConfig(
+        method="eagle", model=str(built_in_folder("eagle")), max_tokens=1, adaptive=False
+    )
+    here = EngineConfig(
+        cache=CacheConfig(num_blocks=64, kv_dtype=kv_dtype),  # type: ignore[arg-type]
+        speculation=speculation,
+        keeps_features_for=replace(speculation, features="on"),
+    )
+    folder, drafts, outputs = find_model("demo"), [], []
+    prompt = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(2 * SOURCE).ids
+    for is_handed_over in (False, True):
+        engine = assemble_engine(folder, here)
+        assert engine.speculation is not None
+        watched = Watched(engine.speculation.drafter)
+        engine.speculation.drafter = watched
+        if is_handed_over:
+            other = assemble_engine(folder, replace(here, speculation=SpeculationConfig()))
+            request = handed_over(other, engine, prompt)
+        else:
+            sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+            request = Request("r", prompt, sampling=sampling)
+            engine.add(request)
+        while engine.has_work:
+            engine.step()
+        drafts.append(watched.drafts)
+        outputs.append(request.output)
+        assert request.num_draft_missing == 0
+
+    aggregated, after = drafts
+    common = aggregated.keys() & after.keys()
+    assert outputs[0] == outputs[1]
+    assert len(common) > 12
+    assert [after[at] for at in common] == [aggregated[at] for at in common]
 
 
 @pytest.mark.parametrize(("method", "least"), [("eagle", 0.25), ("medusa", 0.08)])
