@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton.core.kv_layout import DraftFeatures
 from baton.core.messages import SamplingParams
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.engine.engine import Engine
@@ -22,13 +23,15 @@ def make_engine(
     scheduler: SchedulerConfig | None = None,
     eos_token_ids: tuple[int, ...] = (),
     prefix_caching: bool = True,
+    features: DraftFeatures | None = None,
 ) -> Engine:
     info = echo_info(vocab_size=VOCAB, eos_token_ids=eos_token_ids, num_layers=2)
     config = EngineConfig(
         cache=CacheConfig(block_size=BLOCK_SIZE, prefix_caching=prefix_caching),
         scheduler=scheduler or SchedulerConfig(),
     )
-    return Engine(EchoRunner(info, num_blocks=num_blocks, block_size=BLOCK_SIZE), config)
+    runner = EchoRunner(info, num_blocks=num_blocks, block_size=BLOCK_SIZE, features=features)
+    return Engine(runner, config)
 
 
 def make_request(

@@ -134,7 +134,7 @@ class PrefillReplica:
         num_cached = self.num_cached[transfer_id]
         done = prompt if num_tokens is None else prompt[: max(num_tokens, num_cached)]
         first_block = num_cached // self.layout.block_size
-        for layer in range(self.layout.num_layers):
+        for layer in range(self.layout.num_layers + (self.layout.features is not None)):
             blocks = range(first_block, self.layout.num_blocks_for(len(done)))
             for block, plane in product(blocks, self.layout.planes_of(layer)):
                 data = kv_of(done, block, plane, self.layout)

@@ -132,6 +132,7 @@ async def test_a_head_reads_whole_prompts_where_their_features_are_handed_over()
         await fleet.assert_nothing_is_held()
 
 
+@pytest.mark.wide
 async def test_features_follow_a_request_that_moves() -> None:
     async with running_fleet(prefill=0, make_engine=keeping_engine) as fleet:
         alone = await fleet.ask(PROMPT, SAMPLED)
@@ -146,7 +147,9 @@ async def test_features_follow_a_request_that_moves() -> None:
         await fleet.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("has_features", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize(
+    "has_features", [pytest.param(Role.PREFILL, marks=pytest.mark.wide), Role.DECODE]
+)
 async def test_where_one_side_has_no_features_the_other_hands_over_without_and_says_so(
     has_features: Role,
 ) -> None:

@@ -84,7 +84,7 @@ def handed_over(source: Engine, target: Engine, prompt: Sequence[int]) -> Reques
     return request
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int4", marks=pytest.mark.wide)])
 def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_here(
     kv_dtype: str,
 ) -> None:

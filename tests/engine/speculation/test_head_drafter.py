@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.echo_engines import BLOCK_SIZE, VOCAB, make_engine, make_request, run
-from tests.echo_head import EchoHead
+from tests.echo_head import FEATURES, EchoHead
 from tests.guessing_drafter import ErringDrafter
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from baton.engine.passes.echo import EchoRunner, echo_output
 from baton.engine.request.request import Phase, Request
 from baton.engine.speculation import head_drafter
 from baton.engine.speculation.draft_budget import FixedBudget
+from baton.engine.speculation.feature_keeper import FeatureKeeper, keeping
 from baton.engine.speculation.head_drafter import MIN_READ, HeadDrafter
 from baton.engine.speculation.hidden_reader import HiddenReader, Shown
 from baton.engine.speculation.medusa_drafter import MedusaDrafter
@@ -41,7 +42,7 @@ def with_head(
 ) -> EchoHead:
     assert isinstance(engine.runner, EchoRunner)
     head = EchoHead(engine.runner)
-    cache = KvCache(head.layout(engine.runner.cache.layout), num_blocks)
+    cache = KvCache(engine.info.layout(BLOCK_SIZE), num_blocks)
     drafter = HeadDrafter("mtp", head, cache, eos_token_ids=())
     drafting = ErringDrafter(drafter, errs_every) if errs_every else drafter
     engine.speculation = Speculation(drafting, budget or FixedBudget(3), reader=drafter)
@@ -142,6 +143,69 @@ def test_a_prompt_that_another_replica_computed_is_drafted_for_from_its_first_to
     assert head.num_first == 1
     assert engine.speculation is not None
     assert engine.speculation.metrics()["draft_missing_tokens_total"] == 32
+
+
+@pytest.mark.parametrize("max_read", [40, 2048])
+def test_features_that_came_with_a_long_prompt_are_read_beside_several_passes(
+    max_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nums_read: list[int] = []
+    read = EchoHead.__call__
+
+    def watched(head: EchoHead, hidden: Tensor, *others: object) -> Tensor:
+        nums_read.append(len(hidden))
+        return read(head, hidden, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EchoHead, "__call__", watched)
+    monkeypatch.setattr(head_drafter, "MAX_READ", max_read)
+    prompt = [(13 * at) % 500 for at in range(203)]
+    engine, other = make_engine(features=FEATURES), make_engine(features=FEATURES)
+    head = with_head(engine)
+    other.speculation = keeping(FeatureKeeper(join=head.joined))
+    ask(other, prompt, 5)
+    lease = Holder(HolderKind.LEASE, "lease")
+    engine.pool.reserve(lease, prompt, b"")
+    copy_kv(other, engine, lease, [*prompt, *echo_output(prompt, 4, VOCAB)])
+    sampling = SamplingParams(temperature=0.0, max_tokens=60)
+    request = Request("r", prompt, output=echo_output(prompt, 1, VOCAB), sampling=sampling)
+
+    engine.adopt(request, lease)
+    neighbour = make_request("n", range(5), max_tokens=30)
+    engine.add(neighbour)
+    run(engine)
+
+    assert request.output == echo_output(prompt, 60, VOCAB)
+    assert max(nums_read) <= max_read + 2 * head_drafter.MIN_READ
+    assert (request.num_draft_missing, head.num_first) == (0, 2)
+    assert engine.stats.num_accepted == engine.stats.num_drafted > 40
+
+
+def test_of_prompts_that_were_only_embedded_no_features_are_found() -> None:
+    engine = make_engine(num_blocks=32, features=FEATURES)
+    head = with_head(engine)
+    for first in (0, 100):  # so that something is left in every block
+        ask(engine, range(first, first + 60), 20, f"before {first}")
+    engine.pool.reset_cache()
+    embedded = Request("e", range(200, 240), sampling=SamplingParams(), pooling=Pooling.LAST)
+    engine.add(embedded)
+    run(engine)
+    num_first = head.num_first
+
+    after = ask(engine, range(200, 240), 20, "after")
+
+    assert after.num_cached == after.num_draft_missing == 36
+    assert head.num_first == num_first + 1
+    assert engine.stats.num_accepted == engine.stats.num_drafted
+
+
+def test_a_prompt_that_goes_on_otherwise_misses_nothing_where_features_are_kept() -> None:
+    engine = make_engine(features=FEATURES)
+    head = with_head(engine)
+    ask(engine, range(40), 8, "before")
+
+    other = ask(engine, [*range(24), *range(100, 120)], 8, "other")
+
+    assert (other.num_cached, other.num_draft_missing, head.num_first) == (24, 0, 1)
 
 
 def test_while_nothing_is_drafted_the_head_keeps_up() -> None:
