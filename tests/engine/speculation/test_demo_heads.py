@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tests.engine.speculation.handing_over import handed_over
 from tokenizers import Tokenizer
 
-from baton.core.kv_pool import Holder, HolderKind
 from baton.core.messages import SamplingParams
 from baton.engine.assemble import assemble_engine
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
@@ -66,24 +66,6 @@ class Watched:
         return drafts
 
 
-def handed_over(source: Engine, target: Engine, prompt: Sequence[int]) -> Request:
-    """A request whose prompt `source` computed, in blocks of `target`, with all their planes."""
-    first = Request("first", prompt, sampling=SamplingParams(temperature=0.0, max_tokens=2))
-    source.add(first)
-    while not first.output:
-        source.step()
-    lease = Holder(HolderKind.LEASE, "lease")
-    target.pool.reserve(lease, prompt, b"")
-    for index in range(len(target.pool.table(lease))):
-        for plane in range(target.pool.layout.num_planes):
-            view = source.pool.view(first.holder, index, plane)
-            target.pool.write(lease, index, plane, view)
-    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    request = Request("r", prompt, output=first.output[:1], sampling=sampling)
-    target.adopt(request, lease)
-    return request
-
-
 @pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int4", marks=pytest.mark.wide)])
 def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_here(
     kv_dtype: str,
@@ -98,6 +80,7 @@ def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_h
     )
     folder, drafts, outputs = find_model("demo"), [], []
     prompt = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(2 * SOURCE).ids
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     for is_handed_over in (False, True):
         engine = assemble_engine(folder, here)
         assert engine.speculation is not None
@@ -105,9 +88,8 @@ def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_h
         engine.speculation.drafter = watched
         if is_handed_over:
             other = assemble_engine(folder, replace(here, speculation=SpeculationConfig()))
-            request = handed_over(other, engine, prompt)
+            request = handed_over(other, engine, prompt, sampling)
         else:
-            sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
             request = Request("r", prompt, sampling=sampling)
             engine.add(request)
         while engine.has_work:

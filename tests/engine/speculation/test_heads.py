@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.engine.model_runs import make_prompt
 from tests.engine.models.test_mtp import MAKERS, Reference, with_head
+from tests.engine.speculation.handing_over import handed_over
 from tests.tiny_checkpoints import TINY, VOCAB_SIZE, make_llama, make_qwen3
 from torch import Tensor
 from torch.nn import functional
@@ -20,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from baton.core.errors import BatonError, CheckpointError
 from baton.core.messages import SamplingParams
-from baton.engine.assemble import engine_around, load_draft
+from baton.engine.assemble import assemble_engine, engine_around, load_draft
 from baton.engine.checkpoint.load import load_model
 from baton.engine.config import CacheConfig, EngineConfig, SpeculationConfig
 from baton.engine.engine import Engine
@@ -209,6 +211,48 @@ def test_eagle_drafts_what_its_formulas_say(
 
     assert drafted == chained(tokens, made.features(tokens[:-1]), made.step, made.best)
     changes_no_token(make_engine(target, "off"), engine)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("eagle", 3),
+        pytest.param("eagle", 1, marks=pytest.mark.wide),
+        pytest.param("mtp", 0, marks=pytest.mark.wide),
+    ],
+)
+def test_a_replica_that_drafts_nothing_keeps_what_the_head_of_another_reads(
+    method: Any, kind: Any, tmp_path: Path
+) -> None:
+    heads = tmp_path / "head" if kind else None
+    if heads is None:
+        _, folder = with_head(MAKERS[0], tmp_path)
+    else:
+        folder = make_qwen3(tmp_path / "target")
+        EagleReference(kind, folder, heads)
+    speculation = SpeculationConfig(
+        method=method, model=str(heads or ""), max_tokens=NUM_DRAFTED, adaptive=False, features="on"
+    )
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4, num_blocks=64), keeps_features_for=speculation
+    )
+    drafting = replace(config, speculation=speculation)
+    keeper, decode, alone = (assemble_engine(folder, c) for c in (config, drafting, drafting))
+    assert keeper.pool.layout == decode.pool.layout
+    handed = handed_over(keeper, decode, PROMPT, ALMOST_GREEDY)
+    request = Request("alone", PROMPT, sampling=ALMOST_GREEDY)
+    alone.add(request)
+    alone.step()
+
+    drafts = []
+    for engine, asked in ((decode, handed), (alone, request)):
+        assert engine.speculation is not None
+        (draft,) = engine.speculation.drafter.propose([asked], NUM_DRAFTED)
+        drafts.append((asked.tokens, draft.tokens))
+
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0][1]) == NUM_DRAFTED
+    assert handed.num_draft_missing == keeper.stats.num_drafted == 0
 
 
 @pytest.mark.parametrize("has_own_heads", [True, False])
