@@ -170,8 +170,6 @@ class Engine:
         self.pool.commit(request.holder, request.tokens, num_computed, request.salt)
         pin_computed(request, self.pool)
         self._enter(request)
-        if self.features is not None and self._reader is not None:
-            self._reader.adopt(request, self.features)
 
     def abort(self, request_id: str) -> Request | None:
         """Drop a request and free its blocks at once; None if there is no such request."""

@@ -65,9 +65,6 @@ class FeatureKeeper:
             rows = hidden if self.taps is None else self.taps.features
             features.keep(shown, rows if self._join is None else self._join(rows))
 
-    def adopt(self, request: Request, features: FeaturePlane) -> None:
-        """What came stays where it is."""
-
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         return [NO_DRAFT] * len(requests)
 

@@ -7,11 +7,12 @@
     next, x right    (D x) is computed over (C' x), and so on
 
 Pairs of verified tokens stay in the head's KV, in blocks of its own; those of drafts are written
-over. Of tokens that others computed it reads the features that came with their KV, if there are any
-(`FeaturePlane`). What it finds nowhere it never sees (`num_missing`): rotary positions
-are relative, so it goes on as if the first that it saw were the first there is. A prompt that
-begins as another did that was read whole finds the pairs of it, named by the tokens. Features that
-find no block wait until they are `MIN_READ`, then they are dropped as if they had not been shown.
+over. Where features are kept with the KV (`FeaturePlane`) those of a request are read when it is
+drafted for the first time, whoever computed them. What it finds nowhere it never sees
+(`num_missing`): rotary positions are relative, so it goes on as if the first that it saw were the
+first there is. A prompt that begins as another did that was read whole finds the pairs of it, named
+by the tokens. Features that find no block wait until they are `MIN_READ`, then they are dropped as
+if they had not been shown.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MIN_READ = 64
 """Features that are read as soon as they are shown; fewer wait for the next draft."""
 MAX_READ = 2048
 """Features that the head reads at once: they need not fit into memory together. As many of those
-that came with KV are read beside a pass, so that a long prompt does not hold up the others."""
+that are kept are read in one step, so that a long prompt does not hold up the others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,8 +128,8 @@ class HeadDrafter:
         self._readings: dict[Request, _Reading] = {}
         self._is_short = False
         """Somebody found no block since the last pass of the model."""
-        self._num_to_recall = 0
-        """Features that may yet be read beside this pass, of those that came with KV."""
+        self._features: FeaturePlane | None = None
+        """Where those of the last pass were kept."""
 
     @property
     def is_taped(self) -> bool:
@@ -140,37 +141,33 @@ class HeadDrafter:
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
         joined, stop = self._head.joined(hidden if self.taps is None else self.taps.features), 0
+        self._features = features
         if features is not None:
             features.keep(shown, joined)
         many: list[_Reading] = []
-        self._num_to_recall = MAX_READ
         if self._is_short:
             self._forget_who_was_preempted()
         for request, start, num_rows in shown:
             first, stop = stop, stop + num_rows
             if request.embedding is not None or not num_rows:
                 continue
-            reading = self._readings.get(request) or self._begin(request, joined[:0])
+            reading = self._readings.get(request)
+            if features is not None and (reading is None or reading.end < start):
+                continue  # it is read when it is drafted for
+            reading = reading or self._begin(request, joined[:0])
             num_skipped = reading.skipped
-            if features is None or self._recall(reading, start, features):
-                reading.add(start, joined[first:stop])
-                if self._may_read(reading):
-                    many.append(reading)
+            reading.add(start, joined[first:stop])
+            if self._may_read(reading):
+                many.append(reading)
             self._tell_missing(reading, num_skipped)
         self._catch_up(many)
-
-    @torch.inference_mode()
-    def adopt(self, request: Request, features: FeaturePlane) -> None:
-        reading = self._begin(request, features.recall(request, 0, 0))
-        self._num_to_recall = MAX_READ
-        self._recall(reading, request.num_computed, features)
-        self._tell_missing(reading)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         drafts = [GrowingDraft(request) for request in requests]
         readings: list[_Reading] = []
         growing: list[GrowingDraft] = []
+        self._recall(requests)
         for draft in drafts:
             reading = self._readings.get(draft.request)
             if reading is not None and self._may_draft(reading, max_tokens):
@@ -202,20 +199,27 @@ class HeadDrafter:
         self._readings[request] = reading
         return reading
 
-    def _recall(self, reading: _Reading, stop: int, features: FeaturePlane) -> bool:
-        """Read what came with KV before position `stop`. False: not all of it yet, so that what is
-        shown now will have to be recalled, too."""
-        while (start := reading.end) < stop:
-            until = min(stop, start + self._num_to_recall)
-            if until == start:
-                return False
-            rows = features.recall(reading.request, start, until)
-            reading.add(until - len(rows), rows)
-            self._num_to_recall -= until - start
+    def _recall(self, requests: Sequence[Request]) -> None:
+        """Read what is kept of computed tokens and was not read yet, up to `MAX_READ` of all; who
+        is not up to date then is not drafted for."""
+        features, num_left = self._features, MAX_READ
+        if features is None:
+            return
+        for request in requests:
+            reading = self._readings.get(request)
+            if reading is None:
+                reading = self._begin(request, features.recall(request, 0, 0))
+            start, num_skipped = reading.end, reading.skipped
+            stop = min(request.num_computed, start + num_left)
+            if stop <= start:
+                continue
+            rows = features.recall(request, start, stop)
+            reading.add(stop - len(rows), rows)
+            num_left -= stop - start
             self.num_recalled += len(rows)
             if self._may_read(reading):
                 self._catch_up([reading])
-        return True
+            self._tell_missing(reading, num_skipped)
 
     def _may_read(self, reading: _Reading) -> bool:
         """There is much to be read, and room for it; without room it is dropped."""
@@ -227,7 +231,7 @@ class HeadDrafter:
             reading.drop(num_ready - 1)
         return has_room
 
-    def _tell_missing(self, reading: _Reading, num_before: int = 0) -> None:
+    def _tell_missing(self, reading: _Reading, num_before: int) -> None:
         self.num_missing += reading.skipped - num_before
         reading.request.num_draft_missing = reading.skipped
 

@@ -39,16 +39,13 @@ class HiddenReader(Protocol):
     """Tokens so far whose hidden states it was not shown, but those behind them: computed by
     another replica, or found in the prefix cache. Its drafts are made without them."""
     num_recalled: int
-    """Tokens so far that it was not shown either, but whose features came with their KV."""
+    """Tokens so far whose features it read where they are kept, whoever computed them."""
 
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:
         """A pass is computed; `hidden` [S, D] stays until the next. Who only wants an embedding
         is drafted for never."""
-
-    def adopt(self, request: Request, features: FeaturePlane) -> None:
-        """Its first `num_computed` tokens were computed elsewhere."""
 
     def discard(self, request: Request) -> None:
         """Forget it: what it was shown is wrong, and nobody may come upon what was made of it."""

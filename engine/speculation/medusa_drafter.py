@@ -59,9 +59,6 @@ class MedusaDrafter:
                 rows = hidden[stop - num_kept : stop].clone()
                 self._last[request] = _Last(len(request.tokens) - 1, rows)
 
-    def adopt(self, request: Request, features: FeaturePlane) -> None:
-        """It needs nothing of what came before."""
-
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request], max_tokens: int) -> list[Draft]:
         drafts = [GrowingDraft(request) for request in requests]

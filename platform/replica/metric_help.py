@@ -31,7 +31,7 @@ _STEPS: Mapping[str, str] = {
     "proposed_tokens_total": "Tokens guessed, run or not",
     "verified_tokens_at_total": "Guessed tokens that were verified, by their place in the draft",
     "draft_missing_tokens_total": "Tokens that heads draft without: nobody kept what they read",
-    "draft_recalled_tokens_total": "Tokens whose features heads read that came with their KV",
+    "draft_recalled_tokens_total": "Tokens whose features heads read where they are kept",
     "draft_acceptance": "Of the guessed tokens verified lately, those that were right",
     "speculation_collapsed": "1 once guessing lost time because little was right, until it wins",
     "speculation_paused": "1 while nothing is guessed, because it does not pay",

@@ -242,7 +242,9 @@ def test_a_replica_that_drafts_nothing_keeps_what_the_head_of_another_reads(
     handed = handed_over(keeper, decode, PROMPT, ALMOST_GREEDY)
     request = Request("alone", PROMPT, sampling=ALMOST_GREEDY)
     alone.add(request)
-    alone.step()
+    decode.step()
+    while len(request.tokens) < len(handed.tokens):
+        alone.step()
 
     drafts = []
     for engine, asked in ((decode, handed), (alone, request)):
