@@ -212,6 +212,11 @@ class KvLayout:
         """One block, all planes and heads."""
         return sum(plane.layer_block_bytes for plane in self.planes)
 
+    @property
+    def feature_bytes(self) -> int:
+        """Those of a block, of its `block_bytes`, that are features."""
+        return 0 if self.features is None else self.features.token_bytes * self.block_size
+
     def num_lasting(self, num_tokens: int) -> int:
         """How many of a request's first tokens, all computed, others find in its blocks."""
         return num_tokens - num_tokens % self.block_size if self.is_int4 else num_tokens

@@ -223,6 +223,7 @@ class ReplicaCore:
             "max_chunk_tokens": chunk,
             "kv_block_tokens": self.engine.pool.layout.block_size,
             "kv_block_bytes": self.engine.pool.layout.block_bytes,
+            "kv_block_feature_bytes": self.engine.pool.layout.feature_bytes,
             "step_times_spread": times.spread,
             "step_times_age_seconds": times.age_s,
         }

@@ -1,0 +1,222 @@
+"""What drafting needs of prompts that a prefill replica computed: carried, or computed again.
+
+    sizes      from shapes alone: bytes to carry a token against FLOPs to compute it on the decode
+               replica, as microseconds on a link and a device, and what the engine chooses
+    measured   the demo model, one prefill and one decode replica in this process: drafts that were
+               right, bytes, and times, with features and without, beside one engine alone
+
+Features (MTP, EAGLE) can only be computed by the model itself. The KV of a draft model is computed
+where it is needed or elsewhere, for the same FLOPs, and then carried besides.
+
+    python -m bench.draft_features [--rounds 3] [--output 64] [--link 1.25] [--device 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from bench.report import surroundings, table
+
+from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
+from baton.core.messages import Role, SamplingParams
+from baton.engine.assemble import engine_around, load_draft
+from baton.engine.checkpoint.active_parameters import active_parameters
+from baton.engine.checkpoint.load import load_model
+from baton.engine.config import CacheConfig, EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.models.config.description import architecture_of
+from baton.engine.models.registry import family_of
+from baton.engine.speculation.feature_keeper import MAX_SHARE, share_of
+from baton.platform.config.deployment import DeploymentConfig, override
+from baton.platform.doctor.demand import kv_layout
+from baton.platform.instruments.source_prompts import SourcePrompts
+from baton.platform.models.model_folder import built_in_folder, find_model
+from baton.platform.size_plan.named_shapes import LLAMA_3, NAMED_SHAPES
+from baton.platform.verify.fleets import running_fleet
+
+LLAMA_1B = {
+    **LLAMA_3,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+SHAPES = {name: shape.config for name, shape in NAMED_SHAPES.items()} | {"llama-3.2-1b": LLAMA_1B}
+HEADS = (
+    ("eagle", "llama-3.1-8b", "auto"),
+    ("eagle", "llama-3.1-8b", "fp8"),
+    ("eagle", "llama-3.1-8b", "int4"),
+    ("eagle", "qwen3-8b", "auto"),
+    ("eagle", "qwen3-30b-a3b", "auto"),
+    ("eagle", "llama-3.3-70b", "auto"),
+    ("mtp", "deepseek-v3", "auto"),
+)
+DRAFTS = (("llama-3.1-8b", "llama-3.2-1b"), ("llama-3.3-70b", "llama-3.1-8b"))
+PROMPT_LEN, NUM_PROMPTS, NUM_DRAFTED = 600, 8, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    layout: KvLayout
+    width: int
+    num_active: int
+    """Parameters that a token has to do with."""
+
+    @classmethod
+    def of(cls, name: str, kv_dtype: str) -> Shape:
+        raw = dict(SHAPES[name])
+        family = family_of(architecture_of(raw))
+        config = family.parse_config(raw)
+        with torch.device("meta"):
+            model = family.build(config)
+        layout = kv_layout(CacheConfig(kv_dtype=kv_dtype), config, "auto")  # type: ignore[arg-type]
+        return cls(layout, config.hidden_size, active_parameters(model))
+
+    @property
+    def token_bytes(self) -> float:
+        return self.layout.block_bytes / self.layout.block_size
+
+
+def sizes(link_gb_s: float, device_tflops: float) -> Iterator[tuple[str | float, ...]]:
+    """A row each: bytes and time to carry a token, FLOPs and time to compute it, what is chosen."""
+    for method, name, kv_dtype in HEADS:
+        model = Shape.of(name, kv_dtype)
+        features = DraftFeatures(kind=OUTPUTS, width=model.width, dtype="bfloat16")
+        share = share_of(features, model.layout)
+        carry_us = features.token_bytes / link_gb_s / 1e3
+        compute_us = 2 * model.num_active / device_tflops / 1e6
+        chosen = "carry" if share <= MAX_SHARE else "neither"
+        if chosen == "carry" and carry_us > compute_us:
+            chosen = "carry, the dearer"
+        what = f"{method}, {name}, KV {kv_dtype}"
+        yield what, features.token_bytes, 100 * share, carry_us, compute_us, chosen
+    for name, small in DRAFTS:
+        model, draft = Shape.of(name, "auto"), Shape.of(small, "auto")
+        compute_us = 2 * draft.num_active / device_tflops / 1e6
+        carry_us = draft.token_bytes / link_gb_s / 1e3 + compute_us  # computed on P before
+        what = f"draft, {name} by {small}"
+        share = 100 * draft.token_bytes / model.token_bytes
+        yield what, draft.token_bytes, share, carry_us, compute_us, "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    num_drafted: int
+    num_accepted: int
+    num_missing: int
+    kv_bytes: int
+    first_ms: float
+    """Median, as below: to the first token, and from its end to the KV that is adopted."""
+    transfer_ms: float
+    total_s: float
+    outputs: Sequence[Sequence[int]]
+
+
+async def measure(
+    config: DeploymentConfig, prompts: Sequence[Sequence[int]], num_output: int
+) -> Measured:
+    folder = find_model(config.model)
+    loaded = load_model(folder, dtype=config.dtype, device="cpu")
+    draft = load_draft(config.decode.speculation, folder, loaded, "cpu")
+
+    def make(role: Role, engine: EngineConfig) -> Engine:
+        return engine_around(loaded, engine, "cpu", draft=draft)
+
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+    async with running_fleet(make, config) as fleet:
+        await fleet.ask(tuple(range(5, 5 + PROMPT_LEN)), sampling)  # the first builds and connects
+        started = time.perf_counter()
+        answers = [await fleet.ask(tuple(prompt), sampling) for prompt in prompts]
+        total_s = time.perf_counter() - started
+        speculation = fleet.decode.core.engine.speculation
+        assert speculation is not None
+        num_missing = int(speculation.metrics()["draft_missing_tokens_total"])
+    receipts = [answer.receipt for answer in answers]
+    return Measured(
+        sum(receipt.drafted_tokens for receipt in receipts),
+        sum(receipt.accepted_tokens for receipt in receipts),
+        num_missing,
+        sum(receipt.kv_bytes for receipt in receipts),
+        median(receipt.queue_ms + receipt.prefill_ms for receipt in receipts),
+        median(receipt.transfer_ms for receipt in receipts),
+        total_s,
+        [answer.tokens for answer in answers],
+    )
+
+
+def measured(num_rounds: int, num_output: int) -> Iterator[tuple[str | float, ...]]:
+    """A row each way, of the median round; raises RuntimeError if tokens differ."""
+    speculation: dict[str, Any] = {
+        "method": "eagle",
+        "model": str(built_in_folder("eagle")),
+        "max_tokens": NUM_DRAFTED,
+        "adaptive": False,
+    }
+    changes = {
+        "model": "demo",
+        "dtype": "float32",
+        "transfer.transport": "grpc",
+        "prefill.cache.num_blocks": 512,
+        "decode.cache.num_blocks": 512,
+    }
+    source = SourcePrompts(find_model("demo"), 1)
+    prompts = [source.prompt(PROMPT_LEN, str(seed)) for seed in range(NUM_PROMPTS)]
+    ways: dict[str, dict[str, Any]] = {
+        "one engine alone": {"prefill.replicas": 0},
+        "handed over, features off": {"decode.speculation": {**speculation, "features": "off"}},
+        "handed over with features": {},
+    }
+    base = override(DeploymentConfig(), {**changes, "decode.speculation": speculation})
+    found: dict[str, list[Measured]] = {way: [] for way in ways}
+    for _ in range(num_rounds):
+        for way, changed in ways.items():
+            found[way].append(asyncio.run(measure(override(base, changed), prompts, num_output)))
+    first, *others = [each.outputs for rounds in found.values() for each in rounds]
+    if any(other != first for other in others):
+        raise RuntimeError("tokens differ")
+    for way, rounds in found.items():
+        one = rounds[0]
+        yield (
+            way,
+            one.num_accepted / one.num_drafted,
+            1 + one.num_accepted / (NUM_PROMPTS * (num_output - 1) - one.num_accepted),
+            one.num_missing,
+            one.kv_bytes / NUM_PROMPTS / PROMPT_LEN,
+            median(each.first_ms for each in rounds),
+            median(each.transfer_ms for each in rounds),
+            median(each.total_s for each in rounds) * 1e3 / NUM_PROMPTS,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--link", type=float, default=1.25, help="GB/s between replicas")
+    parser.add_argument("--device", type=float, default=400.0, help="TFLOP/s of a decode replica")
+    args = parser.parse_args()
+    print(surroundings(), "\n")
+    header = ("", "bytes/token", "% of KV", "carry, us", "compute, us", "chosen")
+    print(table(header, sizes(args.link, args.device)), "\n")
+    print(
+        table(
+            (
+                "", "accepted", "tokens/pass", "missing", "bytes/token",
+                "first, ms", "transfer, ms", "request, ms",
+            ),
+            measured(args.rounds, args.output),
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
