@@ -86,8 +86,7 @@ class Engine:
             kv_shares=config.kv_shares,
             clock=clock,
         )
-        has_features = runner.cache.layout.features is not None
-        self.features = FeaturePlane(runner.cache, self.pool) if has_features else None
+        self.features = FeaturePlane.of(runner.cache, self.pool)
         """What heads draft by, kept in the blocks for whoever has these next."""
         self.max_model_len = min(
             self.info.max_model_len,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from baton.core.kv_layout import OUTPUTS, DraftFeatures, KvLayout
@@ -57,6 +58,7 @@ class FeatureKeeper:
             return cls()
         return cls(Taps(head.taps), head.joined)
 
+    @torch.inference_mode()
     def read(
         self, shown: Sequence[Shown], hidden: Tensor, features: FeaturePlane | None = None
     ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from baton.engine.blocks.block_bytes import EngineCache
 from baton.engine.blocks.block_pool import BlockPool
 from baton.engine.memory.kv_cache import KvCache
 from baton.engine.request.request import Request
@@ -22,13 +23,18 @@ from baton.engine.request.request import Request
 class FeaturePlane:
     """Belongs to the engine's thread."""
 
-    def __init__(self, cache: KvCache, pool: BlockPool) -> None:
-        """`pool` is that of the blocks of `cache`. Raises ValueError if there is no such plane."""
-        if cache.features is None:
-            raise ValueError("the layout of this cache has no features")
-        self._arena = cache.features  # [blocks, 1, block size, D]
+    def __init__(self, arena: Tensor, cache: KvCache, pool: BlockPool) -> None:
+        """`arena` [blocks, 1, block size, D] is of `cache`, whose blocks `pool` gives out."""
+        self._arena = arena
         self._cache = cache
         self._pool = pool
+
+    @classmethod
+    def of(cls, cache: EngineCache, pool: BlockPool) -> FeaturePlane | None:
+        """None if its layout has no features, as that of several ranks never has."""
+        if not isinstance(cache, KvCache) or cache.features is None:
+            return None
+        return cls(cache.features, cache, pool)
 
     def keep(self, spans: Sequence[tuple[Request, int, int]], rows: Tensor) -> None:
         """`rows` [S, D] are of (request, first position, number of tokens), end to end."""
