@@ -105,6 +105,24 @@ def test_a_prompt_that_was_handed_over_is_drafted_for_as_one_that_was_computed_h
     assert [after[at] for at in common] == [aggregated[at] for at in common]
 
 
+def test_features_that_would_make_blocks_much_larger_are_kept_only_where_they_are_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for asked, is_kept in (("auto", False), ("on", True)):
+        speculation = SpeculationConfig(
+            method="eagle",
+            model=str(built_in_folder("eagle")),
+            features=asked,  # type: ignore[arg-type]
+        )
+        cache = CacheConfig(num_blocks=8, kv_dtype="int8")
+        engine = assemble_engine(
+            find_model("demo"), EngineConfig(cache=cache, keeps_features_for=speculation)
+        )
+        assert (engine.features is not None) == is_kept
+        assert (engine.speculation is not None) == is_kept
+    assert "not kept; set speculation.features to on" in caplog.text
+
+
 @pytest.mark.parametrize(("method", "least"), [("eagle", 0.25), ("medusa", 0.08)])
 def test_the_heads_of_the_demo_guess_many_tokens_and_change_none(method: str, least: float) -> None:
     cache = CacheConfig(num_blocks=64)

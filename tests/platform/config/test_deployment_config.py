@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import ITEM, InvalidConfig
+from baton.core.messages import Role
 from baton.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from baton.kv_transfer.transports import AUTO, TRANSPORTS
 from baton.platform.config.deployment import (
@@ -313,3 +314,18 @@ def test_a_config_survives_the_way_to_another_process(config: DeploymentConfig) 
 
 def test_the_transports_of_the_configuration_are_those_of_the_registry() -> None:
     assert set(typing.get_args(TransportName)) == {AUTO, *TRANSPORTS}
+
+
+def test_who_hands_over_kv_keeps_what_heads_draft_by() -> None:
+    def kept(**changes: Any) -> list[str | None]:
+        config = override(DeploymentConfig(), changes)
+        found = [config.engine(role).keeps_features_for for role in (Role.PREFILL, Role.DECODE)]
+        return [None if each is None else each.method for each in found]
+
+    mtp = {"method": "mtp"}
+    assert kept(**{"decode.speculation": mtp}) == ["mtp", "mtp"]
+    assert kept(**{"decode.speculation": {**mtp, "features": "off"}}) == [None, None]
+    assert kept(**{"decode.speculation": {"method": "medusa", "model": "m"}}) == [None, None]
+    alone = {"prefill.replicas": 0, "decode.replicas": 1}
+    assert kept(**{"decode.speculation": mtp, **alone}) == [None, None]
+    assert kept(**{"decode.speculation": {**mtp, "features": "on"}, **alone}) == ["mtp", "mtp"]
