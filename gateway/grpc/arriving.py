@@ -16,10 +16,11 @@ from google.protobuf.message import DecodeError
 
 import grpc.aio
 from baton.core.errors import BatonError, InvalidRequest
-from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.grpc.patience import Context, Patience
 
 M = TypeVar("M")
+
+ServedCall = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ def parsed(parse: Callable[[bytes], M], data: bytes) -> M:
 
 
 class BeginAtOnce(grpc.aio.ServerInterceptor):
-    """Begins calls before their requests have come, and ends them with Baton's errors."""
+    """Begins calls before their requests have come, and ends them with Baton's errors. Each is a
+    stream to gRPC, also of one message: on the wire it is the same."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
@@ -72,28 +74,40 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        serialize = handler.response_serializer
         if handler.request_streaming:
-            stream = self._streaming(handler.stream_stream, handler.request_deserializer)
-            return grpc.stream_stream_rpc_method_handler(stream, None, serialize)
-        if handler.response_streaming:
-            writing = self._calling(handler.unary_stream, handler.request_deserializer)
-            return grpc.stream_stream_rpc_method_handler(writing, None, serialize)
-        answering = self._calling(handler.unary_unary, handler.request_deserializer)
-        return grpc.stream_unary_rpc_method_handler(answering, None, serialize)
+            call = self._streaming(handler.stream_stream, handler.request_deserializer)
+        else:
+            method = handler.unary_stream if handler.response_streaming else handler.unary_unary
+            call = self._calling(method, handler.request_deserializer)
+        return grpc.stream_stream_rpc_method_handler(
+            self._served(call), None, handler.response_serializer
+        )
 
-    def _calling(self, method: Any, parse: Callable[[bytes], Any]) -> Any:
+    def _served(self, call: ServedCall) -> ServedCall:
+        """Every response is written here, or by the method: what gRPC writes itself, it waits for
+        as long as its client likes."""
+
+        async def served(messages: AsyncIterator[bytes], context: Context) -> None:
+            with self._patience.calls.one():
+                try:
+                    await call(messages, context)
+                except BatonError as error:
+                    await self._patience.abort(context, error)
+
+        return served
+
+    def _calling(self, method: Any, parse: Callable[[bytes], Any]) -> ServedCall:
         """Of a method that gets what is Arriving, and returns its response or writes it."""
 
-        async def call(messages: AsyncIterator[bytes], context: Context) -> Any:
-            try:
-                return await method(Arriving(parse, messages, context, self._patience), context)
-            except BatonError as error:
-                await _abort(context, error)
+        async def call(messages: AsyncIterator[bytes], context: Context) -> None:
+            arriving = Arriving(parse, messages, context, self._patience)
+            response = await method(arriving, context)
+            if response is not None:
+                await self._patience.write(context, response)
 
         return call
 
-    def _streaming(self, method: Any, parse: Callable[[bytes], Any]) -> Any:
+    def _streaming(self, method: Any, parse: Callable[[bytes], Any]) -> ServedCall:
         """Of a method that is a generator, and gets requests as they come."""
 
         async def each(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
@@ -101,16 +115,8 @@ class BeginAtOnce(grpc.aio.ServerInterceptor):
             while (data := await self._patience.read(messages, context, limit_s)) is not None:
                 yield parsed(parse, data)
 
-        async def call(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
-            try:
-                async for response in method(each(messages, context), context):
-                    yield response
-            except BatonError as error:
-                await _abort(context, error)
+        async def call(messages: AsyncIterator[bytes], context: Context) -> None:
+            async for response in method(each(messages, context), context):
+                await self._patience.write(context, response)
 
         return call
-
-
-async def _abort(context: Context, error: BatonError) -> None:
-    status = grpc_status(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)

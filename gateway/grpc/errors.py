@@ -77,10 +77,14 @@ class GrpcStatus(NamedTuple):
     trailing_metadata: tuple[tuple[str, bytes], ...]
 
 
+def translation_of(error: BaseException) -> Translation:
+    kinds = type(error).__mro__
+    return next((TRANSLATIONS[kind] for kind in kinds if kind in TRANSLATIONS), INTERNAL)
+
+
 def grpc_status(error: BaseException) -> GrpcStatus:
     """By the nearest class that has a translation. What nobody raised on purpose is INTERNAL."""
-    kinds = type(error).__mro__
-    known = next((TRANSLATIONS[kind] for kind in kinds if kind in TRANSLATIONS), INTERNAL)
+    known = translation_of(error)
     if known is INTERNAL:
         log.error("a request failed", exc_info=error, extra={"request_id": logged_request_id.get()})
         message = "the server failed; its log says why"

@@ -23,14 +23,22 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
     def __init__(self, services: Iterable[str], patience: Patience) -> None:
         self._services = frozenset(services)
         self._patience = patience
-        self._is_serving = False
+        self._is_serving = self._is_closed = False
         self._changed = asyncio.Event()
 
     def tell(self, *, is_serving: bool) -> None:
         if is_serving != self._is_serving:
             self._is_serving = is_serving
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._wake()
+
+    def close(self) -> None:
+        """Tell those who watch that nothing is served, and end their calls."""
+        self._is_serving, self._is_closed = False, True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def Check(
         self, request: Arriving[HealthCheckRequest], context: Context
@@ -49,6 +57,8 @@ class Health(HealthServicer):  # type: ignore[misc]  # without types
             if response != told:
                 await self._patience.write(context, response)
                 told = response
+            if self._is_closed:
+                return
             await changed.wait()
 
     def _response(self, service: str) -> HealthCheckResponse:

@@ -2,28 +2,71 @@
 
 gRPC shows neither connections nor how much of a message has come or was taken: whole messages are
 timed. Who is too slow is counted with the connections of the HTTP ports.
+
+A call that is given up ends here, and frees what it runs. gRPC itself holds it, with what it has
+buffered, until its client takes the status or goes: that, too, waits behind the unread answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from google.protobuf.message import Message
+
 import grpc.aio
+from baton.core.clock import monotonic
 from baton.core.errors import Cancelled, RequestTooSlow
 from baton.gateway.access.connections import Connections, Refusal
+from baton.gateway.grpc.errors import grpc_status
 from baton.gateway.requests.gateway import Gateway
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Unread(Cancelled):
+    """The client takes no answer."""
+
+
+class OpenCalls:
+    """Calls that are served: neither answered nor given up yet."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._idle_since_s = monotonic()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self._num += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num -= 1
+            if not self._num:
+                self._idle_since_s = monotonic()
+                self._idle.set()
+
+    @property
+    def idle_s(self) -> float | None:
+        """For how long there have been none. None: there are some."""
+        return None if self._num else monotonic() - self._idle_since_s
+
+    async def wait_until_idle(self) -> None:
+        await self._idle.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
     gateway: Gateway
     connections: Connections
+    calls: OpenCalls = field(default_factory=OpenCalls)
 
     async def read(
         self, messages: AsyncIterator[bytes], context: Context, limit_s: float
@@ -36,15 +79,25 @@ class Patience:
             self.connections.refuse(Refusal.LATE_REQUEST, address_of(context))
             raise RequestTooSlow(f"the request did not arrive within {limit_s:g} s") from error
 
-    async def write(self, context: Context, response: object) -> None:
-        """Raises Cancelled if it is not taken."""
-        limit_s = self.gateway.config.unread_timeout_s
+    async def write(self, context: Context, response: Message) -> None:
+        """A large one has longer. Raises Unread if it is not taken."""
+        config = self.gateway.config
+        limit_s = config.unread_timeout_s + response.ByteSize() / config.min_body_bytes_per_s
         try:
             async with asyncio.timeout(limit_s):
                 await context.write(response)
         except TimeoutError as error:
             self.connections.refuse(Refusal.UNREAD, address_of(context))
-            raise Cancelled(f"the client has read nothing for {limit_s:g} s") from error
+            raise Unread(f"the client has read nothing for {limit_s:.1f} s") from error
+
+    async def abort(self, context: Context, error: Exception) -> None:
+        """End the call with `error`. Raises grpc.aio.AbortError, but for a status that is not taken
+        either: nobody waits for that."""
+        status = grpc_status(error)
+        limit_s = 0.0 if isinstance(error, Unread) else self.gateway.config.unread_timeout_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def address_of(context: Context) -> str:

@@ -39,6 +39,8 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(WithoutStrangersWords())
 HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH_PERIOD_S = 0.5
+SETTLING_S = 1.0
+"""Within which a call that came just before the end has begun here."""
 
 
 class GrpcServer:
@@ -95,12 +97,30 @@ class GrpcServer:
         self._health.tell(is_serving=self._gateway.is_ready())
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing more, and return when all requests have ended, at most after `grace_s`."""
+        """Accept nothing more, and return when all requests have ended, at most after `grace_s`.
+
+        Calls that were given up are not waited for, nor for longer than `unread_timeout_s` what
+        clients have yet to take of answers.
+        """
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
+        self._health.close()
         if self._server is not None:
-            await self._server.stop(grace_s)
+            await self._close(self._server, grace_s)
+
+    async def _close(self, server: grpc.aio.Server, grace_s: float) -> None:
+        calls, limit_s = self._patience.calls, self._gateway.config.unread_timeout_s
+        closing = asyncio.create_task(server.stop(grace_s))
+        while not closing.done():
+            idle = asyncio.create_task(calls.wait_until_idle())
+            await asyncio.wait((closing, idle), return_when=asyncio.FIRST_COMPLETED)
+            idle.cancel()
+            left_s = max(SETTLING_S, limit_s - (calls.idle_s or 0.0))
+            await asyncio.wait((closing,), timeout=left_s)
+            if calls.idle_s is not None:
+                await server.stop(None)
+        await closing
 
     async def _keep_reporting(self) -> None:
         while True:

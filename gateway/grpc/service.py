@@ -15,7 +15,7 @@ from baton.gateway.access.api_keys import ANYBODY, Caller
 from baton.gateway.access.call_log import EndedCall, log_call
 from baton.gateway.grpc.arriving import Arriving
 from baton.gateway.grpc.chat import chatted
-from baton.gateway.grpc.errors import grpc_status
+from baton.gateway.grpc.errors import translation_of
 from baton.gateway.grpc.estimates import answer_estimate
 from baton.gateway.grpc.generate import generated
 from baton.gateway.grpc.patience import Context, Patience
@@ -144,9 +144,8 @@ class InferenceService(InferenceServicer):
             yield caller
             outcome = StatusCode.OK
         except Exception as error:
-            status = grpc_status(error)
-            outcome = status.code
-            await context.abort(status.code, status.details, status.trailing_metadata)
+            outcome = translation_of(error).code
+            await self._patience.abort(context, error)
         finally:
             self._gateway.metrics.calls.add(1, method, outcome.name)
             if watch is not None:

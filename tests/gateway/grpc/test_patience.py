@@ -10,8 +10,11 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from tests.gateway.scripted import MODEL, Script, Serving, serving, soon
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from tests.gateway.scripted import MODEL, Script, Serving, serving, soon, tokens_of
 
+from baton.gateway.grpc import server
 from baton.proto import inference_pb2 as pb
 from baton.proto.inference_pb2_grpc import InferenceStub
 
@@ -72,29 +75,105 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return pack(">I", len(payload))[1:] + pack(">BBI", kind, flags, stream) + payload
 
 
-def watching_and_reading_nothing() -> bytes:
-    """A call of Watch, by HTTP/2, from a client that has room for no byte of a stream."""
+def calling_and_reading_nothing(method: str, request: bytes = b"") -> bytes:
+    """A call, by HTTP/2, from a client that has room for no byte of a stream."""
     names = (b":method", b":scheme", b":path", b":authority", b"te", b"content-type")
-    path = b"/grpc.health.v1.Health/Watch"
+    path = f"/{method}".encode()
     values = (b"POST", b"http", path, b"x", b"trailers", b"application/grpc")
     headers = b"".join(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
         for name, value in zip(names, values, strict=True)
     )
     no_window = frame(4, 0, 0, pack(">HI", 4, 0))
-    call = frame(1, 4, 1, headers) + frame(0, 1, 1, bytes(5))
+    message = b"\0" + pack(">I", len(request)) + request
+    call = frame(1, 4, 1, headers) + frame(0, 1, 1, message)
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + no_window + call
 
 
-async def test_who_watches_health_and_reads_nothing_keeps_nobody_from_draining() -> None:
-    async with serving(unread_timeout_s=0.2) as gateway, asyncio.timeout(10):
-        host, _, port = gateway.grpc_target.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(watching_and_reading_nothing())
+@asynccontextmanager
+async def unreading(gateway: Serving, method: str, request: bytes = b"") -> AsyncIterator[None]:
+    """Until its call has been given up; its client answers pings and stays."""
+    host, _, port = gateway.grpc_target.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+
+    async def answer_pings() -> None:
+        while True:
+            head = await reader.readexactly(9)
+            payload = await reader.readexactly(int.from_bytes(head[:3]))
+            if head[3] == 6 and not head[4]:
+                writer.write(frame(6, 1, 0, payload))
+            elif head[3] == 4 and not head[4]:
+                writer.write(frame(4, 1, 0, b""))
+
+    answering = asyncio.create_task(answer_pings())
+    try:
+        writer.write(calling_and_reading_nothing(method, request))
         while not refused(gateway, "unread answer"):
-            await gateway.server.begin_drain()
             await asyncio.sleep(0.02)
+        assert not answering.done()
+        yield
+    finally:
+        answering.cancel()
         writer.close()
+
+
+STREAM = pb.GenerateRequest(text="Hi").SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("baton.v1.Inference/Generate", STREAM),
+        ("baton.v1.Inference/ListModels", b""),
+        ("grpc.health.v1.Health/Watch", b""),
+    ],
+)
+async def test_who_reads_nothing_keeps_nobody_from_draining(
+    method: str, request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SETTLING_S", 0.05)
+    async with (
+        serving(unread_timeout_s=0.2) as gateway,
+        unreading(gateway, method, request_),
+        asyncio.timeout(10),
+    ):
+        await gateway.server.stop(60)
+
+
+async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SETTLING_S", 0.05)
+    script = Script(tokens=tokens_of("the quick brown"), stalls_after=1)
+    async with (
+        serving(script, unread_timeout_s=0.1) as gateway,
+        grpc.aio.insecure_channel(gateway.grpc_target) as channel,
+        asyncio.timeout(20),
+    ):
+        call = InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
+        parts = [await call.read()]
+        stopping = asyncio.create_task(gateway.server.stop(60))
+        await asyncio.sleep(0.2)  # longer than what nobody takes is waited for
+        script.continues.set()
+        while (part := await call.read()) is not grpc.aio.EOF:
+            parts.append(part)
+        code = await call.code()
+        await stopping
+
+    assert (code, parts[-1].finish_reason) == (grpc.StatusCode.OK, "length")
+
+
+async def test_who_watches_health_is_told_of_the_end() -> None:
+    async with (
+        serving() as gateway,
+        grpc.aio.insecure_channel(gateway.grpc_target) as channel,
+        asyncio.timeout(10),
+    ):
+        watching = HealthStub(channel).Watch(HealthCheckRequest())
+        told = [(await watching.read()).status]
+        await gateway.server.stop(60)
+        while (response := await watching.read()) is not grpc.aio.EOF:
+            told.append(response.status)
+
+    assert told == [HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
 
 
 @asynccontextmanager
