@@ -6,7 +6,7 @@
       --> what the batch came to is kept, then the folder is removed
 
 A gateway that stops leaves its lease, so that another goes on at once; after a crash that takes
-`takeover_s`.
+`takeover_s`. A batch whose owner's key is gone is let go of, too, and waits for the key.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class BatchRunner:
                 continue
             with suppress(FileNotFoundError):
                 word = await means.disk(last_word, means.folder.of(batch_id))
-                if self._is_free(batch_id, word, now):
+                is_free = self._is_free(batch_id, word, now)
+                if is_free and await self._can_go_on(order):
                     orders.append((order, word))
         while orders and len(self._working) < MAX_BATCHES:
             at_work = Counter(order.owner for order, _ in self._working.values())
@@ -136,6 +137,14 @@ class BatchRunner:
         if heard is None or heard.word != word:
             heard = self._heard[batch_id] = _Heard(word, now)
         return word.is_over or now - heard.since >= self._means.config.takeover_s
+
+    async def _can_go_on(self, order: BatchOrder) -> bool:
+        """A batch whose owner has no key any more waits for one, or for its end; not at work, where
+        it would keep others out."""
+        means = self._means
+        if means.caller_of(order.owner) or order.batch.expires_at <= means.unix_time():
+            return True
+        return await means.disk(means.folder.cancelled_at, order.batch.id) is not None
 
     async def _claim(self, order: BatchOrder, word: Word) -> None:
         means, batch_id = self._means, order.batch.id

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from baton.core.errors import NotKept
+from baton.core.errors import NotKept, Unauthenticated
 from baton.gateway.access.api_keys import Caller
 from baton.gateway.access.batch_config import BatchConfig
 from baton.gateway.batches.disk import Disk
@@ -101,7 +101,7 @@ class BatchWork:
 
     async def run(self) -> Batch:
         """Its end, which is yet to be kept. Raises LeaseLost, OSError, StorageFull,
-        StorageUnavailable."""
+        StorageUnavailable; Unauthenticated while its owner has no key."""
         path = self.means.folder.input_path(self.batch.id)
         if not await self._take_input(path):
             fault = BatchFault(code="file_not_found", message="the input is not there any more")
@@ -174,7 +174,7 @@ class BatchWork:
         return found
 
     async def _answer_all(self, pending: deque[LinePlace], path: Path) -> Ending:
-        """Why no more are answered. Raises LeaseLost, OSError."""
+        """Why no more are answered. Raises LeaseLost, OSError, Unauthenticated."""
         means = self.means
         folder = means.folder.of(self.batch.id)
         journal = Journal(folder, self.lease.epoch, self.lease.check, means.disk)
@@ -195,6 +195,8 @@ class BatchWork:
                     return "expired"
                 if not workers:
                     return "completed"
+                if means.caller_of(self.order.owner) is None:
+                    raise Unauthenticated("its owner's API key is gone")
                 done, still = await asyncio.wait(
                     workers, timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_EXCEPTION
                 )

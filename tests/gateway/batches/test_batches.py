@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import openai
 import pytest
 from openai.types import Batch
@@ -24,6 +25,7 @@ from baton.gateway.batches import runner as runner_module
 from baton.gateway.batches import work as work_module
 from baton.gateway.batches.files import Files, NewFile
 from baton.gateway.requests.generation import DecodeRoom, Generation
+from baton.gateway.requests.readiness import NOBODY
 from baton.gateway.storage.config import StorageConfig
 from baton.gateway.storage.folder import StorageFolder
 from baton.gateway.storage.storage import Storage
@@ -229,6 +231,31 @@ async def test_tenants_see_only_their_own_and_keep_half_of_their_limits(tmp_path
     assert batch.request_counts is not None and batch.request_counts.completed == 4
     assert {one.tenant for one in gateway.dispatcher.generations} == {"a"}
     assert gateway.dispatcher.generations[0].priority == (1 << 31) - 1
+
+
+async def test_a_batch_whose_owners_key_is_gone_keeps_no_other_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "MAX_BATCHES", 1)
+    monkeypatch.setattr(runner_module, "NEVER", replace(runner_module.NEVER, again_s=0.01))
+    tenants = {name: TenantConfig(api_keys=frozenset({f"key-{name}"})) for name in "ab"}
+    script = Script(start_error=Overloaded("full", retry_after_s=0.05))
+    async with keeping(tmp_path, tenants=tenants, script=script) as gateway:
+        first = await begun(openai_of(gateway, "key-a"), [chat_line("a")])
+        while not gateway.dispatcher.generations:
+            await asyncio.sleep(0.01)
+        second = await begun(openai_of(gateway, "key-b"), [chat_line("b")])
+        config = gateway.server._gateway.config
+        without = msgspec.structs.replace(config, tenants={"b": tenants["b"]})
+        gateway.server.reconfigure(without, NOBODY)
+        script.start_error = None
+        second = await ended(openai_of(gateway, "key-b"), second)
+        gateway.server.reconfigure(config, NOBODY)
+        first = await ended(openai_of(gateway, "key-a"), first)
+
+    assert (first.status, second.status) == ("completed", "completed")
+    assert first.completed_at is not None and second.completed_at is not None
+    assert gateway.dispatcher.generations[-1].tenant == "a"
 
 
 async def begun_with(client: openai.AsyncOpenAI, file_id: str) -> Batch:
