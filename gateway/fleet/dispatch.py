@@ -73,7 +73,9 @@ class ReplicaDispatcher:
         )
         self._patience: set[asyncio.Timeout] = set()
         """Time limits of those who wait, which run while no decode replica takes requests."""
-        self._was_ready = self._was_awaited = False
+        self._was_ready = False
+        self._outlook: tuple[bool, int, str] = (False, 0, "")
+        """What `_patience` goes by."""
         self._has_changed = asyncio.Event()
         self._will_place = False
         meter = RateMeter(routing.pull_rates)
@@ -246,7 +248,11 @@ class ReplicaDispatcher:
         )
 
     def is_ready(self) -> bool:
-        return self._cold_start_s is not None or self._can_decode()
+        is_started = self._cold_start_s is not None and not self.fleet.failed_starts.why_refused
+        return is_started or self._can_decode()
+
+    def trouble(self) -> str:
+        return self._why_refused() or "no decode replica takes requests"
 
     def _can_decode(self) -> bool:
         return any(True for _ in self.fleet.open_decode)
@@ -337,7 +343,7 @@ class ReplicaDispatcher:
     @asynccontextmanager
     async def _while_replicas_may_come(self) -> AsyncIterator[None]:
         """Raises Unavailable once no decode replica has taken requests for the grace period, nor
-        is one on its way that was started for who waits."""
+        is one on its way that was started for who waits; at once where starts fail."""
         try:
             async with asyncio.timeout_at(self._patience_ends_at()) as patience:
                 self._patience.add(patience)
@@ -346,9 +352,12 @@ class ReplicaDispatcher:
                 finally:
                     self._patience.discard(patience)
         except TimeoutError:
-            raise Unavailable(
-                "no decode replica takes requests; /ready says what is missing"
-            ) from None
+            raise Unavailable(f"{self.trouble()}; /ready says what is missing") from None
+
+    def _why_refused(self) -> str:
+        """Empty while it makes sense to wait for a replica to be started."""
+        is_refused = self._cold_start_s is not None and not self._can_decode()
+        return self.fleet.failed_starts.why_refused if is_refused else ""
 
     def _is_awaited(self) -> bool:
         """Whether it is only a matter of time until requests are taken."""
@@ -356,9 +365,10 @@ class ReplicaDispatcher:
         return self._can_decode() or (self._cold_start_s is not None and any(starting))
 
     def _patience_ends_at(self) -> float | None:
-        if self._is_awaited():
-            return None
-        return asyncio.get_running_loop().time() + self._no_replica_grace_s
+        now = asyncio.get_running_loop().time()
+        if self._why_refused():
+            return now
+        return None if self._is_awaited() else now + self._no_replica_grace_s
 
     def _on_fleet_change(self) -> None:
         is_ready = self._can_decode()
@@ -370,9 +380,12 @@ class ReplicaDispatcher:
                 log.info("no decode replica is there; one is started for who waits")
             else:
                 log.warning("no decode replica takes requests; /ready says what is missing")
-        is_awaited = self._is_awaited()
-        if is_awaited != self._was_awaited:
-            self._was_awaited = is_awaited
+        failed = self.fleet.failed_starts
+        if is_ready:
+            failed.clear()
+        outlook = (self._is_awaited(), failed.num, self._why_refused())
+        if outlook != self._outlook:
+            self._outlook = outlook
             for patience in self._patience:
                 if not patience.expired():
                     patience.reschedule(self._patience_ends_at())

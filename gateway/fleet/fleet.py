@@ -33,6 +33,7 @@ from baton.core.messages import (
     StartingReplica,
 )
 from baton.gateway.fleet.decode_link import DecodeLink
+from baton.gateway.fleet.failed_starts import FailedStarts
 from baton.gateway.fleet.links import Links
 from baton.gateway.fleet.membership import merge
 from baton.gateway.fleet.prefill_link import PrefillLink
@@ -91,6 +92,7 @@ class Fleet:
         self.starting: tuple[StartingReplica, ...] = ()
         """Replicas that are on their way, as the registry last said."""
         self.index = KvIndex()
+        self.failed_starts = FailedStarts(clock)
         self.links = Links(gateway_epoch, self.index, channels, clock)
         self._matches = Matches(self.index, self._layout_of)
         self.warm_up = WarmUp(on_change, clock)
@@ -399,9 +401,10 @@ class Fleet:
     def _hear_of_starts(self, starting: tuple[StartingReplica, ...]) -> None:
         before = {one.replica_id for one in self.starting if one.failure}
         self.starting = starting
-        for one in starting:
-            is_news = one.failure and one.replica_id not in before
-            if is_news and self.links.has_met_decode:  # before, `baton serve` itself says so
+        failed = [one for one in starting if one.failure and one.replica_id not in before]
+        self.failed_starts.hear(failed)
+        if self.links.has_met_decode:  # before, `baton serve` itself says so
+            for one in failed:
                 log.error("%s failed while %s: %s", one.replica_id, one.stage, one.failure)
 
     def trouble_by_replica(self) -> dict[ReplicaInfo, str]:

@@ -71,7 +71,7 @@ class StatusPages:
         if self._gateway.is_ready():
             return json_response(ReadyAnswer(status="ready", missing=missing))
         is_draining = self._gateway.is_draining
-        reason = "the gateway is draining" if is_draining else "no decode replica takes requests"
+        reason = "the gateway is draining" if is_draining else self._gateway.dispatcher.trouble()
         answer = ReadyAnswer(status="not ready", reason=reason, missing=missing)
         return json_response(answer, status=503)
 

@@ -139,6 +139,9 @@ class Dispatcher(Protocol):
     def is_ready(self) -> bool:
         """Whether at least one decode replica takes requests, or is started for who waits."""
 
+    def trouble(self) -> str:
+        """Why no requests are taken, while none are; for everybody."""
+
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         """Roles that have fewer ready replicas than are wanted, and what each waits for."""
 

@@ -124,6 +124,9 @@ class LocalDispatcher:
     def is_ready(self) -> bool:
         return not self._delivering.done()
 
+    def trouble(self) -> str:
+        return "the engine has ended"
+
     async def leaks(self) -> dict[str, Any]:
         return asdict(await self._worker.core.audit())
 

@@ -185,6 +185,9 @@ class ScriptedDispatcher:
     def is_ready(self) -> bool:
         return self.ready
 
+    def trouble(self) -> str:
+        return "no decode replica takes requests"
+
     def missing(self, wanted: Wanted) -> tuple[Missing, ...]:
         return () if self.ready else self.lacking
 

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.gateway.fleet.asking import ask, generation, tokens_of
@@ -33,12 +34,15 @@ from baton.core.ids import ReplicaId, RequestId
 from baton.core.messages import (
     FinishReason,
     GenerateRequest,
+    Membership,
     Pooling,
     Role,
     StartingReplica,
 )
 from baton.gateway.fleet.decision_log import DecisionLog
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
+from baton.gateway.fleet.failed_starts import AGAIN_S, MANY
+from baton.gateway.fleet.running_request import RunningRequest
 from baton.gateway.requests.generation import Generation
 from baton.router.kv_index import KvIndex
 from baton.router.numbering import Depths
@@ -235,6 +239,53 @@ async def test_who_waits_where_replicas_start_for_it_is_told_so_and_served() -> 
 
         await dispatcher.fleet.apply(snapshot(replica.info))
         assert await tokens_of(await waiting) == [7]
+    await replica.stop()
+
+
+async def test_who_waits_for_replicas_that_fail_again_and_again_is_told_why() -> None:
+    clock, replica = ManualClock(), ScriptedReplica("d", answers(7))
+    await replica.start()
+
+    def starting(number: int, **failure: Any) -> Membership:
+        one = StartingReplica(
+            replica_id=ReplicaId(f"d{number}"), role=Role.DECODE, stage="loading weights", **failure
+        )
+        return replace(snapshot(), starting=(one,))
+
+    async with dispatching_to(no_replica_grace_s=60, clock=clock) as dispatcher:
+        routing = Routing(Cost(), local_prefill_tokens=0)
+        dispatcher.reconfigure(routing, max_waiting=9, no_replica_grace_s=60, cold_start_s=20)
+
+        async def waiting_one() -> asyncio.Task[RunningRequest]:
+            waiting = asyncio.create_task(dispatcher.start(generation()))
+            await until(lambda: dispatcher.num_waiting == 1)
+            return waiting
+
+        waiting = await waiting_one()
+        for number in range(MANY):
+            assert dispatcher.is_ready() and not waiting.done()
+            await dispatcher.fleet.apply(starting(number))
+            await dispatcher.fleet.apply(starting(number, failure="/models/x: no such file"))
+        with pytest.raises(
+            Unavailable, match=r"d2 failed while loading weights \(3 in a row"
+        ) as told:
+            await asyncio.wait_for(waiting, 5)
+        assert "/models" not in str(told.value)
+        assert not dispatcher.is_ready()
+        with pytest.raises(Unavailable, match="3 in a row"):
+            await asyncio.wait_for(dispatcher.start(generation()), 5)
+
+        clock.advance(AGAIN_S)
+        assert dispatcher.is_ready()
+        waiting = await waiting_one()
+        await dispatcher.fleet.apply(starting(4, failure="no memory"))
+        with pytest.raises(Unavailable, match="4 in a row"):
+            await asyncio.wait_for(waiting, 5)
+        await dispatcher.fleet.apply(snapshot(replica.info))
+        await until(dispatcher.is_ready)
+        assert await tokens_of(await dispatcher.start(generation())) == [7]
+        await dispatcher.fleet.apply(starting(5, failure="no memory"))
+        assert dispatcher.is_ready()
     await replica.stop()
 
 

@@ -1,0 +1,53 @@
+"""Starts of decode replicas that failed one after another, with none between that served.
+
+Where replicas start for who waits, each failure is followed by another start. After a few it is
+told instead of waited for; after a while requests may wait again, and one more failure is enough.
+
+    0 --fails--> 1 --> 2 --> MANY: refused --AGAIN_S--> waits again --fails--> refused ...
+    any --a decode replica takes requests--> 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.core.clock import Clock
+from baton.core.messages import Role, StartingReplica
+
+MANY = 3
+AGAIN_S = 30.0
+"""Requests alone have replicas started: if none waited ever again, none would be."""
+
+
+class FailedStarts:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: StartingReplica | None = None
+        self._last_at_s = 0.0
+        self.num = 0
+
+    def hear(self, failed: Sequence[StartingReplica]) -> None:
+        """Of those that are news."""
+        for one in failed:
+            if one.role is Role.DECODE:
+                self.num += 1
+                self._last, self._last_at_s = one, self._clock()
+
+    def clear(self) -> None:
+        """A decode replica takes requests."""
+        self.num, self._last = 0, None
+
+    @property
+    def why_refused(self) -> str:
+        """For everybody: without the error itself, which may name files. Empty while nothing speaks
+        against waiting."""
+        last = self._last
+        if last is None or not (last.is_final or self.num >= MANY):
+            return ""
+        if self._clock() - self._last_at_s >= AGAIN_S:
+            return ""
+        times = "" if self.num == 1 else f" ({self.num} in a row)"
+        return (
+            f"no decode replica can be started: {last.replica_id} failed while "
+            f"{last.stage}{times}; the log says why"
+        )
