@@ -11,6 +11,7 @@ import hmac
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -26,12 +27,16 @@ def settled(
 ) -> SecurityConfig:
     """`auto` as what it means where this is asked. Who starts an application asks for all of its
     processes: Ray tells them that it asks for its token (RAY_AUTH_MODE), and a file that another
-    cluster left behind says nothing. An operator's tool was told nothing, and has that file alone.
+    cluster left behind says nothing. An operator's tool was told nothing, and has that file alone:
+    it shows the token to who refuses it without.
     """
     if config.default_token != "auto":
         return config
-    is_asked = is_tool or environment.get("RAY_AUTH_MODE", "").lower() == "token"
-    found = "ray" if is_asked and ray_token(environment) else "none"
+    found: Literal["ray", "permissive", "none"] = "none"
+    if is_tool and ray_token(environment):
+        found = "permissive"
+    elif environment.get("RAY_AUTH_MODE", "").lower() == "token" and ray_token(environment):
+        found = "ray"
     return msgspec.structs.replace(config, default_token=found)
 
 
