@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from baton.core.home import home
 from baton.kernels.cpu import build
 from baton.kernels.cpu.progress import EVERY_S, BuildProgress
 
@@ -124,7 +125,7 @@ def find_compiler() -> build.Command | None:
 def cache_folder() -> Path:
     """Where libraries are kept; it need not exist."""
     base = os.environ.get("BATON_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "baton"
+        os.environ.get("XDG_CACHE_HOME") or home() / ".cache", "baton"
     )
     return Path(base) / "kernels"
 

@@ -10,10 +10,10 @@ import math
 import os
 import secrets
 from contextlib import suppress
-from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from baton.core.cores import usable_cores
+from baton.core.home import home
 from baton.platform.config.deployment import DeploymentConfig
 from baton.platform.security.ray_token import OWN_FILE
 
@@ -29,7 +29,7 @@ def draw_ray_token() -> None:
     is_given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if is_given or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
-    path = Path.home() / OWN_FILE
+    path = home() / OWN_FILE
     with suppress(OSError):  # one of two that begin at once is the first
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent) as file:  # of its owner alone
@@ -56,9 +56,9 @@ def ray_environment() -> dict[str, str]:
         # A replica that fails its health checks is not asked to leave in its own time first.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     }
-    if (Path.home() / OWN_FILE).exists():
+    if (home() / OWN_FILE).exists():
         environment["RAY_AUTH_MODE"] = "token"  # or a cluster that was started here refuses us
-    elif not os.access(Path.home(), os.W_OK) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+    elif not os.access(home(), os.W_OK) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         # Ray keeps its access token there; without one it needs it from here.
         environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return {key: value for key, value in environment.items() if key not in os.environ}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 
+from baton.core.home import settle_home
 from baton.platform.machine.interpreter import collector_at_rest
 
+settle_home()
 with collector_at_rest():
     importlib.import_module("ray.serve._private.replica")

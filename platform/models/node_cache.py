@@ -25,6 +25,7 @@ from urllib.parse import quote
 import msgspec
 
 from baton.core.errors import CheckpointError
+from baton.core.home import home
 from baton.platform.models.listing import Listing, RemoteFile
 
 CACHE_VARIABLE = "BATON_MODEL_CACHE"
@@ -39,8 +40,8 @@ def cache_root() -> Path:
 
 def own_cache() -> Path:
     """Below the user's cache."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return home.expanduser() / "baton"
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given).expanduser() if given else home() / ".cache") / "baton"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,23 @@
+"""The user's home where HOME is not set: services and containers may start without it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+
+def home() -> Path:
+    """HOME, else what the system knows of the user, else `/`: there what cannot be written is told
+    with its remedy, as in any other folder."""
+    if given := os.environ.get("HOME"):
+        return Path(given)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a user of a number alone
+        return Path("/")
+
+
+def settle_home() -> None:
+    """Set HOME, for this process and those it starts: Ray's look nowhere else."""
+    os.environ["HOME"] = str(home())
