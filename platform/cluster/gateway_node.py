@@ -199,7 +199,8 @@ class GatewayNode:
             self._sharing = asyncio.create_task(sharing, name="shares limits")
         rules, registry = self._config.planner, self._planner_registry
         self._planner.follow(registry if rules.enabled else None)
-        is_explained = rules.enabled or rules.nodes == "kuberay"
+        self._planner.has_followed_groups = rules.nodes == "kuberay"
+        is_explained = rules.enabled or self._planner.has_followed_groups
         self._planner.explained_by = registry if is_explained else None
         if self._watching is None and names_any(self._asked.gateway):
             self._watching = asyncio.create_task(self._watch_secrets(), name="watches secrets")

@@ -12,7 +12,7 @@ from baton.core.clock import Clock, monotonic
 from baton.core.errors import Unavailable
 from baton.core.ids import Epoch
 from baton.core.messages import Role
-from baton.core.metrics import Family, Sample
+from baton.core.metrics import Family, Sample, gauge
 from baton.gateway.fleet.dispatch import ReplicaDispatcher
 from baton.gateway.fleet.traffic import TrafficReport
 from baton.platform.planner.planner_metrics import PlannerTold
@@ -42,6 +42,8 @@ class PlannerLink:
     ) -> None:
         self.wanted = wanted
         """Replicas, as configured at the moment."""
+        self.has_followed_groups = False
+        """Worker groups are to follow the numbers of replicas, whoever sets those."""
         self._dispatcher = dispatcher
         self._clock = clock
         self._told = PlannerTold()
@@ -84,6 +86,9 @@ class PlannerLink:
             "Replicas that take requests, as far as this gateway knows, by role",
             {role.value: number for role, number in ready.items()},
         )
+        if self.has_followed_groups:
+            help = "1 where an adapter is to have worker groups follow the numbers of replicas"
+            yield gauge("baton_gateway_followed_groups", help, 1)
         if self._told.planned:
             help = "Replicas that the planner decided on last, by role"
             yield _family("planned", help, self._told.planned)

@@ -246,6 +246,8 @@ async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_wha
                 await asyncio.sleep(0.01)
             told = (await http.get("/debug/planner")).json()
             page = (await http.get("/metrics")).text
+            node.reconfigure(override(CONFIG, {"planner.nodes": "kuberay"}))
+            followed = (await http.get("/metrics")).text
             node.reconfigure(CONFIG)
             after = (await http.get("/metrics")).text
     finally:
@@ -256,6 +258,8 @@ async def test_a_gateway_reports_to_the_planner_while_there_is_one_and_tells_wha
     assert 'baton_gateway_wanted_replicas{model="demo",role="prefill"} 2' in page
     assert 'baton_gateway_ready_replicas{model="demo",role="prefill"} 0' in page
     assert 'baton_planner_x{model="demo"} 3.0' in page
+    assert 'baton_gateway_followed_groups{model="demo"} 1' in followed
+    assert "baton_gateway_followed_groups" not in page + after
     assert "planned_replicas" not in after and "baton_planner" not in after
 
 
