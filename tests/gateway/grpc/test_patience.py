@@ -148,7 +148,7 @@ async def test_a_call_that_is_read_has_all_of_the_grace(monkeypatch: pytest.Monk
         grpc.aio.insecure_channel(gateway.grpc_target) as channel,
         asyncio.timeout(20),
     ):
-        call = InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
+        call: Any = InferenceStub(channel).Generate(pb.GenerateRequest(text="Hi"))
         parts = [await call.read()]
         stopping = asyncio.create_task(gateway.server.stop(60))
         await asyncio.sleep(0.2)  # longer than what nobody takes is waited for

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from tests.in_process_fleet import Fleet, running_fleet
 from tests.platform.nodes import NODE
@@ -110,9 +111,12 @@ async def test_a_found_token_is_shown_to_replicas_that_ask_for_one_alone(
     monkeypatch.setenv("RAY_AUTH_TOKEN", "the-token-of-a-ray-cluster")
     shown: list[bytes] = []
     given = cluster_token._given
-    monkeypatch.setattr(
-        cluster_token, "_given", lambda call: shown.append(given(call)) or shown[-1]
-    )
+
+    def note(call: grpc.HandlerCallDetails) -> bytes:
+        shown.append(given(call))
+        return shown[-1]
+
+    monkeypatch.setattr(cluster_token, "_given", note)
     changes = {"security.default_token": "ray" if is_asked else "none"}
     async with running_fleet(changes=changes) as fleet:
         security, finding = examine_security(
